@@ -32,7 +32,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
-from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, StellarisConfig
+from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, StellarisConfig, learner_of
 from marless.sharing.groups import initial_groups
 from marless.simulation.asynchronous import Course, Durations, Machines, simulate
 
@@ -89,12 +89,12 @@ class Spread:
                 acting = self._acting()
                 seed = 1_000_000 * self._seed + number
                 self._trajectories[number], _ = rollout(self._env, acting, steps=STEPS, seed=seed, with_state=False)
-            case Learn(learner, rollouts, _):
+            case Learn(learner, rollouts):
                 taken = [self._trajectories.pop(number) for number in rollouts]
                 inputs = RoundInput(learner, self.env_steps, self._seed, self._groups, taken)
                 self._gradients[learner] = self._learner.gradients(inputs).gradients
             case Publish(aggregation):
-                numbers = [int(each.gradient.learner.removeprefix("learner-")) for each in aggregation.gradients]
+                numbers = [learner_of(each.gradient) for each in aggregation.gradients]
                 self._apply([self._gradients.pop(number) for number in numbers], aggregation.weights)
 
     def _apply(self, gradients: Sequence[Mapping[str, Arrays]], weights: Sequence[float]) -> None:

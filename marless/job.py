@@ -23,6 +23,7 @@ from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
 from marless.schedules import registry as schedules
 from marless.schedules.base import Schedule
+from marless.schedules.stellaris import StellarisConfig, StellarisSchedule
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import Sharing
 from marless.sharing.groups import initial_groups
@@ -139,6 +140,8 @@ def prepare(spec: JobSpec) -> Job:
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
+    if isinstance(spec.schedule, StellarisConfig):
+        _check_asynchronous(spec, measures=bool(signals) or curvature)
     return Job(
         spec=spec,
         spaces=spaces,
@@ -150,6 +153,23 @@ def prepare(spec: JobSpec) -> Job:
         curvature=curvature,
         noise="noise" in signals,
     )
+
+
+def _check_asynchronous(spec: JobSpec, *, measures: bool) -> None:
+    """Raise SpecError for what cannot be done by overlapping rollouts and by learners that only compute gradients."""
+    if spec.actors.episodes == "carried":
+        raise SpecError(
+            "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
+            "actors.episodes: fresh, and actors.steps to the length of an episode"
+        )
+    if measures or sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing):
+        raise SpecError(
+            f"schedule.name stellaris: its learners compute gradients and measure nothing else, which scaling.name "
+            f"{spec.scaling.name} or sharing.name {spec.sharing.name} needs; use fixed ones, or schedule.name pipelined"
+        )
+    made = schedules.made(spec.schedule)
+    assert isinstance(made, StellarisSchedule)
+    made.rule(spec.actors.count)
 
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:

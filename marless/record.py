@@ -194,6 +194,54 @@ class Distances:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradientRecord:
+    """A gradient that became part of a version."""
+
+    learner: int
+    """Its number; the learner computed one gradient."""
+    rollouts: tuple[int, ...]
+    """Those that it was computed from."""
+    env_steps: int
+    """Of those rollouts."""
+    staleness: int
+    """Versions published between the one that it was computed from and this one; 0: none."""
+    weight: float
+    waited_s: float
+    """Seconds from its arrival until it was applied; 0 if a coordinator was restarted meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationRecord:
+    """How a version came about under schedule `stellaris`; counts of rollouts and gradients are of the job so far."""
+
+    arrivals: str
+    """What has happened since the version before, in order: see `marless.schedules.arrivals`."""
+    gradients: tuple[GradientRecord, ...]
+    """In order of arrival."""
+    because: str
+    """Why they were aggregated: see `marless.aggregation.queue.Because`."""
+    bound: float | None
+    """The bound on their mean staleness; None if there was none."""
+    sampling: int
+    """Rollouts under way, with those that this version starts."""
+    waiting: int
+    """Rollouts that wait for a learner."""
+    learning: int
+    """Learners under way."""
+    dropped: int
+    """Rollouts that were too old to be learned from."""
+    lost: int
+    """Rollouts and gradients that failed."""
+    refused: int
+    """Gradients that were not taken because they were too stale."""
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean staleness of its gradients."""
+        return sum(each.staleness for each in self.gradients) / max(len(self.gradients), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     """A scaling or sharing policy's decision for one round, with its inputs."""
 
@@ -246,6 +294,8 @@ class RoundRecord:
     round."""
     ahead: int = 0
     """Number of actors of the next round that began beside this round's update; 0 under schedule `synchronous`."""
+    aggregation: AggregationRecord | None = None
+    """Under schedule `stellaris`, of which a round is a version; else None."""
     idle_s: float | None = None
     """Seconds between the end of the round before and the start of this one, by a monotonic clock. None for the first
     round, and after an interruption, when no coordinator ran the job all the way between the two rounds."""
@@ -287,6 +337,8 @@ class RoundRecord:
             "lanes": columns.encoded(self.lanes),
             "machines": columns.encoded(self.machines, fewest=FEWEST_MACHINES, optional=_OF_MACHINES),
         }
+        if self.aggregation is None:
+            del data["aggregation"]
         if self.evaluation:
             data["evaluation"] |= _headline(self.evaluation)
         if self.earlier_evaluation:

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from marless import columns
 from marless.machine import record_of
 from marless.record import (
+    AggregationRecord,
     Decision,
     Distances,
     Evaluation,
+    GradientRecord,
     GroupRecord,
     InvocationRecord,
     LaneRecord,
@@ -54,9 +56,23 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
         "lanes": tuple(
             _made(LaneRecord, each) for each in columns.decoded(data.get("lanes", []))
         ),  # missing in older records
+        "aggregation": _aggregation(data.get("aggregation")),  # missing in records of rounds
         "machines": tuple(map(record_of, columns.decoded(data.get("machines", [])))),  # missing in older records
     }
     return _made(RoundRecord, data | parts)
+
+
+def _aggregation(data: dict[str, Any] | None) -> AggregationRecord | None:  # Any: JSON
+    if data is None:
+        return None
+    gradients = (_made(GradientRecord, each | {"rollouts": _whole(each["rollouts"])}) for each in data["gradients"])
+    return _made(AggregationRecord, data | {"gradients": tuple(gradients)})
+
+
+def _whole(numbers: Any) -> tuple[int, ...]:  # Any: JSON
+    if not isinstance(numbers, list) or not all(type(each) is int for each in numbers):
+        raise TypeError(f"{numbers!r:.80} is no list of numbers")
+    return tuple(numbers)
 
 
 _SCALARS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}

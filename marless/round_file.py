@@ -25,6 +25,7 @@ _HEAD_BYTES = 2**12
 _HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d{1,15})[,}]')
 """The beginning of a line; see `RoundRecord.to_json`."""
 _EVALUATED = re.compile(rb'"(?:earlier_)?evaluation": ?\{')
+_ARRIVALS = re.compile(rb'"arrivals": ?"([rgRGax0-9: ]*)"')
 _SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"
 _TIMES = re.compile(rb'"started_s": ?' + _SECONDS + rb', ?"ended_s": ?' + _SECONDS + rb', ?"phases"')
 _IDLE = re.compile(rb'"idle_s": ?(?:null|' + _SECONDS + rb")}$")
@@ -74,6 +75,23 @@ def spent_s(path: Path, line: bytes) -> float:
     if times and idle:
         return float(idle[1] or 0.0) + max(float(times[2]) - float(times[1]), 0.0)
     return parse(path, line).spent_s
+
+
+def arrivals(path: Path) -> Iterator[str]:
+    """What has happened in each round of an asynchronous job, as text, without parsing the records.
+
+    Raises CorruptError for a record without it.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # incomplete
+            found = _ARRIVALS.search(line)
+            if found is None:
+                raise CorruptError(f"{path}: a round has no events, so it is of another schedule: {line[:80]!r}")
+            yield found[1].decode()
 
 
 class RoundReader:

@@ -58,6 +58,10 @@ class AlgorithmConfig(Strict):
         """
         return {}
 
+    def takes_steps(self, name: str) -> bool:
+        """False for a published state that gradients do not change, such as the batches that an algorithm keeps."""
+        return True
+
     def warm(self) -> Self:
         """These settings without a warm-up phase; used by the calibration of prices and by contract tests."""
         return self

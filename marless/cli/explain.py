@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,13 @@ from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
 from marless.errors import NotFoundError, SpecError
+from marless.staleness import course
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from marless.explanation import Stretch
-    from marless.record import Decision, RoundRecord
+    from marless.record import AggregationRecord, Decision, RoundRecord
 
 _WIDTH = 110
 """Least terminal width in columns for the table layout."""
@@ -85,7 +87,10 @@ def _show_changes(found: Recorded, output: Output) -> None:
         for row in rows:
             data(json.dumps(row))
     else:
-        show_object({"job": found.job, "rounds": len(found.records), "changes": rows}, found.job, output)
+        about = {"job": found.job, "rounds": len(found.records), "changes": rows}
+        if found_course := course(found.records):
+            about["versions"] = dataclasses.asdict(found_course)
+        show_object(about, found.job, output)
 
 
 def _show_chapters(found: Recorded) -> None:
@@ -95,6 +100,8 @@ def _show_chapters(found: Recorded) -> None:
             shown.print("\n".join(_lines(row, shown.width)), soft_wrap=True)
     elif rows:
         shown.print(_table(rows))
+    if found_course := course(found.records):
+        shown.print("\n".join(textwrap.wrap(str(found_course), min(shown.width, _WIDTH))), soft_wrap=True)
 
 
 class _Row(NamedTuple):
@@ -208,6 +215,8 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
     actors, groups = _count(record.actors, "actor"), _count(len(record.groups), "group")
     data(f"round {number} of {len(by_round)} of job {found.job}: {actors}, {groups}")
     width = console().width
+    if record.aggregation:
+        data("\n".join(["", *_version(record.aggregation)]))
     for decision in record.decisions:
         first = f"{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}"
         data("\n".join(["", *textwrap.wrap(first, width), *_indented(decision.reason, _INDENT, width)]))
@@ -215,9 +224,24 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
             data(_readable(decision.inputs, min(width, _WIDTH)))
 
 
-def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
-    import dataclasses
+def _version(made: AggregationRecord) -> Iterator[str]:
+    """How a version came about, a line for each gradient."""
+    bound = "no bound" if made.bound is None else f"bound {made.bound:.3g}"
+    yield f"{_count(len(made.gradients), 'gradient')}, aggregated by {made.because}, {bound}:"
+    for each in made.gradients:
+        rollouts = " ".join(map(str, each.rollouts))
+        yield (
+            f"{_INDENT}learner {each.learner}: staleness {each.staleness}, weight {each.weight:.3f}, waited "
+            f"{each.waited_s:.3f} s, {each.env_steps:,} env steps of rollouts {rollouts}"
+        )
+    yield f"events: {made.arrivals}"
+    yield (
+        f"under way: {_count(made.sampling, 'rollout')}, {_count(made.learning, 'learner')}; {made.waiting} rollouts "
+        f"wait; so far {made.dropped} rollouts too old, {made.lost} lost"
+    )
 
+
+def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
     return {
         "job": record.job,
         "round": record.round,
@@ -225,6 +249,7 @@ def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
         "groups": {group.policy: list(group.agents) for group in record.groups},
         "sources": {group.policy: group.source for group in record.groups if group.source},
         "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
+        **({"aggregation": dataclasses.asdict(record.aggregation)} if record.aggregation else {}),
     }
 
 

@@ -25,10 +25,10 @@ SOON_S = 0.4
 
 if TYPE_CHECKING:
     from marless.cli.train import Outcome, Show
-    from marless.spec import StopSpec
+    from marless.spec import JobSpec, StopSpec
 
 
-def train(
+def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
     override: Annotated[
         list[str],
@@ -45,6 +45,14 @@ def train(
             autocompletion=job_ids,
         ),
     ] = "",
+    replay: Annotated[
+        str,
+        typer.Option(
+            metavar="JOB_OR_FOLDER",
+            help="Repeat this run of schedule stellaris: the same events in the same order, so the same weights.",
+            autocompletion=job_ids,
+        ),
+    ] = "",
     dry_run: DryRunOption = False,
     like: LikeOption = "",
 ) -> None:
@@ -52,19 +60,22 @@ def train(
 
     With --dry-run, only estimate the duration and cost of the job.
     """
-    if bool(job_file) == bool(resume):
-        raise SpecError("give either a job file or --resume with a job's id")
-    if resume and (dry_run or like):
-        raise SpecError("--dry-run estimates a new job: give a job file in place of --resume")
+    if [bool(job_file), bool(resume), bool(replay)].count(True) != 1:
+        raise SpecError("give one of these: a job file, --resume with a job's id, --replay with a run")
+    if (resume or replay) and (dry_run or like):
+        raise SpecError("--dry-run estimates a new job: give a job file in place of --resume or --replay")
+    if replay and override:
+        raise SpecError("--set: a replay has the settings of its run; leave it out")
     at = Connection("", runs, "")
     if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
         return
-    _report(_begin(job_file, override, job, runs) if job_file else _resume(resume, override, runs), output)
+    if job_file:
+        _report(_begin(job_file, override, job, runs), output)
+    _report(_replay(replay, job, runs, at) if replay else _resume(resume, override, runs), output)
 
 
 def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome:
     from marless import spec as specs
-    from marless.cli import train as local
     from marless.job import advice, prepare
 
     spec = specs.load(job_file, override)
@@ -75,6 +86,20 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     if note:
         say(f"note: {note}")
+    return _run(spec, job, runs)
+
+
+def _replay(source: str, job: str, runs: Path, at: Connection) -> Outcome:
+    from marless.cli.recorded import find
+    from marless.replay import replayed
+
+    found = find(source, at)
+    return _run(replayed(found.spec, found.records), job, runs)
+
+
+def _run(spec: JobSpec, job: str, runs: Path) -> Outcome:
+    from marless.cli import train as local
+
     job_id = job or local.new_job_id(spec.name)
     return _attended(job_id, runs, spec.stop, lambda show: local.train(spec, job_id=job_id, runs=runs, show=show))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from marless.comparison.run_results import Curves, curves
 from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
+from marless.staleness import busy
 
 if TYPE_CHECKING:
     from marless.cli.plot import Over
@@ -30,6 +31,8 @@ _OVER = {
     "rounds": "round",
     "seconds": "seconds of rounds",
 }
+_STRETCH = 20
+"""Versions over which the idle time of actors is averaged."""
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -44,8 +47,11 @@ def draw_run(run: Recorded, target: Path) -> None:
     figure, (learners, actors, returns, cost) = _panels(target, f"{run.job}: {len(run.records)} rounds")
     line = curves(run.records, run.spec)
     rounds = range(1, len(run.records) + 1)
-    learners.step(rounds, line.learners, where="mid", color=_COLOURS[0])
-    actors.step(rounds, line.actors, where="mid", color=_COLOURS[0])
+    if any(record.aggregation for record in run.records):
+        _draw_versions(learners, actors, run)
+    else:
+        learners.step(rounds, line.learners, where="mid", color=_COLOURS[0])
+        actors.step(rounds, line.actors, where="mid", color=_COLOURS[0])
     _draw_returns(returns, line)
     if run.random:
         _draw_random(returns, run.random.mean)
@@ -147,6 +153,26 @@ def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: mat
     for panel in axes[2:]:
         panel.set_xlabel("round")
     return figure, axes
+
+
+def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
+    """Draw the staleness of each version's gradients, and the idle time of actors, of an asynchronous job."""
+    made = [each.aggregation for each in run.records if each.aggregation]
+    rounds = range(1, len(made) + 1)
+    staleness.plot(rounds, [each.mean_staleness for each in made], color=_COLOURS[0], label="mean")
+    greatest = [max((one.staleness for one in each.gradients), default=0) for each in made]
+    staleness.plot(rounds, greatest, color=_COLOURS[3], linestyle=":", label="greatest")
+    bounds = [float("nan") if each.bound is None else each.bound for each in made]
+    staleness.plot(rounds, bounds, color=_COLOURS[6], linestyle="--", label="bound on the mean")
+    staleness.set_ylabel("staleness of gradients")
+    staleness.legend(fontsize="small")
+    ends = range(_STRETCH, len(run.records) + _STRETCH, _STRETCH)
+    stretches = [run.records[end - _STRETCH : end] for end in ends]
+    idle.step(
+        [min(end, len(run.records)) for end in ends], [1 - busy(each, "actor") for each in stretches], where="pre"
+    )
+    idle.set_ylabel("fraction of the actors' time without a rollout")
+    idle.set_ylim(0, 1)
 
 
 def _draw_returns(panel: Axes, line: Curves) -> None:

@@ -194,6 +194,8 @@ class TrainingProgress:
                 parts.append(f"won {self._greedy.win_rate:.0%}")
         if record.returns:
             parts.append(f"exploring {record.returns.mean:.2f}")
+        if record.aggregation:
+            parts.append(f"staleness {record.aggregation.mean_staleness:.1f}")
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
 
     def _round(self, record: RoundRecord) -> str:

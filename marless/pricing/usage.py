@@ -18,6 +18,8 @@ from marless.record import InvocationRecord, RoundRecord
 
 HOST = "learner"
 """Function name of a whole execution of a learner worker, inside which other functions run."""
+PARAMETER = "parameter"
+"""Function name of an aggregation of gradients in the param_store, under schedule `stellaris`."""
 ACTOR = "actor"
 WHOLE = (ACTOR, "evaluation")
 """Functions that are whole executions of a worker."""
@@ -54,19 +56,19 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
 
     A critic, mixer or policy inside a cold learner is cold too, with the learner's whole start-up time, because as a
     separate function it would have needed a start of its own. Post-processing and measurements run before or after them
-    in the same containers, and have no start. Failed attempts count, if the record has them. Negative durations, from a
-    clock that was set back, count as 0.
+    in the same containers, and have no start. The parameter function has the size of a learner. Failed attempts count,
+    if the record has them. Negative durations, from a clock that was set back, count as 0.
     """
     policies = {group.policy for group in record.groups}
     inner: defaultdict[int, list[InvocationRecord]] = defaultdict(list)
     hosts: defaultdict[int, list[InvocationRecord]] = defaultdict(list)
     for each in record.invocations:
-        if each.function not in WHOLE:
+        if each.function not in (*WHOLE, PARAMETER):
             (hosts if each.function == HOST else inner)[each.index].append(each)
     overheads = {index: _shares(hosts[index], inner[index]) for index in inner}
     uses = []
     for each in record.invocations:
-        if each.function in WHOLE or (each.function == HOST and not inner[each.index]):
+        if each.function in (*WHOLE, PARAMETER) or (each.function == HOST and not inner[each.index]):
             size = functions.actor if each.function in WHOLE else functions.learner
             uses.append(_use(each, _wall(each), size, each, policies))
         elif each.function != HOST:

@@ -26,3 +26,8 @@ def is_gradient(policy: str) -> bool:
 def request_id(job: str, learner: int, scope: int, rollouts: Sequence[int], versions: Sequence[int]) -> str:
     """The idempotency key of its publish: equal rollouts and versions give equal gradients."""
     return f"{job}/{name_of(learner, scope)}/{','.join(map(str, rollouts))}@{','.join(map(str, versions))}"
+
+
+def learner_of(policy: str) -> int:
+    """The learner whose gradient is kept under this name."""
+    return int(policy.removeprefix(_PREFIX).partition("/")[0])

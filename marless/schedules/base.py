@@ -9,7 +9,7 @@ from the same state at any other time, and recovery is no case of its own. The e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from marless.algos.algorithm import AlgorithmConfig
 from marless.core.settings import Strict
@@ -18,6 +18,8 @@ from marless.core.settings import Strict
 class ScheduleConfig(Strict):
     """Base of every schedule's config; `name` selects the schedule in the registry."""
 
+    overlapping: ClassVar[bool] = False
+    """True if rollouts belong to no round: any number of them may be under way, and each is learned from on its own."""
     name: str
 
 

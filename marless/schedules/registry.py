@@ -9,7 +9,7 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
     "schedule",
     "marless.schedules",
     "SCHEDULE",
-    {name: f"marless.schedules.{name}" for name in ("synchronous", "pipelined")},
+    {name: f"marless.schedules.{name}" for name in ("synchronous", "pipelined", "stellaris")},
 )
 
 schedule = SCHEDULES.find

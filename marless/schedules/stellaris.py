@@ -2,27 +2,34 @@
 
 Source: Yu et al. 2024 (Stellaris), §4. A pure state machine: an event and a `Progress` give a new `Progress` and the
 commands to start. It has no clock, no randomness and no I/O, so that equal events in equal order give equal commands:
-what is durable of a job is the order of its events. `marless.simulation.asynchronous` runs it on a virtual clock. The
-coordinator does not run it yet, so that it is not in the registry of schedules.
+what is durable of a job is the order of its events. The coordinator runs it on the pools
+(`services/coordinator/execution/asynchronous.py`), `marless.simulation.asynchronous` on a virtual clock.
+
+A round of such a job is one version: what arrived since the version before, and the gradients that it is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from marless.aggregation.config import Aggregation as Rule
 from marless.aggregation.config import StellarisRule
 from marless.aggregation.queue import Aggregation, Aggregator, Gradient, Queue
+from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import InternalError, SpecError
-from marless.schedules.base import ScheduleConfig
+from marless.schedules.arrivals import Arrival, read
+from marless.schedules.base import Command as RoundCommand
+from marless.schedules.base import RollOut, ScheduleConfig, State, Train
 
 SCOPE = "team"
 """All policies of a job have one clock: a learner computes the gradients of all of them from the same rollouts."""
+MAX_ORDER = 2**19
+"""Characters of an order of events."""
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 T = TypeVar("T")
 
@@ -30,6 +37,7 @@ T = TypeVar("T")
 class StellarisConfig(ScheduleConfig):
     """Settings of asynchronous training."""
 
+    overlapping: ClassVar[bool] = True
     name: Literal["stellaris"] = "stellaris"
     batch: int = Field(1, ge=1, le=4096, description="rollouts that a learner computes one gradient from")
     learners: int = Field(4, ge=1, le=4096, description="learners that may be under way at once")
@@ -41,6 +49,21 @@ class StellarisConfig(ScheduleConfig):
         description="true: rollouts start together, when all earlier ones are part of a version (synchronous SGD)",
     )
     aggregation: Rule = Field(StellarisRule.model_validate({}), description="how gradients become a version")
+    order: str = Field(
+        "",
+        max_length=MAX_ORDER,
+        description="events of an earlier run in the order in which they are to happen again, as its records have them "
+        "(`marless train --replay RUN` sets it); after the last one, events happen in the order of their arrival",
+    )
+
+    @field_validator("order")
+    @classmethod
+    def _is_an_order(cls, order: str) -> str:
+        try:
+            read(order)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return order
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,12 @@ class Learn:
     """In order of arrival."""
     clock: int
     """Clock of the versions that the gradient is of."""
+    env_steps: int = 0
+    """Of these rollouts."""
+    after: int = 0
+    """Env steps of all gradients that were applied up to those versions."""
+    peers: tuple[int, ...] = ()
+    """Clocks of the other versions that learners compute from when this one starts, ascending."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +104,35 @@ class Publish:
 Command = Sample | Learn | Publish
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A rollout that no learner has."""
+
+    rollout: int
+    clock: int
+    """Clock of the versions that acted."""
+    env_steps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """How far a job is."""
 
+    actors: int
+    """Rollouts that are to be under way."""
     queue: Queue = field(default_factory=lambda: Queue(scope=SCOPE))
     sampling: Mapping[int, int] = field(default_factory=lambda: _NOTHING)
     """Rollouts under way, each with the clock of the versions that act."""
-    waiting: tuple[tuple[int, int], ...] = ()
-    """Rollouts that no learner has, each with that clock, in order of arrival."""
+    waiting: tuple[Waiting, ...] = ()
+    """In order of arrival."""
     learning: Mapping[int, Learn] = field(default_factory=dict)
     """Learners under way."""
     rollouts: int = 0
     """Rollouts started so far."""
     learners: int = 0
     """Learners started so far."""
+    env_steps: int = 0
+    """Of all gradients that were applied."""
     dropped: int = 0
     """Rollouts that were too old to be learned from."""
     lost: int = 0
@@ -102,7 +145,12 @@ class Step:
 
     progress: Progress
     commands: tuple[Command, ...]
-    """To be started, in this order."""
+    """To be started, in this order; a `Publish` is the first, if there is one."""
+
+    @property
+    def published(self) -> Aggregation | None:
+        """The gradients that become a version now, if any."""
+        return next((each.aggregation for each in self.commands if isinstance(each, Publish)), None)
 
 
 @dataclass(frozen=True)
@@ -111,23 +159,55 @@ class Stellaris:
 
     config: StellarisConfig
     actors: int
-    """Rollouts that are always under way."""
+    """Rollouts that are under way from the start."""
 
     def __post_init__(self) -> None:
-        if self.config.barrier and self.actors % self.config.batch:
-            raise SpecError(
-                f"schedule.barrier: {self.actors} actors do not make whole batches of {self.config.batch} rollouts "
-                "(schedule.batch); choose numbers of which one divides the other"
-            )
+        self._check(self.actors)
 
     def begin(self) -> Step:
         """The first commands."""
-        return self._started(Progress())
+        return self._started(Progress(actors=self.actors))
 
-    def sampled(self, progress: Progress, rollout: int) -> Step:
-        """A rollout has ended, and its trajectories are there."""
+    def step(self, progress: Progress, arrival: Arrival) -> Step:
+        """What follows from an event; raises InternalError for one that cannot happen in this state."""
+        match arrival.kind:
+            case "rollout":
+                return self.sampled(progress, arrival.number, arrival.env_steps)
+            case "lost rollout":
+                return self.not_sampled(progress, arrival.number)
+            case "gradient":
+                return self.computed(progress, arrival.number)
+            case "lost gradient":
+                return self.not_computed(progress, arrival.number)
+            case "actors":
+                return self.scaled(progress, arrival.number)
+            case "restart":
+                return self.restarted(progress)
+
+    def after(self, arrivals: Iterable[Arrival]) -> Step:
+        """The state after these events since the beginning, with what the last one has started."""
+        step = self.begin()
+        for arrival in arrivals:
+            step = self.step(step.progress, arrival)
+        return step
+
+    def scaled(self, progress: Progress, actors: int) -> Step:
+        """From now on, so many rollouts are to be under way; those that are too many go on to their end."""
+        self._check(actors)
+        return self._started(replace(progress, actors=actors))
+
+    def restarted(self, progress: Progress) -> Step:
+        """All that was under way or waited is lost, and counted; the versions are there."""
+        lost = len(progress.sampling) + len(progress.waiting) + len(progress.learning)
+        queue = self._aggregator.discard(progress.queue, [each.id for each in progress.queue.waiting])
+        return self._started(
+            replace(progress, sampling=_NOTHING, waiting=(), learning={}, queue=queue, lost=progress.lost + lost)
+        )
+
+    def sampled(self, progress: Progress, rollout: int, env_steps: int) -> Step:
+        """A rollout has ended, and its trajectory is there."""
         clock, sampling = _taken(progress.sampling, rollout)
-        waiting = (*progress.waiting, (rollout, clock))
+        waiting = (*progress.waiting, Waiting(rollout, clock, env_steps))
         return self._started(replace(progress, sampling=sampling, waiting=waiting))
 
     def not_sampled(self, progress: Progress, rollout: int) -> Step:
@@ -139,11 +219,15 @@ class Stellaris:
         progress, sample = _sampling(progress)
         return Step(progress, (sample,))
 
-    def computed(self, progress: Progress, learner: int, env_steps: int) -> Step:
-        """A learner has returned its gradient, which was computed from so many env steps."""
+    def computed(self, progress: Progress, learner: int) -> Step:
+        """A learner has returned its gradient."""
         done, learning = _taken(progress.learning, learner)
         gradient = Gradient(
-            id=f"gradient-{learner}", learner=f"learner-{learner}", scope=SCOPE, clock=done.clock, env_steps=env_steps
+            id=f"gradient-{learner}",
+            learner=f"learner-{learner}",
+            scope=SCOPE,
+            clock=done.clock,
+            env_steps=done.env_steps,
         )
         progress = replace(progress, learning=learning)
         outcome = self._aggregator.arrive(progress.queue, gradient, self._under_way(progress))
@@ -160,18 +244,26 @@ class Stellaris:
         """Clocks of the gradients that are to come; behind a barrier, also of those whose learners have not begun."""
         to_come = [learn.clock for learn in progress.learning.values()]
         if self.config.barrier:
-            to_come += [*progress.sampling.values(), *(clock for _, clock in progress.waiting)]
+            to_come += [*progress.sampling.values(), *(each.clock for each in progress.waiting)]
         return to_come
 
     @property
     def _aggregator(self) -> Aggregator:
         return Aggregator(self.config.aggregation)
 
+    def _check(self, actors: int) -> None:
+        if self.config.barrier and actors % self.config.batch:
+            raise SpecError(
+                f"schedule.barrier: {actors} actors do not make whole batches of {self.config.batch} rollouts "
+                "(schedule.batch); choose numbers of which one divides the other"
+            )
+
     def _published(self, progress: Progress, aggregation: Aggregation | None) -> Step:
         """Publish what was aggregated; what starts next starts from the new version."""
         if aggregation is None:
             return self._started(progress)
-        step = self._started(progress)
+        applied = sum(each.gradient.env_steps for each in aggregation.gradients)
+        step = self._started(replace(progress, env_steps=progress.env_steps + applied))
         return replace(step, commands=(Publish(aggregation), *step.commands))
 
     def _started(self, progress: Progress) -> Step:
@@ -190,15 +282,22 @@ class Stellaris:
     def _fresh(self, progress: Progress) -> Progress:
         """Drop the rollouts that are too old."""
         oldest = progress.queue.clock - self.config.data_lag
-        kept = tuple(each for each in progress.waiting if each[1] >= oldest)
+        kept = tuple(each for each in progress.waiting if each.clock >= oldest)
         return replace(progress, waiting=kept, dropped=progress.dropped + len(progress.waiting) - len(kept))
 
     def _learners(self, progress: Progress) -> tuple[Progress, list[Command]]:
         commands: list[Command] = []
         size, clock = self.config.batch, progress.queue.clock
         while len(progress.waiting) >= size and len(progress.learning) < self.config.learners:
-            rollouts = tuple(rollout for rollout, _ in progress.waiting[:size])
-            learn = Learn(progress.learners, rollouts, clock)
+            batch = progress.waiting[:size]
+            learn = Learn(
+                progress.learners,
+                tuple(each.rollout for each in batch),
+                clock,
+                sum(each.env_steps for each in batch),
+                progress.env_steps,
+                tuple(sorted({each.clock for each in progress.learning.values()} - {clock})),
+            )
             commands.append(learn)
             progress = replace(
                 progress,
@@ -214,7 +313,7 @@ class Stellaris:
             progress.sampling or progress.waiting or progress.learning or progress.queue.waiting
         ):
             return progress, commands
-        while len(progress.sampling) < self.actors and self._admitted(progress):
+        while len(progress.sampling) < progress.actors and self._admitted(progress):
             progress, sample = _sampling(progress)
             commands.append(sample)
         return progress, commands
@@ -226,6 +325,11 @@ class Stellaris:
         """
         ahead = (len(progress.sampling) + len(progress.waiting)) // self.config.batch
         return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.config.data_lag
+
+
+def learner_of(gradient: Gradient) -> int:
+    """The number of the learner that has computed a gradient."""
+    return int(gradient.learner.removeprefix("learner-"))
 
 
 def _sampling(progress: Progress) -> tuple[Progress, Sample]:
@@ -240,3 +344,52 @@ def _taken(under_way: Mapping[int, T], number: int) -> tuple[T, dict[int, T]]:
     if number not in under_way:
         raise InternalError(f"number {number} is not under way; {sorted(under_way)} are")
     return under_way[number], {each: rest for each, rest in under_way.items() if each != number}
+
+
+@dataclass(frozen=True)
+class StellarisSchedule:
+    """The schedule of a job; `rule` is what the coordinator runs."""
+
+    config: StellarisConfig
+    ahead: int = 1
+    """In models of its time and cost, which see versions as rounds."""
+
+    def due(self, state: State) -> tuple[RoundCommand, ...]:
+        """Its records as rounds, for models of time and cost: a version's rollouts run while the one before is made."""
+        k = state.recorded
+        if k not in state.rolled_out:
+            return (RollOut(k, decided=max(k - 1, 0)),)
+        if k + 1 in state.rolled_out or k == state.last:
+            return (Train(k),)
+        return (Train(k), RollOut(k + 1, decided=k))
+
+    def rule(self, actors: int) -> Stellaris:
+        """The transitions of a job that begins with so many actors; raises SpecError if they do not fit."""
+        return Stellaris(self.config, actors)
+
+
+class StellarisKind:
+    """Schedule `stellaris`, as a `ScheduleKind`."""
+
+    config_type = StellarisConfig
+
+    def check(self, config: ScheduleConfig, algorithm: AlgorithmConfig) -> None:
+        """Raise SpecError for an algorithm whose gradients cannot be applied without its learner."""
+        if not algorithm.learns_from_earlier:
+            raise SpecError(
+                f"schedule.name stellaris trains policies on what an earlier version of them did, and algorithm "
+                f"{algorithm.name} does not say that it can (learns_from_earlier); use schedule.name synchronous"
+            )
+        if not algorithm.net_steps(0):
+            raise SpecError(
+                f"schedule.name stellaris applies gradients in the parameter store, and algorithm {algorithm.name} "
+                "does not say how (net_steps); use ippo, mappo or impact, or schedule.name pipelined"
+            )
+
+    def make(self, config: ScheduleConfig) -> StellarisSchedule:
+        """See `ScheduleKind`."""
+        assert isinstance(config, StellarisConfig)
+        return StellarisSchedule(config)
+
+
+SCHEDULE = StellarisKind()

@@ -108,7 +108,7 @@ class _Run:
         self._events: list[tuple[float, int, Sample | Learn, int]] = []
         """When, in which order, what ends, and on which slot."""
         self._order = itertools.count()
-        self._progress = Progress()
+        self._progress = Progress(actors=rule.actors)
         self._published: list[tuple[float, Aggregation]] = []
         self._longest = 0
 
@@ -122,10 +122,10 @@ class _Run:
         self._now_s, _, ended, slot = heapq.heappop(self._events)
         if isinstance(ended, Sample):
             self._actors.free.append(slot)
-            self.start(self._rule.sampled(self._progress, ended.rollout))
+            self.start(self._rule.sampled(self._progress, ended.rollout, env_steps=1))
         else:
             self._learners.free.append(slot)
-            self.start(self._rule.computed(self._progress, ended.learner, env_steps=len(ended.rollouts)))
+            self.start(self._rule.computed(self._progress, ended.learner))
 
     def start(self, step: Step) -> None:
         """Start what follows from an event."""

@@ -8,6 +8,10 @@ round/{number,actors,learners,episodes}   the round's number, from 1 on; numbers
 speed/env_steps_per_s                     env steps sampled in the round ÷ its wall-clock seconds
 seconds/{round,rollout,update,evaluation} wall-clock seconds of the round and its phases
 functions/<function>/{count,vcpu_s}       invocations of a function, and their vCPU seconds
+versions/{gradients,staleness,stalest,weight,waited_s,sampling,waiting,learning,dropped,lost}
+                                          under schedule stellaris: gradients of the version; mean and greatest
+                                          staleness; mean weight; mean seconds of waiting; rollouts under way, rollouts
+                                          that wait, learners under way; so far: rollouts too old, failures
 functions/{vcpu_s,cold}                   for all workers: vCPU seconds, and the number of cold starts
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from marless import staleness
 from marless.record import Returns, RoundRecord
 from marless.sinks.base import Setting
 
@@ -39,6 +44,8 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | N
         numbers |= _returns(kind, returns)
     for policy, metrics in record.metrics.items():
         numbers |= {f"policies/{policy}/{name}": value for name, value in metrics.items()}
+    if record.aggregation:
+        numbers |= staleness.scalars(record.aggregation)
     return numbers | _functions(record)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from marless.algos import registry
 from marless.algos.algorithm import scopes as scopes_of
 from marless.core.job_id import check_id
-from marless.core.limits import MAX_ACTORS
+from marless.core.limits import MAX_ACTORS, MAX_COUNT
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, StaleError
 from marless.job import replay_of, schema_of
@@ -60,7 +60,8 @@ class Updates:
                 request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
             )
         opened = self._tasks.jobs[request.job]
-        schema, ahead = schema_of(spec, spaces), schedules.made(spec.schedule).ahead
+        schema, schedule = schema_of(spec, spaces), spec.schedule
+        ahead = MAX_COUNT if schedule.overlapping else schedules.made(schedule).ahead
         self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
         self._buffer.reservations.check(request.job, spec.actors.count, sum(sizes.values()))

@@ -19,7 +19,7 @@ NOT_RUN = {
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""
 
-SMALL: Mapping[str, Mapping[str, object]] = {
+SMALL: Mapping[str, dict[str, object]] = {
     "actors": {"count": 2, "envs": 4, "steps": 25},
     "model": {"hidden": [8]},
     "evaluation": {"every": 1, "episodes": 8, "random_episodes": 8},

@@ -213,7 +213,8 @@ def ready(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0, changed:
 async def succeeded(cluster: Cluster, folder: RunFolder) -> None:
     """Run a job, or go on with it; it must succeed."""
     run = await go_on(folder, cluster.pools)
-    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
+    expected = "SUCCEEDED", f"{len(list(folder.records()))} rounds done"
+    assert (run.status.state, run.status.reason) == expected, f"{run.status.state}: {run.status.reason}\n{run.detail}"
 
 
 def facts(record: RoundRecord) -> tuple[object, ...]:

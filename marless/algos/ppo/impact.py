@@ -15,6 +15,9 @@ from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.ippo import IPPO
 from marless.algos.rates import Rate
 
+BATCHES = "batches."
+"""What the name of the state that holds an agent class's batches begins with."""
+
 
 class ImpactConfig(ActorCriticConfig):
     """Settings of IMPACT, beside those of the family."""
@@ -51,6 +54,10 @@ class ImpactConfig(ActorCriticConfig):
         """See `AlgorithmConfig`."""
         steps = super().net_steps(env_steps)
         return {**steps, "policy": replace(steps["policy"], target_steps=self.target_steps())}
+
+    def takes_steps(self, name: str) -> bool:
+        """See `AlgorithmConfig`."""
+        return not name.startswith(BATCHES)
 
 
 class Impact(IPPO):

@@ -17,7 +17,7 @@ from marless.algos.algorithm import Algorithm, remembered
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.algos.ppo.batch_buffer import BatchBuffer
 from marless.algos.ppo.functions import PolicyFunction, Settings
-from marless.algos.ppo.impact import ImpactConfig
+from marless.algos.ppo.impact import BATCHES, ImpactConfig
 from marless.algos.ppo.learner import PPOLearner
 from marless.algos.ppo.losses import impact_reference
 from marless.algos.ppo.post_process import Tensors
@@ -52,7 +52,7 @@ class ImpactLearner(PPOLearner):
         self._buffer = BatchBuffer(
             context.spaces, self._class_index, batches=config.batches, uses=config.epochs, memory=memory
         )
-        self._buffer_name = f"batches.{self._class.name}"
+        self._buffer_name = f"{BATCHES}{self._class.name}"
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """See `Learner`."""

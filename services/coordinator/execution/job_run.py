@@ -17,16 +17,15 @@ from marless.job import Job
 from marless.log import structlog
 from marless.record import Returns, RoundRecord
 from marless.rpc.concurrency import to_the_end
-from marless.schedules.base import Command, RollOut, State, Train
+from marless.schedules.stellaris import StellarisSchedule
 from services.coordinator.execution import recording, stop_rules
+from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.backoff import PASSING, doing
 from services.coordinator.execution.cancellation import CANCELLED
-from services.coordinator.execution.commands import CommandTasks
 from services.coordinator.execution.parts import assemble
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.rollouts import roll_out
-from services.coordinator.execution.updates import train
+from services.coordinator.execution.rounds import Rounds
 from services.coordinator.state.base import JobState
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.status import JobStatus
@@ -158,44 +157,30 @@ class JobRun:
 
     async def _run_schedule(self, plan: RoundPlan) -> str:
         """Do what the schedule says is due, from this plan on; returns as `_train`."""
-        async with CommandTasks() as under_way:
+        async with self._executor() as running:
             while True:
                 self._take_baseline()
                 await self._checkpoint(plan.ending)
                 if plan.ending or self._parts.cancellation.asked.is_set():
                     return plan.ending
-                while self._journal.rounds == plan.round:
-                    under_way.start(self._job.schedule.due(self._state()), partial(self._do, plan))
-                    await under_way.until_one_ends()
+                await running.advance(plan)
                 self._settle()
-                if self._parts.rolled_out.actors(self._journal.rounds):  # it began beside the update
-                    self._parts.timing.begin(self._journal.rounds)
                 plan = self._parts.planner.plan(
                     self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal)
                 )
 
+    def _executor(self) -> Asynchronous | Rounds:
+        """What executes the job's schedule."""
+        schedule, about = self._job.schedule, (self._is_last, self._tell)
+        if isinstance(schedule, StellarisSchedule):
+            return Asynchronous(self._parts, schedule, *about)
+        return Rounds(self._parts, schedule, *about)
+
     def _acting(self) -> Versions:
         """The versions that act in the next round, if they are older than the newest ones."""
-        return self._parts.planner.again().versions if self._job.schedule.ahead and self._journal.rounds else {}
-
-    def _state(self) -> State:
-        """What is durable, as schedules see it."""
-        rolled_out, stop = self._parts.rolled_out.rounds, self._job.spec.stop
-        last = None if stop.rounds is None else stop.rounds - 1
-        if stop.env_steps is not None and rolled_out and self._parts.rolled_out.env_steps >= stop.env_steps:
-            last = max(rolled_out)
-        return State(recorded=self._journal.rounds, rolled_out=rolled_out, last=last)
-
-    async def _do(self, plan: RoundPlan, command: Command) -> None:
-        """Execute a command of the schedule; `plan` is that of the round that is trained next."""
-        match command:
-            case RollOut(round_, decided):
-                await roll_out(self._parts, round_, plan if decided == plan.round else self._parts.planner.again())
-            case Train():
-                before = self._journal.last
-                await self._parts.settling.done()
-                await train(self._parts, plan, self._is_last)
-                self._tell(before)
+        if self._job.spec.schedule.overlapping or not (self._job.schedule.ahead and self._journal.rounds):
+            return {}
+        return self._parts.planner.again().versions
 
     def _tell(self, before: RoundRecord | None) -> None:
         """Log what a recorded round has changed, and notify watchers once it is durable."""

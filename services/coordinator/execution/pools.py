@@ -20,8 +20,17 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+from marless.schedules.stellaris import Learn
 from marless.spec import spaces_to_json
-from services.coordinator.execution.wire import distances_of, groups_of, invocations_of, lane_of, machine_of, measure_of
+from services.coordinator.execution.wire import (
+    distances_of,
+    groups_of,
+    invocations_of,
+    lane_of,
+    machine_of,
+    measure_of,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
@@ -67,6 +76,25 @@ class Update:
     distances: tuple[Distances, ...]
     room: int = 0
     """Number of actors of the next round for which the learner pool has reserved room already."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The result of one rollout of an asynchronous job."""
+
+    env_steps: int
+    sums: EpisodeSums
+    invocations: tuple[InvocationRecord, ...]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A gradient that a learner has put into the store."""
+
+    parts: Mapping[str, int]
+    """Names and versions in the store, one of each scope."""
+    metrics: Mapping[str, Mapping[str, float]]
+    invocations: tuple[InvocationRecord, ...]
 
 
 class Pools:
@@ -202,7 +230,7 @@ class Pools:
             env_steps=env_steps,
             actors=actors,
             groups=groups_of(groups, versions),
-            versions=[common_pb2.PolicyVersion(policy=name, version=v) for name, v in versions.items()],
+            versions=versions_of(versions),
             measure=measure_of(measure),
         )
         reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
@@ -212,6 +240,52 @@ class Pools:
             invocations=invocations_of(reply.invocations),
             distances=tuple(distances_of(each) for each in reply.distances),
             room=reply.room,
+        )
+
+    async def sample(
+        self, job_id: str, job: Job, rollout: int, groups: Sequence[Group], versions: Versions, *, epoch: int
+    ) -> Sampled:
+        """Run one rollout of an asynchronous job; when this returns, its trajectory is in the learner pool."""
+        request = self._rollout(job_id, job, rollout, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
+        request.actors = 1
+        request.groups.extend(groups_of(groups, versions))
+        reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
+        [receipt] = reply.receipts
+        return Sampled(receipt.env_steps, receipt, invocations_of(reply.invocations))
+
+    async def gradient(
+        self,
+        job_id: str,
+        learn: Learn,
+        groups: Sequence[Group],
+        versions: Versions,
+        peers: Sequence[Versions],
+        *,
+        oldest: int,
+        epoch: int,
+    ) -> Computed:
+        """Compute one gradient of every policy at these versions, and put it into the store.
+
+        Args:
+            peers: The versions that other learners compute from now.
+            oldest: No trajectory of an earlier rollout is needed any more.
+        """
+        request = learner_pool_pb2.GradientRequest(
+            job=job_id,
+            epoch=epoch,
+            learner=learn.learner,
+            rollouts=learn.rollouts,
+            env_steps=learn.after,
+            groups=groups_of(groups, versions),
+            versions=versions_of(versions),
+            peers=[learner_pool_pb2.VersionSet(versions=versions_of(each)) for each in peers],
+            oldest=oldest,
+        )
+        reply = await self._learner_pool.call(self._learners.Gradient, request, timeout_s=CALL_TIMEOUT_S)
+        return Computed(
+            parts={each.policy: each.version for each in reply.gradients},
+            metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
+            invocations=invocations_of(reply.invocations),
         )
 
     def _rollout(

@@ -43,6 +43,7 @@ class Recovery:
         self.epoch = 0
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
         self._opened = False
+        self._restored = False
 
     async def recover(self, *, rolled_out: bool, acting: Versions) -> Versions:
         """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
@@ -64,6 +65,11 @@ class Recovery:
         self._opened = True
         return self._journal.last.versions if self._journal.last else dict.fromkeys(opened, FIRST_VERSION)
 
+    def take_restored(self) -> bool:
+        """True if versions have come from a checkpoint since the last call: all that was under way is lost."""
+        restored, self._restored = self._restored, False
+        return restored
+
     async def end(self) -> None:
         """Drop a job that has ended from the learner pool and the store; its final checkpoint is on disk."""
         await self._pools.close_job(self._id, epoch=self.epoch)
@@ -79,13 +85,15 @@ class Recovery:
         if start:
             await self.snapshots.start_from(start, self.epoch)
         groups = self._job.sharing.decide(self._journal.history).groups
-        opened = await self._pools.open_job(self._id, self._job, self.epoch, groups, round_=self._journal.rounds)
+        round_ = 0 if self._job.spec.schedule.overlapping else self._journal.rounds  # else rollouts have other numbers
+        opened = await self._pools.open_job(self._id, self._job, self.epoch, groups, round_=round_)
         if start and (strangers := sorted(start.policies.keys() - opened.keys())):  # joint critics
             raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job does not use")
         return opened
 
     async def _restore(self, present: Listing) -> None:
         """Restore the newest checkpoint and drop the rounds after it; without a checkpoint, start from round 0."""
+        self._restored = True
         rounds = self._journal.rounds
         checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
         back_to = checkpoint.progress.round if checkpoint else 0
@@ -93,6 +101,7 @@ class Recovery:
         if (
             checkpoint
             and self._job.schedule.ahead
+            and not self._job.spec.schedule.overlapping
             and not any(EARLIER in p.blobs for p in checkpoint.policies.values())
         ):
             raise SpecError(

@@ -33,6 +33,11 @@ def groups_of(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Gr
     ]
 
 
+def versions_of(versions: Versions) -> list[common_pb2.PolicyVersion]:
+    """Messages of versions by policy."""
+    return [common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
+
+
 def measure_of(measure: Measure) -> learner_pool_pb2.Measure:
     """Which measurements to make; their settings are in the job's spec."""
     return learner_pool_pb2.Measure(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,6 +66,10 @@ class Pending:
     """As in the round's record."""
     actors: int = 0
     """Number of its actors; 0 in files of older versions, where it is that of the present plan."""
+    arrivals: str = ""
+    """Under schedule `stellaris`: what happened since the version before, as in its record."""
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Under schedule `stellaris`: of the gradients that arrived, as in its record."""
 
 
 STATUS = TypeAdapter(JobStatus)

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from marless.aggregation import config as configs
-from marless.aggregation import queue_json
 from marless.aggregation.queue import Aggregator, Gradient, Queue
 from marless.aggregation.staleness import authors_bound, printed_bound, weight
-from marless.errors import CorruptError
 
 
 def aggregator(rule: str, **settings: object) -> Aggregator:
@@ -261,25 +259,3 @@ def test_weights_do_not_depend_on_the_order_of_arrival(clocks, weights):
     assert outcome.aggregation is not None
     for each in outcome.aggregation.gradients:
         assert each.weight == weight(10 - each.gradient.clock, weights, 3)
-
-
-@given(RULES, EVENTS)
-def test_a_queue_survives_json(made, events):
-    learners = Learners(made)
-    for what, which in events:
-        learners.event(what, which)
-    line = queue_json.encode(learners.queue)
-    assert queue_json.decode(line) == learners.queue
-    assert "\n" not in line
-
-
-@pytest.mark.parametrize("damage", ["", "[]", "{}", "null", '{"scope":1}', "[" * 100_000])
-def test_what_is_no_queue_is_refused(damage):
-    with pytest.raises(CorruptError, match="cannot be read"):
-        queue_json.decode(damage)
-
-
-def test_a_queue_with_a_field_too_many_is_refused():
-    line = queue_json.encode(Queue(scope="team"))
-    with pytest.raises(CorruptError, match="cannot be read"):
-        queue_json.decode(line.replace("{", '{"more":1,', 1))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from marless.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
 from marless.errors import InternalError, SpecError
+from marless.schedules.arrivals import Arrival, read, written
 from marless.schedules.stellaris import Learn, Progress, Publish, Sample, Stellaris, StellarisConfig, Step
 
 RULES = [StellarisRule, SoftsyncRule, SSPRule, AsyncRule, SyncRule]
@@ -19,31 +20,31 @@ def test_actors_never_wait_and_a_learner_starts_as_soon_as_a_batch_is_there():
     stellaris = rule(actors=2, batch=2)
     first = stellaris.begin()
     assert first.commands == (Sample(0, 0), Sample(1, 0))
-    second = stellaris.sampled(first.progress, 1)
+    second = stellaris.sampled(first.progress, 1, 10)
     assert second.commands == (Sample(2, 0),)  # half a batch
-    third = stellaris.sampled(second.progress, 2)
-    assert third.commands == (Learn(0, (1, 2), 0), Sample(3, 0))  # in order of arrival; rollout 0 is late
+    third = stellaris.sampled(second.progress, 2, 10)
+    assert third.commands == (Learn(0, (1, 2), 0, 20, 0), Sample(3, 0))  # in order of arrival; rollout 0 is late
 
 
 def test_what_starts_after_a_version_starts_from_it():
     stellaris = rule(actors=1)
-    step = stellaris.sampled(stellaris.begin().progress, 0)
-    assert step.commands == (Learn(0, (0,), 0), Sample(1, 0))
-    step = stellaris.computed(step.progress, 0, env_steps=10)
+    step = stellaris.sampled(stellaris.begin().progress, 0, 10)
+    assert step.commands == (Learn(0, (0,), 0, 10, 0), Sample(1, 0))
+    step = stellaris.computed(step.progress, 0)
     (published,) = step.commands
     assert isinstance(published, Publish)
     assert [(each.gradient.clock, each.staleness) for each in published.aggregation.gradients] == [(0, 0)]
-    step = stellaris.sampled(step.progress, 1)
-    assert step.commands == (Learn(1, (1,), 1), Sample(2, 1))
+    step = stellaris.sampled(step.progress, 1, 10)
+    assert step.commands == (Learn(1, (1,), 1, 10, 10), Sample(2, 1))
 
 
 def test_a_gradient_counts_the_versions_since_its_own():
     stellaris = rule(actors=2, learners=2)
     step = stellaris.begin()
-    step = stellaris.sampled(step.progress, 0)
-    step = stellaris.sampled(step.progress, 1)
-    step = stellaris.computed(step.progress, 1, env_steps=10)
-    step = stellaris.computed(step.progress, 0, env_steps=10)
+    step = stellaris.sampled(step.progress, 0, 10)
+    step = stellaris.sampled(step.progress, 1, 10)
+    step = stellaris.computed(step.progress, 1)
+    step = stellaris.computed(step.progress, 0)
     published = step.commands[0]
     assert isinstance(published, Publish)
     assert [each.staleness for each in published.aggregation.gradients] == [1]
@@ -54,9 +55,9 @@ def test_learners_are_bounded_and_rollouts_wait_for_them():
     stellaris = rule(actors=3, learners=1)
     step = stellaris.begin()
     for rollout in range(3):
-        step = stellaris.sampled(step.progress, rollout)
+        step = stellaris.sampled(step.progress, rollout, 10)
     assert len(step.progress.learning) == 1
-    assert [rollout for rollout, _ in step.progress.waiting] == [1, 2]
+    assert [each.rollout for each in step.progress.waiting] == [1, 2]
     assert len(step.progress.sampling) == 3
 
 
@@ -64,9 +65,9 @@ def test_no_rollout_starts_that_could_be_too_old_when_its_turn_comes():
     stellaris = rule(actors=3, learners=1, data_lag=2)
     step = stellaris.begin()
     assert [each.rollout for each in step.commands] == [0, 1, 2]
-    step = stellaris.sampled(step.progress, 0)  # one is learned from, two are under way: three versions come first
-    assert step.commands == (Learn(0, (0,), 0),)
-    step = stellaris.computed(step.progress, 0, env_steps=10)
+    step = stellaris.sampled(step.progress, 0, 10)  # one is learned from, two are under way: three versions come first
+    assert step.commands == (Learn(0, (0,), 0, 10, 0),)
+    step = stellaris.computed(step.progress, 0)
     assert step.commands[1:] == (Sample(3, 1),)
 
 
@@ -74,11 +75,11 @@ def test_rollouts_that_are_too_old_are_dropped_and_counted():
     stellaris = rule(actors=2, data_lag=1)
     step = stellaris.begin()
     for number, learner in enumerate(range(2)):
-        step = stellaris.sampled(step.progress, max(step.progress.sampling))
-        step = stellaris.computed(step.progress, learner, env_steps=10)
+        step = stellaris.sampled(step.progress, max(step.progress.sampling), 10)
+        step = stellaris.computed(step.progress, learner)
         assert step.progress.queue.clock == number + 1
     assert 0 in step.progress.sampling  # a straggler of version 0
-    step = stellaris.sampled(step.progress, 0)
+    step = stellaris.sampled(step.progress, 0, 10)
     assert (step.progress.dropped, step.progress.waiting) == (1, ())
     assert not any(isinstance(each, Learn) for each in step.commands)
 
@@ -86,11 +87,11 @@ def test_rollouts_that_are_too_old_are_dropped_and_counted():
 def test_behind_a_barrier_every_version_has_the_gradients_of_all_actors():
     stellaris = rule(actors=2, barrier=True, aggregation="sync")
     step = stellaris.begin()
-    step = stellaris.sampled(step.progress, 0)
-    step = stellaris.computed(step.progress, 0, env_steps=10)
+    step = stellaris.sampled(step.progress, 0, 10)
+    step = stellaris.computed(step.progress, 0)
     assert step.commands == ()  # rollout 1 is still under way
-    step = stellaris.sampled(step.progress, 1)
-    step = stellaris.computed(step.progress, 1, env_steps=10)
+    step = stellaris.sampled(step.progress, 1, 10)
+    step = stellaris.computed(step.progress, 1)
     published, *started = step.commands
     assert isinstance(published, Publish)
     assert len(published.aggregation.gradients) == 2
@@ -101,7 +102,7 @@ def test_what_fails_is_replaced_and_counted():
     stellaris = rule(actors=1)
     step = stellaris.not_sampled(stellaris.begin().progress, 0)
     assert (step.commands, step.progress.lost) == ((Sample(1, 0),), 1)
-    step = stellaris.sampled(step.progress, 1)
+    step = stellaris.sampled(step.progress, 1, 10)
     step = stellaris.not_computed(step.progress, 0)
     assert (step.progress.lost, step.progress.queue.clock) == (2, 0)
 
@@ -110,7 +111,7 @@ def test_gradients_that_wait_for_more_than_can_come_become_a_version():
     stellaris = rule(actors=2, barrier=True, aggregation={"rule": "softsync", "gradients": 5})
     step = stellaris.begin()
     for number in range(2):
-        step = stellaris.computed(stellaris.sampled(step.progress, number).progress, number, env_steps=10)
+        step = stellaris.computed(stellaris.sampled(step.progress, number, 10).progress, number)
     published = step.commands[0]
     assert isinstance(published, Publish)
     assert published.aggregation.because == "released"
@@ -124,7 +125,41 @@ def test_batches_that_a_barrier_could_never_fill_are_refused():
 def test_an_end_of_what_is_not_under_way_is_a_defect():
     stellaris = rule()
     with pytest.raises(InternalError, match=r"number 7 is not under way; \[0, 1, 2\] are"):
-        stellaris.sampled(stellaris.begin().progress, 7)
+        stellaris.sampled(stellaris.begin().progress, 7, 10)
+
+
+def test_a_job_counts_the_env_steps_of_what_was_applied():
+    stellaris = rule(actors=1, batch=2)
+    step = stellaris.after(read("r0:10 r1:7 g0 r2:5 r3:4"))
+    assert step.progress.env_steps == 17
+    assert step.commands == (Learn(1, (2, 3), 1, 9, 17), Sample(4, 1))
+
+
+def test_the_number_of_actors_changes_where_it_is_told_to():
+    stellaris = rule(actors=2)
+    more = stellaris.step(stellaris.begin().progress, Arrival("actors", 3))
+    assert more.commands == (Sample(2, 0),)
+    fewer = stellaris.step(more.progress, Arrival("actors", 1))
+    assert fewer.commands == ()
+    assert stellaris.step(fewer.progress, Arrival("rollout", 0, 10)).commands == (Learn(0, (0,), 0, 10, 0),)
+
+
+def test_a_restart_loses_what_was_under_way_and_keeps_the_versions():
+    stellaris = rule(actors=2, learners=1, aggregation={"rule": "softsync", "gradients": 2})
+    before = stellaris.after(read("r0:10 g0 r1:10 r2:10")).progress
+    assert (len(before.queue.waiting), len(before.learning), len(before.waiting), len(before.sampling)) == (1, 1, 1, 2)
+    step = stellaris.step(before, Arrival("restart"))
+    assert step.commands == (Sample(5, 0), Sample(6, 0))
+    assert (step.progress.lost, step.progress.queue.counts.lost) == (4, 1)
+    assert (step.progress.learning, step.progress.waiting, step.progress.queue.waiting) == ({}, (), ())
+
+
+@pytest.mark.parametrize("word", ["r1", "g1:5", "q1", "r:1", "x1", "a", "r1:1:1", "R-1"])
+def test_words_that_are_no_event_are_refused(word):
+    with pytest.raises(SpecError, match="is no event"):
+        read(f"r0:10 {word}")
+    with pytest.raises(ValueError, match="is no event"):
+        StellarisConfig.model_validate({"order": word})
 
 
 @given(
@@ -134,7 +169,10 @@ def test_an_end_of_what_is_not_under_way_is_a_defect():
     st.integers(1, 3),
     st.integers(0, 6),
     st.booleans(),
-    st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["ends", "ends", "ends", "fails"])), max_size=80),
+    st.lists(
+        st.tuples(st.integers(0, 99), st.sampled_from(["ends", "ends", "ends", "fails", "actors", "restart"])),
+        max_size=80,
+    ),
 )
 def test_whatever_ends_each_rollout_has_one_fate_and_something_is_under_way(
     kind, actors, batch, learners, data_lag, barrier, events
@@ -148,9 +186,10 @@ def test_whatever_ends_each_rollout_has_one_fate_and_something_is_under_way(
     for each in (course, again):
         each.take(stellaris.begin())
         for choice, how in events:
-            each.end(stellaris, choice, fails=how == "fails")
+            each.happen(stellaris, batch, choice, how)
     assert course.commands == again.commands
     assert course.learned_once and course.dense
+    assert stellaris.after(read(written(course.arrivals))).progress == course.progress  # as a coordinator recovers
 
 
 class _Course:
@@ -158,8 +197,9 @@ class _Course:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self.progress = Progress()
+        self.progress = Progress(actors=1)
         self.commands = []
+        self.arrivals = []
 
     def take(self, step: Step) -> None:
         self.progress, progress = step.progress, step.progress
@@ -167,17 +207,23 @@ class _Course:
         assert progress.sampling or progress.learning, "nothing is under way: the job stands still"
         assert len(progress.queue.waiting) <= self._capacity
 
-    def end(self, stellaris: Stellaris, choice: int, *, fails: bool) -> None:
-        sampling = [(number, True) for number in sorted(self.progress.sampling)]
-        number, sampled = (sampling + [(each, False) for each in sorted(self.progress.learning)])[
-            choice % (len(sampling) + len(self.progress.learning))
-        ]
-        if sampled:
-            self.take((stellaris.not_sampled if fails else stellaris.sampled)(self.progress, number))
-        elif fails:
-            self.take(stellaris.not_computed(self.progress, number))
-        else:
-            self.take(stellaris.computed(self.progress, number, env_steps=1))
+    def happen(self, stellaris: Stellaris, batch: int, choice: int, how: str) -> None:
+        match how:
+            case "actors":
+                arrival = Arrival("actors", batch * (1 + choice % 5))
+            case "restart":
+                arrival = Arrival("restart")
+            case _:
+                arrival = self._end(choice, "lost " if how == "fails" else "")
+        self.arrivals.append(arrival)
+        self.take(stellaris.step(self.progress, arrival))
+
+    def _end(self, choice: int, lost: str) -> Arrival:
+        """What is under way comes to its end, in any order."""
+        sampling = [("rollout", number) for number in sorted(self.progress.sampling)]
+        under_way = sampling + [("gradient", number) for number in sorted(self.progress.learning)]
+        kind, number = under_way[choice % len(under_way)]
+        return Arrival(f"{lost}{kind}", number, 10 if (lost, kind) == ("", "rollout") else 0)
 
     @property
     def learned_once(self) -> bool:

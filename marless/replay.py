@@ -1,0 +1,30 @@
+"""The job that repeats an asynchronous run: the same events in the same order, and so the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marless.errors import SpecError
+from marless.record import RoundRecord
+from marless.schedules.stellaris import MAX_ORDER, StellarisConfig
+from marless.spec import JobSpec, StopSpec
+
+
+def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
+    """A job that takes the order of these records, from its first version to the last one that they have.
+
+    Raises SpecError for a run of another schedule, without a round, or too long.
+    """
+    schedule = spec.schedule
+    if not isinstance(schedule, StellarisConfig):
+        raise SpecError(
+            f"--replay: the run is of schedule {schedule.name}, whose results do not depend on the order in which "
+            "functions end; train from its spec.yaml to get the same weights"
+        )
+    order = " ".join(each.aggregation.arrivals for each in records if each.aggregation)
+    if not order:
+        raise SpecError("--replay: the run has no version yet")
+    if len(order) > MAX_ORDER:
+        raise SpecError(f"--replay: the run's events take {len(order):,} characters; at most {MAX_ORDER:,} are taken")
+    stop = StopSpec.model_validate({"rounds": len(records)})
+    return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": order}), "stop": stop})

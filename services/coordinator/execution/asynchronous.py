@@ -1,0 +1,311 @@
+"""Executes schedule `stellaris`: starts rollouts and learners as its rule says, and publishes one version at a time.
+
+The rule is `marless.schedules.stellaris`. Its state follows from the events in the records (`AggregationRecord`), so
+that a coordinator that takes the job over goes on from the same state: it starts again what was under way. Events after
+the newest record are forgotten with their coordinator, unless they have led to a version: then they are in pending.json
+before it is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Self
+
+from marless.algos import registry as algorithms
+from marless.algos.algorithm import scopes
+from marless.core.group import Versions as VersionNumbers
+from marless.errors import NotFoundError, SpecError, StaleError, UnreachableError
+from marless.job import Job
+from marless.record import RoundRecord
+from marless.round_file import arrivals
+from marless.rpc.gradients import is_gradient
+from marless.rpc.param_store import PolicyListing
+from marless.schedules import arrivals as events
+from marless.schedules.arrivals import Arrival
+from marless.schedules.stellaris import Learn, Progress, Publish, Sample, StellarisSchedule, Step, learner_of
+from services.coordinator.execution.parts import Parts
+from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
+from services.coordinator.execution.pools import Computed, Sampled
+from services.coordinator.execution.stored_gradients import StoredGradients
+from services.coordinator.execution.versions import Since, Version, Versions
+from services.coordinator.state.status import Pending
+
+MOST_LOST = 64
+"""Rollouts and gradients that are lost one after another before the job waits for its services to recover."""
+MOST_PEERS = 64
+"""Other versions over which the ratios of a gradient are truncated, at most: the newest ones."""
+_Result = Sampled | Computed | None
+"""None: it is lost."""
+
+
+class Asynchronous:
+    """Runs the rule of one job from what is recorded; an async context manager, in which commands are under way.
+
+    Args:
+        is_last: Whether a version that is not recorded yet may be the job's last: then it is evaluated.
+        recorded: Called once a version is recorded, with the record before it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        schedule: StellarisSchedule,
+        is_last: Callable[[RoundRecord], bool],
+        recorded: Callable[[RoundRecord | None], None],
+    ) -> None:
+        self._parts = parts
+        self._recorded = recorded
+        self._rule = schedule.rule(parts.job.spec.actors.count)
+        self._order = deque(events.read(schedule.config.order))
+        """Events that are to happen as in an earlier run."""
+        self._progress = Progress(actors=0)
+        self._published: Publish | None = None
+        self._pending: Pending | None = None
+        """What an earlier coordinator knew of the version that it was publishing."""
+        self._due: list[Sample | Learn] = []
+        self._learns: dict[int, Learn] = {}
+        """Learners under way, and those whose gradients wait."""
+        self._since = Since()
+        self._versions = Versions(parts, schedule.config, is_last)
+        self._gradients = StoredGradients(_scopes(parts.job))
+        self._tasks: dict[Sample | Learn, asyncio.Task[_Result]] = {}
+        self._ended: asyncio.Queue[Sample | Learn] = asyncio.Queue()  # bounded by the number of tasks
+        self._dropped: list[asyncio.Task[_Result]] = []
+        """Cancelled tasks that may not have ended."""
+        self._lost_in_a_row = 0
+
+    async def __aenter__(self) -> Self:
+        recorded = await asyncio.to_thread(lambda: list(arrivals(self._parts.folder.rounds_path)))
+        self._begin([each for text in recorded for each in events.read(text)])
+        restored = self._parts.recovery.take_restored()
+        if restored or not await self._resume():
+            self._parts.rolled_out.lost()
+            self._take(Arrival("restart"))
+        return self
+
+    async def _resume(self) -> bool:
+        """Go on with what an earlier coordinator has left; False if the store has lost gradients that wait."""
+        before = self._progress, self._due, self._learns
+        pending = next(iter(self._parts.rolled_out.found), None)
+        if pending and pending.arrivals:
+            self._pending = pending
+            for each in events.read(pending.arrivals):
+                self._take(each)
+            self._due = self._under_way()
+        present = (await self._parts.pools.store.list(self._parts.job_id)).policies
+        applied = self._published.aggregation.gradients if self._published else ()
+        gradients = [*(each.gradient for each in applied), *self._progress.queue.waiting]
+        waiting = [learner_of(each) for each in gradients]
+        if self._gradients.find(present, waiting=waiting, learning=self._progress.learning):
+            return True
+        if self._published and self._is_next(present):  # they are part of it
+            return True
+        (self._progress, self._due, self._learns), self._published, self._pending = before, None, None
+        self._since = Since()
+        return False
+
+    def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
+        """True if the store has the version after the recorded ones."""
+        versions = self._parts.journal.versions or dict.fromkeys(present, FIRST_VERSION)
+        takes_steps = self._parts.job.spec.algorithm.takes_steps
+        return all(
+            present[name].head.version == version + 1
+            for name, version in versions.items()
+            if takes_steps(name) and not is_gradient(name)
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        self._drop_tasks()
+        await asyncio.gather(*self._dropped, self._versions.stop(), return_exceptions=True)
+
+    async def advance(self, plan: RoundPlan) -> None:
+        """Go on until the version of this plan's round is recorded."""
+        self._parts.timing.begin(plan.round)
+        self._versions.evaluate()
+        if not self._order and plan.actors != self._progress.actors and not self._published:
+            self._take(Arrival("actors", plan.actors))
+        while self._published is None:
+            self._start(plan)
+            async with self._parts.steps.step(plan.round, "actors sample, learners compute gradients"):
+                self._take(*await self._next())
+        published, self._published = self._published, None
+        version = Version(
+            plan=plan,
+            aggregation=published.aggregation,
+            progress=self._progress,
+            learns=self._learns,
+            pending=self._pending or self._as_pending(plan, published),
+        )
+        before = self._parts.journal.last
+        await self._versions.publish(version, self._gradients)
+        self._recorded(before)
+        self._since, self._pending = Since(), None
+        self._forget()
+
+    def _begin(self, recorded: list[Arrival]) -> None:
+        """Bring the rule to the state after the recorded events."""
+        self._follow(self._rule.begin())
+        for each in recorded:
+            self._follow(self._rule.step(self._progress, each))
+        for _ in range(min(len(recorded), len(self._order))):
+            self._order.popleft()
+        self._published = None  # recorded
+        self._due = self._under_way()
+        self._forget()
+
+    def _under_way(self) -> list[Sample | Learn]:
+        """All commands that have not ended, for a coordinator that has started none of them."""
+        samples = [Sample(rollout, clock) for rollout, clock in self._progress.sampling.items()]
+        return [*self._progress.learning.values(), *samples]
+
+    def _follow(self, step: Step) -> None:
+        self._progress = step.progress
+        for command in step.commands:
+            if isinstance(command, Learn):
+                self._learns[command.learner] = command
+            elif isinstance(command, Publish):
+                self._published = command
+
+    def _take(self, arrival: Arrival, result: _Result = None) -> None:
+        """An event has happened: find what follows from it, which is started by `_start`."""
+        if self._order:
+            self._order.popleft()
+        if arrival.kind == "restart":
+            self._drop_tasks()
+        elif arrival.kind == "gradient" and isinstance(result, Computed):
+            self._gradients.put(arrival.number, result.parts)
+        step = self._rule.step(self._progress, arrival)
+        self._follow(step)
+        self._since.add(arrival, result)
+        self._due += [each for each in step.commands if not isinstance(each, Publish)]
+        applied = [learner_of(each.gradient) for each in step.published.gradients] if step.published else []
+        self._gradients.keep([*applied, *(learner_of(each) for each in step.progress.queue.waiting)])
+
+    def _drop_tasks(self) -> None:
+        """Stop all that is under way: it is not waited for any more."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._dropped += self._tasks.values()
+        self._tasks, self._due = {}, []
+
+    def _start(self, plan: RoundPlan) -> None:
+        """Start what is due, with the versions of its clock."""
+        due, self._due = self._due, []
+        for command in due:
+            self._tasks[command] = task = asyncio.create_task(self._do(command, plan))
+            task.add_done_callback(partial(self._has_ended, command))
+
+    def _has_ended(self, command: Sample | Learn, _: asyncio.Task[_Result]) -> None:
+        self._ended.put_nowait(command)
+
+    async def _do(self, command: Sample | Learn, plan: RoundPlan) -> _Result:
+        return await (self._sample(command, plan) if isinstance(command, Sample) else self._learn(command, plan))
+
+    async def _next(self) -> tuple[Arrival, _Result]:
+        """The next event: the next one of the order that is followed, else whatever ends first."""
+        if self._order:
+            return await self._in_order(self._order[0])
+        while True:
+            command = await self._ended.get()
+            if task := self._tasks.pop(command, None):
+                return self._arrival(command, task.result())
+
+    async def _in_order(self, wanted: Arrival) -> tuple[Arrival, _Result]:
+        """Wait until this event can happen; raises SpecError if it cannot."""
+        if wanted.kind in ("actors", "restart"):
+            return wanted, None
+        command = self._awaited(wanted)
+        task = self._tasks.pop(command)
+        if wanted.kind.startswith("lost"):
+            task.cancel()
+            self._dropped.append(task)
+            return wanted, None
+        found = self._arrival(command, await task)
+        if found[0] != wanted:
+            raise SpecError(f"schedule.order: {wanted} is to happen next, and {found[0]} has; the runs differ")
+        return found
+
+    def _awaited(self, wanted: Arrival) -> Sample | Learn:
+        kind = Sample if wanted.kind.endswith("rollout") else Learn
+        for command in self._tasks:
+            number = command.rollout if isinstance(command, Sample) else command.learner
+            if isinstance(command, kind) and number == wanted.number:
+                return command
+        raise SpecError(f"schedule.order: {wanted} is to happen next, and it is not under way; the runs differ")
+
+    def _arrival(self, command: Sample | Learn, result: _Result) -> tuple[Arrival, _Result]:
+        """The event that a command has ended; raises UnreachableError once too many are lost one after another."""
+        self._lost_in_a_row = 0 if result else self._lost_in_a_row + 1
+        if self._lost_in_a_row > MOST_LOST:
+            raise UnreachableError(f"{MOST_LOST} rollouts and gradients were lost one after another")
+        if isinstance(command, Learn):
+            return Arrival("gradient" if result else "lost gradient", command.learner), result
+        if isinstance(result, Sampled):
+            return Arrival("rollout", command.rollout, result.env_steps), result
+        return Arrival("lost rollout", command.rollout), None
+
+    async def _sample(self, command: Sample, plan: RoundPlan) -> Sampled | None:
+        """Run a rollout; None if its versions are gone."""
+        parts, versions = self._parts, self._at(command.clock, plan)
+        try:
+            return await parts.pools.sample(
+                parts.job_id, parts.job, command.rollout, plan.groups, versions, epoch=parts.recovery.epoch
+            )
+        except NotFoundError:
+            if await self._exist(versions):
+                raise
+            return None
+
+    async def _learn(self, command: Learn, plan: RoundPlan) -> Computed | None:
+        """Compute a gradient; None if its versions or trajectories are gone."""
+        parts, versions = self._parts, self._at(command.clock, plan)
+        try:
+            peers = [self._at(clock, plan) for clock in command.peers[-MOST_PEERS:]]
+            return await parts.pools.gradient(
+                *(parts.job_id, command, plan.groups, versions, peers),
+                oldest=self._oldest(),
+                epoch=parts.recovery.epoch,
+            )
+        except StaleError:
+            return None
+        except NotFoundError:
+            if await self._exist(versions):
+                raise
+            return None
+
+    def _at(self, clock: int, plan: RoundPlan) -> VersionNumbers:
+        """The versions of a clock: each round makes one of everything that takes steps."""
+        takes_steps = self._parts.job.spec.algorithm.takes_steps
+        return {
+            name: version - (plan.round - clock) if takes_steps(name) else version
+            for name, version in plan.versions.items()
+        }
+
+    async def _exist(self, versions: VersionNumbers) -> bool:
+        """True if the store has these versions."""
+        policies = (await self._parts.pools.store.list(self._parts.job_id)).policies
+        return all(name in policies and version in policies[name].versions for name, version in versions.items())
+
+    def _oldest(self) -> int:
+        """The first rollout that is not done with."""
+        progress = self._progress
+        learning = (min(each.rollouts) for each in progress.learning.values())
+        waiting = (each.rollout for each in progress.waiting)
+        return min((*progress.sampling, *waiting, *learning), default=progress.rollouts)
+
+    def _forget(self) -> None:
+        """Forget the learners whose gradients are applied, or lost."""
+        kept = {*self._progress.learning, *(learner_of(each) for each in self._progress.queue.waiting)}
+        self._learns = {number: each for number, each in self._learns.items() if number in kept}
+
+    def _as_pending(self, plan: RoundPlan, published: Publish) -> Pending:
+        env_steps = sum(each.gradient.env_steps for each in published.aggregation.gradients)
+        waited_s = self._parts.timing.waited_s(plan.round)
+        return self._since.pending(plan.round, self._progress.actors, waited_s, env_steps)
+
+
+def _scopes(job: Job) -> int:
+    return len(scopes(algorithms.algorithm(job.spec.algorithm.name), job.spec.algorithm, job.spaces))

@@ -1,0 +1,257 @@
+"""Makes the versions of an asynchronous job: has gradients applied in the store, and records the version as a round."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from marless.aggregation.queue import Aggregation
+from marless.core.stopwatch import Stopwatch
+from marless.errors import CancelledJobError, NotFoundError
+from marless.machine import MachineRecord
+from marless.pricing.usage import PARAMETER
+from marless.record import (
+    AggregationRecord,
+    EpisodeSums,
+    GradientRecord,
+    InvocationRecord,
+    RoundRecord,
+    returns_of,
+)
+from marless.rpc.concurrency import both, to_the_end
+from marless.rpc.param_store import Aggregated, WeightedGradient
+from marless.schedules.arrivals import Arrival, written
+from marless.schedules.stellaris import Learn, Progress, StellarisConfig, learner_of
+from services.coordinator.execution import recording
+from services.coordinator.execution.evaluations import outstanding
+from services.coordinator.execution.parts import Parts
+from services.coordinator.execution.planning import RoundPlan
+from services.coordinator.execution.pools import Computed, Rollout, Sampled, Update
+from services.coordinator.execution.stored_gradients import StoredGradients
+from services.coordinator.state.status import Pending
+
+SPARE_VERSIONS = 2
+"""Versions that are kept beside those in use."""
+MOST_KEPT = 4096
+LOOK_S = 1.0
+"""Seconds between two looks at what machines did."""
+
+
+@dataclass
+class Since:
+    """What has happened since the newest version."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    invocations: list[InvocationRecord] = field(default_factory=list)
+    episodes: list[EpisodeSums] = field(default_factory=list)
+    metrics: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
+    """Of each gradient that has arrived."""
+
+    def add(self, arrival: Arrival, result: Sampled | Computed | None = None) -> None:
+        """Add an event, with what has arrived."""
+        self.arrivals.append(arrival)
+        if result:
+            self.invocations += result.invocations
+        if isinstance(result, Sampled):
+            self.episodes.append(result.sums)
+        elif result:
+            self.metrics.append(result.metrics)
+
+    def pending(self, round_: int, actors: int, waited_s: float, env_steps: int) -> Pending:
+        """It as a line of pending.json."""
+        return Pending(
+            round=round_,
+            rollout_s=waited_s,
+            env_steps=env_steps,
+            returns=returns_of(self.episodes),
+            invocations=tuple(self.invocations),
+            actors=actors,
+            arrivals=written(self.arrivals),
+            metrics=mean(self.metrics),
+        )
+
+
+def mean(metrics: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The mean of each metric of each policy, over the gradients that have it."""
+    found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in metrics:
+        for policy, values in each.items():
+            for name, value in values.items():
+                found[policy][name].append(value)
+    return {
+        policy: {name: sum(values) / len(values) for name, values in of_policy.items()}
+        for policy, of_policy in found.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """What the next version is made of."""
+
+    plan: RoundPlan
+    aggregation: Aggregation
+    progress: Progress
+    """After it."""
+    learns: Mapping[int, Learn]
+    """What the learners of its gradients did."""
+    pending: Pending
+
+    @property
+    def learners(self) -> list[int]:
+        """Those of its gradients, in order of arrival."""
+        return [learner_of(each.gradient) for each in self.aggregation.gradients]
+
+
+class Versions:
+    """Publishes and records the versions of one job, and evaluates those that are due, beside later ones."""
+
+    def __init__(self, parts: Parts, config: StellarisConfig, is_last: Callable[[RoundRecord], bool]) -> None:
+        self._parts = parts
+        self._config = config
+        self._is_last = is_last
+        self._evaluating: tuple[RoundRecord, asyncio.Task[Rollout]] | None = None
+        self._looked_s = -math.inf
+
+    async def stop(self) -> None:
+        """Stop an evaluation that is under way."""
+        if self._evaluating:
+            self._evaluating[1].cancel()
+            await asyncio.gather(self._evaluating[1], return_exceptions=True)
+
+    def evaluate(self) -> None:
+        """Begin to evaluate the newest version, if that is due and no other evaluation is under way."""
+        last = self._parts.journal.last
+        if last and self._evaluating is None and outstanding(self._parts.job.spec.evaluation.every, last):
+            evaluating = self._parts.evaluations.of(last, self._parts.recovery.epoch)
+            self._evaluating = last, asyncio.create_task(evaluating)
+
+    async def publish(self, version: Version, gradients: StoredGradients) -> None:
+        """Have the gradients applied, and record the new version.
+
+        Until it is recorded, it can be repeated. Raises the errors of `ParamStore.aggregate`.
+        """
+        parts, plan = self._parts, version.plan
+        await parts.settling.done()  # of the version before
+        times, updating = parts.timing.present(version.pending.rollout_s), Stopwatch.start()
+        if plan.round not in parts.rolled_out.rounds:
+            parts.rolled_out.put(version.pending)
+        async with parts.steps.step(plan.round, "the store applies gradients"):
+            beside = both(self._machines(), to_the_end(self._beside))
+            made, (machines, _) = await both(self._applied(version, gradients), beside)
+        update = Update(made.versions, version.pending.metrics, (_invocation(parts.job_id, plan, made),), ())
+        record = recording.trained(parts.job_id, plan, version.pending, update, times=times, update_s=updating.seconds)
+        record = replace(record, aggregation=_aggregation(version, gradients))
+        before, earlier = self._evaluated()
+        record = recording.with_earlier(record, before, earlier)
+        own, own_s = await self._own_evaluation(record)
+        record = recording.finished(record, own, parts.machines.changes(machines), times=times, evaluation_s=own_s)
+        await to_the_end(parts.journal.append, record)
+        gradients.applied(version.learners)
+        parts.timing.recorded(record)
+
+    async def _applied(self, version: Version, gradients: StoredGradients) -> Aggregated:
+        parts, plan, rule = self._parts, version.plan, self._config.aggregation
+        config = parts.job.spec.algorithm
+        weighted = [
+            WeightedGradient(gradients.of(learner), weight)
+            for learner, weight in zip(version.learners, version.aggregation.weights, strict=True)
+        ]
+        return await parts.pools.store.aggregate(
+            parts.job_id,
+            parts.recovery.epoch,
+            plan.round,
+            {name: each for name, each in plan.versions.items() if config.takes_steps(name)},
+            weighted,
+            config.net_steps(plan.env_steps),
+            separate=rule.step == "separate",
+            discarded=gradients.unneeded,
+            keep=min(version.progress.queue.clock - self._oldest_in_use(version.progress) + SPARE_VERSIONS, MOST_KEPT),
+        )
+
+    def _oldest_in_use(self, progress: Progress) -> int:
+        """The clock of the oldest version that something under way may still read."""
+        evaluating = [self._evaluating[0].round + 1] if self._evaluating else []
+        learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
+        return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
+
+    async def _machines(self) -> tuple[MachineRecord, ...]:
+        """What the machines did, at most once in LOOK_S, because versions may follow one another in milliseconds."""
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return ()
+        self._looked_s = time.monotonic()
+        return await self._parts.machines.look()
+
+    def _beside(self) -> None:
+        self._parts.folder.sync_pending()
+        self._parts.costs.catch_up()
+
+    def _evaluated(self) -> tuple[RoundRecord | None, Rollout | None]:
+        """The evaluation that has ended since the version before, and the record of the version that it is of.
+
+        Its version may have been removed from the store before an actor has read it: then there is none.
+        """
+        if self._evaluating is None or not self._evaluating[1].done():
+            return None, None
+        (before, task), self._evaluating = self._evaluating, None
+        with suppress(NotFoundError):
+            return before, task.result()
+        return None, None
+
+    async def _own_evaluation(self, record: RoundRecord) -> tuple[Rollout | None, float]:
+        """The evaluation of a version that may be the last one, and the seconds that it took; None for others."""
+        if not self._is_last(record):
+            return None, 0.0
+        evaluation, waiting = None, Stopwatch.start()
+        with suppress(CancelledJobError):
+            async with self._parts.steps.step(record.round, "actors evaluate"):
+                evaluation = await self._parts.evaluations.of(record, self._parts.recovery.epoch)
+        return evaluation, waiting.seconds
+
+
+def _aggregation(version: Version, gradients: StoredGradients) -> AggregationRecord:
+    found, progress, counts = version.aggregation, version.progress, version.progress.queue.counts
+    return AggregationRecord(
+        arrivals=version.pending.arrivals,
+        gradients=tuple(
+            GradientRecord(
+                learner=learner,
+                rollouts=version.learns[learner].rollouts,
+                env_steps=each.gradient.env_steps,
+                staleness=each.staleness,
+                weight=round(each.weight, 6),
+                waited_s=round(gradients.waited_s(learner), 6),
+            )
+            for learner, each in zip(version.learners, found.gradients, strict=True)
+        ),
+        because=found.because,
+        bound=found.bound,
+        sampling=len(progress.sampling),
+        waiting=len(progress.waiting),
+        learning=len(progress.learning),
+        dropped=progress.dropped,
+        lost=progress.lost + counts.lost,
+        refused=counts.repeated + counts.too_stale + counts.from_future + counts.other_scope,
+    )
+
+
+def _invocation(job: str, plan: RoundPlan, made: Aggregated) -> InvocationRecord:
+    """The parameter function as an invocation; it runs in the param_store, which is always warm."""
+    return InvocationRecord(
+        id=f"{job}/{plan.round}/{PARAMETER}/0",
+        function=PARAMETER,
+        name="",
+        index=0,
+        attempt=1,
+        worker="",
+        queued_s=round(made.start_s, 6),
+        start_s=round(made.start_s, 6),
+        end_s=round(made.end_s, 6),
+        vcpu_s=round(made.vcpu_s, 6),
+        memory_bytes=0,
+        cold=False,
+    )

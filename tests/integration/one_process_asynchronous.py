@@ -1,0 +1,145 @@
+"""A recorded asynchronous job by plain function calls in one process: what its services must come to, bit for bit.
+
+The events and their order are those of the records, whatever was killed or lost meanwhile. Nothing here knows of
+services, pools, stores or recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marless.aggregation.applying import applied
+from marless.aggregation.queue import Aggregation
+from marless.algos import registry as algorithms
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput
+from marless.core.state import Arrays, PolicyState
+from marless.data.rollout import Lane
+from marless.data.trajectory import Trajectory
+from marless.envs import registry
+from marless.job import Job, prepare
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.record import RoundRecord
+from marless.rpc.v1 import actor_pool_pb2
+from marless.schedules.arrivals import read
+from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, Step, learner_of
+from services.actor_pool.actor import actor_seed
+from services.coordinator.state.run_folder import RunFolder
+
+States = dict[str, PolicyState]
+
+
+class Asynchronous:
+    """One job; `states` has those of each clock."""
+
+    def __init__(self, job: Job) -> None:
+        assert isinstance(job.schedule, StellarisSchedule)
+        self._job = job
+        self._config = job.schedule.config
+        self._groups = job.sharing.decide(()).groups
+        self._rule = job.schedule.rule(job.spec.actors.count)
+        algorithm = algorithms.algorithm(job.spec.algorithm.name)
+        self._learners: list[Learner] = []
+        first: States = {}
+        for scope in scopes(algorithm, job.spec.algorithm, job.spaces):
+            learner = algorithm.learner(
+                job.spec.algorithm, LearnerContext(job.spec.nets, job.spaces, scope, "cpu", None, carried=False)
+            )
+            self._learners.append(learner)
+            for name in learner.names(self._of(len(self._learners) - 1)):
+                first[name] = learner.initial(name, job.spec.seed)
+        self.states: list[States] = [first]
+        self._trajectories: dict[int, Trajectory] = {}
+        self._gradients: dict[int, dict[str, Arrays]] = {}
+        self.aggregations: list[Aggregation] = []
+
+    def follow(self, records: Sequence[RoundRecord]) -> None:
+        """Do what happened, in its order."""
+        step = self._rule.begin()
+        self._do(step)
+        for record in records:
+            assert record.aggregation is not None
+            assert not step.published or len(self.states) == record.round + 1
+            for arrival in read(record.aggregation.arrivals):
+                step = self._rule.step(step.progress, arrival)
+                self._do(step)
+            assert step.published, f"round {record.round} ends before its version"
+            assert record.env_steps == step.progress.env_steps
+
+    def _do(self, step: Step) -> None:
+        for command in step.commands:
+            match command:
+                case Sample(rollout, clock):
+                    self._trajectories[rollout] = self._play(rollout, self.states[clock])
+                case Learn():
+                    self._gradients[command.learner] = self._gradient(command)
+                case Publish(aggregation):
+                    self.aggregations.append(aggregation)
+                    self._apply(aggregation)
+
+    def _of(self, scope: int):
+        agents = {
+            agent
+            for each in scopes(
+                algorithms.algorithm(self._job.spec.algorithm.name), self._job.spec.algorithm, self._job.spaces
+            )[scope].agent_classes(self._job.spaces)
+            for agent in each.agents
+        }
+        return tuple(group for group in self._groups if group.agents[0] in agents)
+
+    def _play(self, rollout: int, acting: States) -> Trajectory:
+        spec, spaces = self._job.spec, self._job.spaces
+        seed = actor_seed(spec.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, rollout, 0)
+        lane = Lane(registry.make(spec.env.name, spec.env.options, spec.actors.envs, with_state=self._job.with_state))
+        lane.begin(seed)
+        of_agent = {agent: acting[group.policy] for group in self._groups for agent in group.agents}
+        policies = [
+            ActingPolicies.from_states(each, [of_agent[agent] for agent in each.agents]) for each in spaces.classes
+        ]
+        return lane.roll(policies, steps=spec.actors.steps, seed=seed, with_state=self._job.with_state, index=None)[0]
+
+    def _gradient(self, learn: Learn) -> dict[str, Arrays]:
+        found: dict[str, Arrays] = {}
+        for scope, learner in enumerate(self._learners):
+            groups = self._of(scope)
+            for name in learner.names(groups):
+                learner.load(name, self.states[learn.clock][name])
+            peers = tuple({name: s.acting for name, s in self.states[clock].items()} for clock in learn.peers)
+            taken = [self._trajectories[number] for number in learn.rollouts]
+            inputs = RoundInput(learn.learner, learn.after, self._job.spec.seed, groups, taken, peers=peers)
+            found |= learner.gradients(inputs).gradients
+        return found
+
+    def _apply(self, aggregation: Aggregation) -> None:
+        gradients = [self._gradients[learner_of(each.gradient)] for each in aggregation.gradients]
+        before = sum(each.gradient.env_steps for past in self.aggregations[:-1] for each in past.gradients)
+        steps = self._job.spec.algorithm.net_steps(before)
+        separate = self._config.aggregation.step == "separate"
+        self.states.append(
+            {
+                name: applied(state, [each[name] for each in gradients], aggregation.weights, steps, separate=separate)
+                if name in gradients[0]
+                else state
+                for name, state in self.states[-1].items()
+            }
+        )
+
+
+def check_same_weights(folder: RunFolder) -> Asynchronous:
+    """Compare the last checkpoint of a job that has ended with what one process comes to, and its records."""
+    given, _ = folder.load()
+    records = list(folder.records())
+    alone = Asynchronous(prepare(given))
+    alone.follow(records)
+    for record, aggregation in zip(records, alone.aggregations, strict=True):
+        assert record.aggregation is not None
+        found = [(each.learner, each.staleness, each.env_steps) for each in record.aggregation.gradients]
+        assert found == [
+            (learner_of(each.gradient), each.staleness, each.gradient.env_steps) for each in aggregation.gradients
+        ]
+    saved = folder.checkpoints.load(len(records)).policies
+    assert saved.keys() == alone.states[-1].keys()
+    for name, state in alone.states[-1].items():
+        assert tuple(map(bytes, saved[name].blobs.values())) == serial.encode(state), name
+    return alone

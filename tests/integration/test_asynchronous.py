@@ -1,0 +1,164 @@
+"""Asynchronous jobs: their records say what happened, and nothing that is interrupted makes them say it wrongly.
+
+The order of events differs from run to run. So each test computes the job's last versions once more from its records,
+in one process (`one_process_asynchronous`), and compares bits.
+"""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from marless.errors import SpecError
+from marless.job import prepare
+from marless.replay import replayed
+from marless.schedules.arrivals import read
+from marless.spec import StopSpec
+from services.coordinator.state.run_folder import RunFolder
+from tests.integration.one_process_asynchronous import check_same_weights
+from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import spec as spec_of
+from tests.integration.test_same_weights import RIVALS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_serials = count()
+ROUNDS = 8
+EVERYTHING = {
+    "actors": {"count": 3, "envs": 2, "steps": 5, "episodes": "fresh"},
+    "algorithm": {"name": "ippo", "truncation": "least"},
+    "schedule": {"name": "stellaris", "learners": 2},
+    "stop": {"rounds": ROUNDS},
+}
+
+
+def new(tmp_path, **changes) -> RunFolder:
+    return created(tmp_path / f"asynchronous-{next(_serials)}", spec_of(**EVERYTHING, **changes))
+
+
+def check(folder: RunFolder, *, lost: bool = False) -> list:
+    """Weights, and that each rollout is learned from at most once; nothing is lost unless it may be."""
+    records = list(folder.records())
+    assert [record.round for record in records] == list(range(ROUNDS))
+    learned = Counter(r for record in records for g in record.aggregation.gradients for r in g.rollouts)
+    assert set(learned.values()) == {1}
+    assert lost or records[-1].aggregation.lost == 0
+    check_same_weights(folder)
+    return records
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"env": RIVALS},
+        {"algorithm": {"name": "mappo"}},
+        {"algorithm": {"name": "impact"}},
+        {"schedule": {"name": "stellaris", "batch": 2, "aggregation": {"rule": "softsync", "gradients": 2}}},
+        {"schedule": {"name": "stellaris", "aggregation": {"rule": "stellaris", "step": "separate"}}},
+        {"schedule": {"name": "stellaris", "barrier": True, "aggregation": "sync", "learners": 3}},
+    ],
+    ids=["ippo", "two classes", "joint critic", "impact", "softsync", "separate steps", "barrier"],
+)
+async def test_services_compute_what_one_process_computes(cluster, tmp_path, changes):
+    folder = created(tmp_path / f"asynchronous-{next(_serials)}", spec_of(**EVERYTHING | changes))
+    await succeeded(cluster, folder)
+    records = check(folder)
+    assert records[-1].newest_evaluation is not None
+
+
+async def test_a_record_has_what_was_billed(cluster, tmp_path):
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    for record in folder.records():
+        kinds = Counter(each.function for each in record.invocations)
+        happened = Counter(each.kind for each in read(record.aggregation.arrivals))
+        assert kinds["actor"] == happened["rollout"]
+        assert kinds["learner"] == happened["gradient"]
+        assert kinds["parameter"] == 1
+        assert record.actors == 3
+        assert bool(record.returns) == bool(happened["rollout"])  # each rollout ends its episodes
+
+
+async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path):
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    again = created(tmp_path / "again", replayed(folder.load()[0], list(folder.records())))
+    await succeeded(cluster, again)
+    assert [each.aggregation.arrivals for each in again.records()] == [
+        each.aggregation.arrivals for each in folder.records()
+    ]
+    assert outcome(again)[1] == outcome(folder)[1]
+
+
+async def test_an_order_that_is_another_jobs_is_refused(cluster, tmp_path):
+    folder = created(tmp_path / "other", spec_of(**EVERYTHING | {"schedule": {"name": "stellaris", "order": "r7:10"}}))
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert "r7:10 is to happen next, and it is not under way" in run.status.reason
+
+
+PLACES = ("pending.before", "pending.after", "record.before", "record.after")
+
+
+@pytest.mark.parametrize(
+    ("place", "passes"),
+    [*((place, passes) for place in PLACES for passes in (1, 4)), ("checkpoint.after", 1), ("drop.before", 1)],
+)
+async def test_a_coordinator_that_is_killed(cluster, tmp_path, kill_at, place, passes):
+    folder = new(tmp_path)
+    kill_at(f"coordinator.{place}", passes)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    check(folder, lost=True)
+
+
+@pytest.mark.parametrize("service", ["actor_pool", "learner_pool", "param_store"])
+@pytest.mark.parametrize("call", ["sample", "gradient"])
+async def test_a_service_that_is_restarted(cluster, tmp_path, after, service, call):
+    folder = new(tmp_path)
+    after(call, 5, restarted(cluster, service))
+    await succeeded(cluster, folder)
+    check(folder, lost=True)
+
+
+@pytest.mark.parametrize(("call", "number"), [("sample", 14), ("gradient", 6)])
+async def test_a_store_that_loses_everything(cluster, tmp_path, after, call, number):
+    folder = new(tmp_path)
+    after(call, number, lambda: cluster.store.delete_job(folder.path.name), before=True)
+    await succeeded(cluster, folder)
+    records = check(folder, lost=True)
+    assert any("x" in record.aggregation.arrivals for record in records)
+
+
+@pytest.mark.parametrize("failpoint", ["actor.upload.before:3", "learner.publish.before:3"])
+async def test_workers_that_die(cluster, tmp_path, failpoint):
+    folder = new(tmp_path)
+    async with dying(cluster, f"{failpoint.partition('.')[0]}_pool", failpoint):
+        await succeeded(cluster, folder)
+    check(folder)
+
+
+async def test_a_resumed_job_goes_on_from_its_last_version(cluster, tmp_path):
+    folder = new(tmp_path)
+    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": 3})}))
+    await succeeded(cluster, folder)
+    assert folder.own()
+    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
+    await succeeded(cluster, folder)
+    check(folder, lost=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"actors": {"count": 2, "envs": 2, "steps": 5}}, "actors.episodes: fresh"),
+        ({"algorithm": {"name": "vdn"}}, "net_steps"),
+        ({"scaling": "nitro"}, "measure nothing else"),
+        ({"sharing": "marless"}, "measure nothing else"),
+        ({"schedule": {"name": "stellaris", "barrier": True, "batch": 2}}, "3 actors do not make whole batches"),
+    ],
+)
+async def test_what_cannot_be_is_refused(changes, reason):
+    with pytest.raises(SpecError, match=reason):
+        prepare(spec_of(**EVERYTHING | changes))
