@@ -2,7 +2,8 @@
 
 `python -m bench.parameter_function --json parameter_function.json`. Four learners publish gradients, one after another
 and each through a connection of its own. Meanwhile one Aggregate after another applies the next four and removes them.
-Policy and critic together have as many parameters as a gradient numbers.
+Policy and critic together have as many parameters as a gradient numbers. For comparison: aggregations while nothing is
+published ("alone"), and four clients that publish as many bytes, without aggregations ("publishes/s alone").
 
 The store's own figures are `vcpu_s` (reading gradients and state, Adam, writing the new state) and the time from its
 start to its end, which includes reading from Redis and the transaction. CPU seconds are those of store and Redis, for
@@ -23,7 +24,7 @@ from safetensors import numpy as safetensors
 from bench import harness
 from bench.aggregation import SIZES, blobs, fresh
 from bench.harness import Row, spread
-from bench.param_store import store_process
+from bench.param_store import store_process, throughput
 from marless.aggregation import gradient_file
 from marless.algos.ppo.ippo import IPPOConfig
 from marless.nets import serial
@@ -52,6 +53,8 @@ class Run:
     cpu_s: float
     function_cpu_s: float
     function_wall_s: float
+    alone_s: float
+    """As `function_wall_s`, while nothing is published."""
     publish_s: float
     """Of the publishes of gradients, from the call to the answer."""
     count: int
@@ -75,18 +78,40 @@ async def measured(connect: Callable[[], ParamStore], job: str, units: int, roun
         for learner in learners:
             learner.cancel()
         await asyncio.gather(*learners, return_exceptions=True)
-    function_cpu_s, function_wall_s = sum(each.vcpu_s for each in made), sum(each.end_s - each.start_s for each in made)
-    return Run(wall_s, cpu_s, function_cpu_s, function_wall_s, publish_s, LEARNERS * rounds)
+    made_alone = await _alone(coordinator, job, 1 + WARM_UP + rounds, rounds, files)
+    return Run(
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        function_cpu_s=sum(each.vcpu_s for each in made),
+        function_wall_s=sum(each.end_s - each.start_s for each in made),
+        alone_s=sum(each.end_s - each.start_s for each in made_alone),
+        publish_s=publish_s,
+        count=LEARNERS * rounds,
+    )
 
 
 async def _learn(store: ParamStore, job: str, slot: int, data: bytes, waiting: asyncio.Queue[_Sent]) -> None:
     """Publish gradients without end, each as soon as there is room for it in the queue."""
     for number in count(slot, LEARNERS):
-        name = gradients.name_of(number, 0)
-        write = PolicyWrite(name, 0, gradients.request_id(job, number, 0, [number], [1]), {gradients.PART: data})
         start_s = time.perf_counter()
-        versions = await store.publish(job, 1, number, [write])
-        await waiting.put(_Sent(WeightedGradient(versions, 1.0), time.perf_counter() - start_s))
+        gradient = await _publish(store, job, number, data)
+        await waiting.put(_Sent(gradient, time.perf_counter() - start_s))
+
+
+async def _publish(store: ParamStore, job: str, number: int, data: bytes) -> WeightedGradient:
+    name = gradients.name_of(number, 0)
+    write = PolicyWrite(name, 0, gradients.request_id(job, number, 0, [number], [1]), {gradients.PART: data})
+    return WeightedGradient(await store.publish(job, 1, number, [write]), 1.0)
+
+
+async def _alone(store: ParamStore, job: str, head: int, rounds: int, files: list[bytes]) -> list[Aggregated]:
+    """So many aggregations, each after its gradients have been published."""
+    made, steps = [], IPPOConfig.model_validate({}).net_steps(0)
+    for version in range(head, head + rounds):
+        first = 10**6 + LEARNERS * version
+        sent = [await _publish(store, job, first + slot, data) for slot, data in enumerate(files)]
+        made.append(await store.aggregate(job, 1, version, {POLICY: version}, sent, steps))
+    return made
 
 
 async def _aggregations(
@@ -114,18 +139,22 @@ async def measure(runs: int, rounds: int) -> list[Row]:
     async with store_process() as connect:
         for size, units in SIZES.items():
             harness.say(f"{size} …")
-            took = [
-                await measured(connect, f"aggregate-{size.replace(' ', '')}-{run}", units, rounds)
-                for run in range(runs)
-            ]
+            took, publishes = [], []
+            for run in range(runs):
+                job = f"aggregate-{size.replace(' ', '')}-{run}"
+                took.append(await measured(connect, job, units, rounds))
+                size_bytes = len(blobs(fresh(units), 1)[0])
+                publishes.append((await throughput(connect, f"{job}-publish", size_bytes, rounds))[0])
             rows.append(
                 {
                     "gradient": size,
                     "function, CPU ms a gradient": _ms(took, lambda run: run.function_cpu_s),
                     "function, ms a gradient": _ms(took, lambda run: run.function_wall_s),
+                    "alone, ms a gradient": _ms(took, lambda run: run.alone_s),
                     "publish, ms a gradient": _ms(took, lambda run: run.publish_s),
                     "store and Redis, CPU ms a gradient": _ms(took, lambda run: run.cpu_s),
                     "gradients/s": spread([run.count / run.wall_s for run in took]).cell(0),
+                    "publishes/s alone": spread(publishes).cell(0),
                 }
             )
     return rows
