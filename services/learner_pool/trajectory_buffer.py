@@ -38,6 +38,7 @@ from services.learner_pool.content import (
     headers_of,
     valid_ones,
 )
+from services.learner_pool.opening import UNKNOWN, Opening
 from services.learner_pool.reservations import Reservations
 
 CHECK_INLINE_BYTES = 2**16
@@ -65,6 +66,8 @@ class _OpenJob:
     ahead: int
     """How many rounds after that one may be rolled out already; trajectories of all others are refused. If it is more
     than one, the job's schedule has no rounds: no room is reserved, and each rollout is a "round" of one actor."""
+    opening: Opening
+    """The newest request that has opened the job."""
     waiting: dict[tuple[int, int], TrajectoryFile] = field(default_factory=dict)
     """The accepted trajectories by (round, actor index)."""
     kept: dict[Path, int] = field(default_factory=dict)
@@ -102,10 +105,20 @@ class TrajectoryBuffer:
         """Bytes of trajectories that are buffered or being uploaded, and bytes reserved for others."""
         return self.room.held_bytes
 
-    def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int, ahead: int = 0) -> None:
+    def open(
+        self,
+        job: str,
+        schema: TrajectorySchema,
+        *,
+        epoch: int,
+        round_: int,
+        ahead: int = 0,
+        opening: Opening = UNKNOWN,
+    ) -> None:
         """Accept uploads of a job's next round, and of those `ahead` after it, under this epoch.
 
-        A job that is open already keeps its trajectories of these rounds.
+        A job that is open already keeps its trajectories of these rounds. A request that arrives late or twice changes
+        nothing: the job's round may have advanced since.
 
         Trajectories that were accepted under an earlier epoch stay valid, as they depend only on the job's seed, the
         round and the versions. The epoch decides which coordinator's actors may upload from now on.
@@ -113,11 +126,13 @@ class TrajectoryBuffer:
         known = self._jobs.get(job)
         if known is None or (known.schema, known.ahead) != (schema, ahead):
             self.close(job)
-            self._jobs[job] = _OpenJob(schema, epoch, round_, ahead)
+            self._jobs[job] = _OpenJob(schema, epoch, round_, ahead, opening)
             self.reservations.open(job, least_bytes=schema.bytes_with(0), usual_bytes=schema.bytes_with(schema.batch))
+        elif opening.is_past(known.opening):
+            return
         elif known.round != round_:  # also back to a round whose update was not recorded, or whose versions were lost
             self._go_to(job, round_)
-        self._jobs[job].epoch = epoch
+        self._jobs[job].epoch, self._jobs[job].opening = epoch, opening
 
     def epoch(self, job: str) -> int:
         """The epoch under which a job is open; 0 if it is not."""

@@ -20,6 +20,7 @@ from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import update_results
 from services.learner_pool.computed import Computed, check_published, other_groups
+from services.learner_pool.opening import Opening
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import Answered, LearnTasks, OpenJob, Running, by_scope, check_versions, heard
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
@@ -48,6 +49,7 @@ class Updates:
         check_groups(request.groups)
         check_number("epoch", request.epoch)
         check_number("round", request.round)
+        check_number("opening", request.opening)
         spec, spaces = await asyncio.to_thread(_read, request)
         await self._check_newest(request.job, request.epoch)
         known = self._tasks.jobs.get(request.job)
@@ -62,7 +64,8 @@ class Updates:
         opened = self._tasks.jobs[request.job]
         schema, schedule = schema_of(spec, spaces), spec.schedule
         ahead = MAX_COUNT if schedule.overlapping else schedules.made(schedule).ahead
-        self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
+        opening = Opening(request.opener, request.opening)
+        self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead, opening=opening)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
         self._buffer.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
         await self._open_replays(request.job, sizes)

@@ -33,6 +33,7 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import check_checksum, declared_bytes, views
+from services.learner_pool.opening import UNKNOWN, Opening
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile, UploadCounts
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
@@ -579,6 +580,18 @@ async def test_a_round_that_has_not_begun_is_refused_also_in_a_pool_that_saw_non
     buffer.advance("job", 8)
     assert await upload(buffer, blank(TINY), round_=8, epoch=1)
     buffer.shutdown()
+
+
+async def test_a_request_to_open_a_job_that_arrives_late_or_twice_does_not_bring_its_round_back(buffer):
+    buffer.open("job", TINY, epoch=EPOCH, round_=2, opening=Opening("first", 3))
+    buffer.advance("job", 3)
+    for late in (3, 2):
+        buffer.open("job", TINY, epoch=EPOCH, round_=2, opening=Opening("first", late))
+        assert await upload(buffer, reward(late), round_=3, index=late - 2)
+    for newer in (Opening("first", 4), Opening("second", 1), UNKNOWN):  # the update of a round was not recorded
+        buffer.open("job", TINY, epoch=EPOCH, round_=2, opening=newer)
+        assert await upload(buffer, blank(TINY), round_=2)
+        buffer.advance("job", 3)
 
 
 async def test_an_epoch_that_ends_during_an_upload_fences_it(buffer, tmp_path):

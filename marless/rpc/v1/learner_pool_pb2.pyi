@@ -30,6 +30,8 @@ class OpenJobRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     SPACES_JSON_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     epoch: _builtins.int
@@ -37,6 +39,10 @@ class OpenJobRequest(_message.Message):
     """of the environment, which the learner pool cannot always make itself"""
     round: _builtins.int
     """the next round: uploads of others are refused"""
+    opener: _builtins.str
+    """names the epoch uniquely, also if the store counts epochs from 1 again"""
+    opening: _builtins.int
+    """number of this request among its opener's: a late or repeated one changes no round"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     def __init__(
@@ -48,10 +54,12 @@ class OpenJobRequest(_message.Message):
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         spaces_json: _builtins.str = ...,
         round: _builtins.int = ...,
+        opener: _builtins.str = ...,
+        opening: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "opener", b"opener", "opening", b"opening", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

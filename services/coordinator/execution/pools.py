@@ -109,11 +109,23 @@ class Pools:
         self._learners: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(learner_pool.channel)
         self.store = store
 
-    async def open_job(self, job_id: str, job: Job, epoch: int, groups: Sequence[Group], *, round_: int) -> Versions:
+    async def open_job(
+        self,
+        job_id: str,
+        job: Job,
+        epoch: int,
+        groups: Sequence[Group],
+        *,
+        round_: int,
+        opener: str = "",
+        opening: int = 0,
+    ) -> Versions:
         """Declare a job to the learner pool; returns the newest version of every policy and joint critic.
 
         Args:
             round_: The job's next round.
+            opener: Names the epoch uniquely; "" if this call is not numbered.
+            opening: The number of this call among its opener's: of two that arrive out of order, the later one counts.
         """
         request = learner_pool_pb2.OpenJobRequest(
             job=job_id,
@@ -123,6 +135,8 @@ class Pools:
             epoch=epoch,
             groups=groups_of(groups, {}),
             round=round_,
+            opener=opener,
+            opening=opening,
         )
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
         self._sink = reply.address or self._sink

@@ -42,6 +42,8 @@ class Recovery:
         self.snapshots = Snapshots(job_id, folder, pools.store, log)
         self.epoch = 0
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
+        self._epoch_id = ""
+        self._openings = 0
         self._opened = False
         self._restored = False
 
@@ -86,7 +88,13 @@ class Recovery:
             await self.snapshots.start_from(start, self.epoch)
         groups = self._job.sharing.decide(self._journal.history).groups
         round_ = 0 if self._job.spec.schedule.overlapping else self._journal.rounds  # else rollouts have other numbers
-        opened = await self._pools.open_job(self._id, self._job, self.epoch, groups, round_=round_)
+        self._openings += 1
+        opened = await self._pools.open_job(
+            *(self._id, self._job, self.epoch, groups),
+            round_=round_,
+            opener=self._epoch_id,
+            opening=self._openings,
+        )
         if start and (strangers := sorted(start.policies.keys() - opened.keys())):  # joint critics
             raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job does not use")
         return opened
@@ -135,7 +143,8 @@ class Recovery:
         """Acquire a new epoch: from here on, only this coordinator can publish for the job."""
         self._folder.check_owned()
         reach("coordinator.epoch.before")
-        self.epoch = await self._pools.store.acquire_epoch(self._id, f"{self._id}/{secrets.token_hex(8)}")
+        self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
+        self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id)
         reach("coordinator.epoch.after")
 
 
