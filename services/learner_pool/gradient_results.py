@@ -32,29 +32,24 @@ def request_id(task: learner_pool_pb2.LearnTask) -> str:
     return gradients.request_id(task.job, task.gradient.learner, task.scope, task.gradient.rollouts, versions)
 
 
-async def published(
-    store: ParamStore, task: learner_pool_pb2.LearnTask
-) -> tuple[int, learner_pool_pb2.LearnResult | None]:
-    """The newest version under the gradient's name (0: none), and its result if it is what this task computes."""
+async def published(store: ParamStore, task: learner_pool_pb2.LearnTask) -> learner_pool_pb2.LearnResult | None:
+    """The result of this task if the store has its gradient, else None."""
     name = name_of(task)
     listed = (await store.list(task.job)).policies.get(name)
-    if listed is None:
-        return 0, None
+    if listed is None or listed.req_id != request_id(task):
+        return None
     version = listed.head.version
-    if listed.req_id != request_id(task):
-        return version, None
     report = (await store.get(task.job, {name: version}, (update_results.PART,)))[name].blobs[update_results.PART]
     found = json_format.Parse(bytes(report), learner_pool_pb2.LearnResult(), ignore_unknown_fields=True)
-    return version, located(task, version, found)
+    return located(task, version, found)
 
 
 def write(
     task: learner_pool_pb2.LearnTask,
     found: Mapping[str, Arrays],
-    expected: int,
     result: learner_pool_pb2.LearnResult,
 ) -> PolicyWrite:
-    """The publish of a gradient and of its report, after version `expected`.
+    """The publish of a gradient and of its report, as the first version under its name.
 
     Raises SpecError for values that are not finite.
     """
@@ -66,7 +61,7 @@ def write(
             )
     report = json_format.MessageToJson(result, preserving_proto_field_name=True, indent=None).encode()
     blobs = {gradients.PART: gradient_file.encode(found), update_results.PART: report}
-    return PolicyWrite(policy=name_of(task), expected=expected, req_id=request_id(task), blobs=blobs)
+    return PolicyWrite(policy=name_of(task), expected=0, req_id=request_id(task), blobs=blobs)
 
 
 def located(

@@ -85,7 +85,7 @@ class Gradients:
         """The results of all tasks if the store has all of them, else None."""
         results = []
         for task in tasks:
-            _, result = await gradient_results.published(self._store, task)
+            result = await gradient_results.published(self._store, task)
             if result is None:
                 return None
             results.append(result)

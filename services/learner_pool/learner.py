@@ -22,7 +22,7 @@ from marless.core.state import REPLAY
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import EnvSpaces
-from marless.errors import CorruptError, SpecError, UnavailableError
+from marless.errors import ConflictError, CorruptError, SpecError, UnavailableError
 from marless.failpoint import reach
 from marless.job import replay_of
 from marless.log import structlog
@@ -219,10 +219,11 @@ class Learning:
     async def _gradient(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
     ) -> learner_pool_pb2.LearnResult:
-        """Compute a gradient and publish it, unless the store has it. The held states stay as they are."""
-        head, done = await gradient_results.published(self._store, task)
-        if done:
-            return done
+        """Compute a gradient and publish it. The held states stay as they are.
+
+        If the store has the gradient already, it answers with its version; one that the same learner has computed from
+        other rollouts is followed.
+        """
         await self._hold(task.job, held, _starts(task, held.learner.names(groups)))
         read = task.gradient.peers if peers.are_read(held.spec.algorithm) else ()
         inputs = RoundInput(
@@ -239,9 +240,14 @@ class Learning:
         result = learner_pool_pb2.LearnResult(functions=functions)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        write = gradient_results.write(task, output.gradients, head, result)
+        write = gradient_results.write(task, output.gradients, result)
         reach("learner.publish.before")
-        versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
+        try:
+            versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
+        except ConflictError:
+            before = (await self._store.list(task.job)).policies[write.policy].head.version
+            again = replace(write, expected=before)
+            versions = await self._store.publish(task.job, task.epoch, inputs.round, [again])
         reach("learner.publish.after")
         return gradient_results.located(task, versions[write.policy], result)
 

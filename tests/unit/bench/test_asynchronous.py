@@ -1,44 +1,82 @@
 """The program that trains asynchronously on modelled slots: its work learns, and its times are those of versions."""
 
+from pathlib import Path
+
 import pytest
 
-from bench.asynchronous import RULES, Run, measured, row, run
-from marless.simulation.asynchronous import Durations
+from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
+from bench.asynchronous_work import Result, Setting, System, trained
+from marless.simulation.asynchronous import Durations, Machines
 
 DURATIONS = Durations(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
 
 
-def trained(name: str, gradients: int = 100) -> Run:
-    return run(name, 0, actors=2, learners=2, machines="even", durations=DURATIONS, gradients=gradients, lr=1e-3)
+def setting(rollouts: int = 100, machines: Machines = Machines()) -> Setting:  # noqa: B008  # frozen
+    return Setting(actors=2, learners=2, machines=machines, durations=DURATIONS, update_s=[2.0], rollouts=rollouts)
+
+
+def run(name: str, rollouts: int = 100) -> Result:
+    return trained(SYSTEMS[name], setting(rollouts), seed=0, lr=1e-3)
 
 
 def test_equal_runs_come_to_equal_returns_and_other_rules_to_others():
-    first, again, other = trained("async"), trained("async"), trained("softsync of 4")
-    assert first.work.returns == again.work.returns != other.work.returns
-    assert len(first.work.returns) == 2  # one for each 50 gradients
-    assert first.work.env_steps == 100 * 500
+    first, again, other = run("async"), run("async"), run("softsync of 4")
+    assert first == again
+    assert first.returns != other.returns
+    assert len(first.returns) == 2  # one for each 50 rollouts
 
 
-def test_a_return_is_reached_when_the_version_was_published():
-    done = trained("async", 150)
-    at = done.work.evaluated_at[2]
-    assert done.reached_s(-1000.0) == done.course.published_s[at - 1]
-    assert done.reached_s(0.0) is None
+def test_a_round_lasts_as_long_as_its_slowest_actor_and_the_update():
+    found = run("synchronous")
+    assert found.at_s == pytest.approx((25 * 2.5, 50 * 2.5))
+    assert found.worked_s == pytest.approx((25 * 3.0, 50 * 3.0))
+    assert (found.versions, found.staleness) == (50, 0.0)
+    assert found.actors_busy == pytest.approx(0.2)
+
+
+def test_a_pipelined_round_hides_its_actors_behind_the_update_before():
+    assert run("pipelined").at_s == pytest.approx((0.5 + 25 * 2.0, 0.5 + 50 * 2.0))
+
+
+def test_slow_slots_hold_up_a_round():
+    slow = trained(SYSTEMS["synchronous"], setting(50, Machines(slow=0.5)), seed=0, lr=1e-3)
+    assert slow.at_s == pytest.approx((25 * 3.0,))
+
+
+def test_a_return_is_reached_by_three_evaluations_in_a_row():
+    done = run("async", 200)
+    assert done.reached(-1000.0) == 2
+    assert done.reached(0.0) is None
 
 
 def test_a_line_counts_the_seeds_that_got_there():
-    runs = [trained("sync", 150)]
-    line = row("sync", runs, runs, -1000.0)
+    runs = [run("sync", 150)]
+    line = row("sync", 1e-3, runs, runs, -1000.0)
     assert line["seeds there"] == "1 of 1"
-    assert line["sooner than sync"]["median"] == 1.0
-    assert row("sync", runs, runs, 0.0)["seconds to 0"] == "never"
+    assert line["sooner"]["median"] == 1.0
+    assert line["function seconds"]["median"] == pytest.approx(runs[0].worked_s[2], abs=0.1)
+    assert row("sync", 1e-3, runs, runs, 0.0)["seconds to 0"] == "never"
 
 
 def test_durations_are_measured_for_each_kind_of_function():
-    found = measured(1e-3)
+    found, update_s = measured(2)
     assert min(found.sample_s) > 0 and min(found.learn_s) > 0 and found.publish_s > 0
+    assert min(update_s) > max(found.learn_s) / 2  # several epochs
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule_learns_from_something(name):
-    assert trained(name, 20).course.progress.queue.counts.applied >= 20
+def test_the_best_rate_is_the_one_with_which_runs_get_there(tmp_path: Path):
+    runs = Runs(setting(150), tmp_path / "runs.jsonl")
+    reached = {rate: last(runs.get("sync", 1000, rate)) for rate in (1e-5, 2e-3)}
+    assert reached[2e-3] > reached[1e-5]
+    assert best_rate(runs, "sync", list(reached), 1, 0.0) == 2e-3  # none gets there: the better return
+    again = Runs(setting(150), tmp_path / "runs.jsonl")
+    assert again.get("sync", 1000, 2e-3) == runs.get("sync", 1000, 2e-3)
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2  # not made again
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_learns_from_as_many_rollouts(name):
+    system: System = SYSTEMS[name]
+    found = trained(system, setting(50), seed=1, lr=1e-3)
+    assert len(found.returns) == 1
+    assert 0 < found.actors_busy <= 1 and 0 < found.learners_busy <= 1
