@@ -17,6 +17,7 @@ from bench.task import TASK
 from marless.comparison.statistics import difference
 
 SCHEDULES = ("synchronous", "pipelined")
+"""Those that train in rounds, with the same updates; `stellaris` computes one gradient of each rollout instead."""
 ENV_STEPS = 400_000
 EVERY = 20
 """Rounds between evaluations."""
@@ -24,7 +25,12 @@ EVERY = 20
 
 def marless(schedule: str, request: Request) -> Curve:
     """A run of marless under this schedule."""
-    job = marless_job(settings(request) | {"schedule": schedule}, request.timeout_s)
+    given = settings(request) | {"schedule": schedule}
+    if schedule == "stellaris":
+        actors = {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": TASK.episode_steps}
+        given["actors"] = actors | {"episodes": "fresh"}
+        given["evaluation"] = {"every": 2 * request.eval_every, "episodes": TASK.evaluation_episodes}
+    job = marless_job(given, request.timeout_s)
     return rounds(job.records, job.started_s)
 
 
@@ -81,6 +87,7 @@ def main() -> None:
         done = curves(found, args.runs, EVERY)
         harness.report("schedule_returns", about, return_rows(done), {"iteration": TASK.iteration_env_steps}, args.json)
         return
+    found["stellaris"] = partial(marless, "stellaris")
     done = curves(found | systems((), without_marless=True), args.runs, 0)
     rows = [rate_row(name, each) for name, each in done.items()]
     harness.report("schedules", about, rows, rate_headline(done) | {"iteration": TASK.iteration_env_steps}, args.json)

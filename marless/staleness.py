@@ -58,7 +58,7 @@ def course(records: Sequence[RoundRecord]) -> Course | None:
         stalest=max((each.staleness for each in gradients), default=0),
         weight=sum(each.weight for each in gradients) / count,
         waited_s=sum(each.waited_s for each in gradients) / count,
-        because=Counter(each.because for _, each in found),
+        because=dict(Counter(each.because for _, each in found)),
         dropped=last.dropped,
         lost=last.lost,
         refused=last.refused,

@@ -110,6 +110,11 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     from marless.estimates.estimate import course, minimum_s
 
     spec = job.spec
+    if spec.schedule.overlapping:
+        raise SpecError(
+            "--dry-run: no recorded run has these settings, and rounds cannot stand for schedule stellaris; train "
+            "shortly (--set stop.rounds=100), then estimate again with --from RUN"
+        )
     say("no recorded run has these settings: measuring one actor and two updates of this job here …")
     with Working("measuring"):
         found = _calibrated(spec)

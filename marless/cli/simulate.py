@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from marless.cli.job_table import Column
+    from marless.cli.recorded import Recorded
     from marless.estimates.simulate import Replay, Step
     from marless.pricing.charges import Accounting
     from marless.record import Returns, RoundRecord
+    from marless.spec import JobSpec
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
@@ -48,6 +50,9 @@ def simulate(
     with Working(f"reading {job}"):
         found = find(job, at)
     spec = replay.replayed_spec(found.spec, scaling=scaling, sharing=sharing, overrides=override)
+    if spec.schedule.overlapping:
+        _overlapping(found, spec, slots, spec.seed if seed is None else seed, output)
+        return
     with Working("simulating", "rounds") as working:
         done = replay.simulate(found.records, found.spec, spec, slots=slots, seed=seed, told=working.told)
     if output is Output.table:
@@ -58,6 +63,43 @@ def simulate(
         data(json.dumps(_about(done)))
     else:
         show_object(_about(done) | {"rounds": _rounds(done)}, done.job, output)
+
+
+def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, output: Output) -> None:
+    """Model a run of schedule stellaris: its rule on slots, without learning."""
+    from marless.estimates.overlapping import modelled
+    from marless.staleness import course
+
+    done, was = modelled(found.records, spec, slots=slots, seed=seed), course(found.records)
+    assert was is not None  # it has gradients
+    rows: dict[str, tuple[object, object]] = {
+        "seconds": (round(sum(each.spent_s for each in found.records), 3), round(done.course.ended_s, 3)),
+        "actors": (found.records[-1].actors, done.actors),
+        "learners": ("", done.learners),
+        "gradients": (was.gradients, done.gradients),
+        "versions": (was.versions, len(done.course.aggregations)),
+        "staleness": (round(was.staleness, 3), round(done.staleness, 3)),
+        "rollouts too old": (was.dropped, done.course.progress.dropped),
+        "rollouts waiting, at most": (
+            max(each.aggregation.waiting for each in found.records if each.aggregation),
+            done.course.longest_queue,
+        ),
+        "actors busy": (round(was.actors_busy, 3), round(done.course.actors_busy, 3)),
+        "learners busy": ("", round(done.course.learners_busy, 3)),
+    }
+    if output is not Output.table:
+        facts = {name: {"recorded": before, "modelled": after} for name, (before, after) in rows.items()}
+        show_object({"job": found.job, "slots": slots, "seed": seed, **facts}, found.job, output)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "recorded, measured", "modelled"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name, (before, after) in rows.items():
+        table.add_row(name, str(before), str(after))
+    console().print(table)
+    say("modelled: the rule on slots of its own for each function, with recorded durations; nothing learns")
 
 
 def _about(done: Replay) -> dict[str, Any]:  # Any: JSON

@@ -98,10 +98,12 @@ def replayed_spec(recorded: JobSpec, *, scaling: str, sharing: str, overrides: S
             document[section] = {"name": name} | groups
     for each in overrides:
         key = each.partition("=")[0]
-        if key.partition(".")[0] not in ("scaling", "sharing", "functions", "bill", "stop") and key != "actors.count":
+        section = key.partition(".")[0]
+        rule = section == "schedule" and recorded.schedule.overlapping and key != "schedule.name"
+        if section not in ("scaling", "sharing", "functions", "bill", "stop") and key != "actors.count" and not rule:
             raise SpecError(
                 f"--set {each!r}: a replay can change scaling, sharing, functions, bill, stop and actors.count; all "
-                "else is as it was when the rounds were recorded"
+                "else is as it was when the rounds were recorded (schedule stellaris: its settings can change, too)"
             )
         specs.override_field(document, each)
     return specs.parse(document, "replay")

@@ -208,3 +208,11 @@ def test_a_calibration_that_fails_is_one_sentence(marless, job_file, monkeypatch
     code, out, err = marless("submit", job_file, "--dry-run")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1] == "marless: the calibration failed: RuntimeError: out of luck"
+
+
+def test_rounds_cannot_stand_for_an_asynchronous_job(marless, job_file, calibrated):
+    asynchronous = ("--set", "schedule.name=stellaris", "--set", "actors.episodes=fresh")
+    code, out, err = marless("submit", job_file, "--dry-run", *asynchronous)
+    assert (code, out) == (2, "")
+    assert "rounds cannot stand for schedule stellaris; train shortly" in err
+    assert calibrated == []
