@@ -282,6 +282,8 @@ class Stellaris:
     def _fresh(self, progress: Progress) -> Progress:
         """Drop the rollouts that are too old."""
         oldest = progress.queue.clock - self.config.data_lag
+        if all(each.clock >= oldest for each in progress.waiting):
+            return progress
         kept = tuple(each for each in progress.waiting if each.clock >= oldest)
         return replace(progress, waiting=kept, dropped=progress.dropped + len(progress.waiting) - len(kept))
 

@@ -78,8 +78,7 @@ class Asynchronous:
         self._lost_in_a_row = 0
 
     async def __aenter__(self) -> Self:
-        recorded = await asyncio.to_thread(lambda: list(arrivals(self._parts.folder.rounds_path)))
-        self._begin([each for text in recorded for each in events.read(text)])
+        await asyncio.to_thread(self._begin)  # some 100 ms for each thousand versions
         restored = self._parts.recovery.take_restored()
         if restored or not await self._resume():
             self._parts.rolled_out.lost()
@@ -145,8 +144,9 @@ class Asynchronous:
         self._since, self._pending = Since(), None
         self._forget()
 
-    def _begin(self, recorded: list[Arrival]) -> None:
+    def _begin(self) -> None:
         """Bring the rule to the state after the recorded events."""
+        recorded = [each for text in arrivals(self._parts.folder.rounds_path) for each in events.read(text)]
         self._follow(self._rule.begin())
         for each in recorded:
             self._follow(self._rule.step(self._progress, each))
@@ -195,6 +195,8 @@ class Asynchronous:
         """Start what is due, with the versions of its clock."""
         due, self._due = self._due, []
         for command in due:
+            if isinstance(command, Learn):
+                self._gradients.begins(command.learner)
             self._tasks[command] = task = asyncio.create_task(self._do(command, plan))
             task.add_done_callback(partial(self._has_ended, command))
 

@@ -43,6 +43,11 @@ class StoredGradients:
                 self.unneeded |= parts
         return len(self._parts) == len(waiting)
 
+    def begins(self, learner: int) -> None:
+        """A learner begins: what an earlier one of its number has left is followed, or found, and removed with it."""
+        names = [gradients.name_of(learner, scope) for scope in range(self._scopes)]
+        self.unneeded = {name: version for name, version in self.unneeded.items() if name not in names}
+
     def put(self, learner: int, parts: Parts) -> None:
         """A learner's gradient has arrived."""
         self._parts[learner], self._arrived_s[learner] = parts, time.monotonic()

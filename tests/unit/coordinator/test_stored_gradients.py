@@ -43,6 +43,16 @@ def test_what_is_refused_is_removed_with_the_next_version():
     assert gradients.unneeded == {}
 
 
+def test_what_a_learner_of_the_same_number_follows_is_not_removed_before_it():
+    """A coordinator that is interrupted forgets events, and gives the same numbers once more."""
+    gradients = StoredGradients(1)
+    assert gradients.find(PRESENT, waiting=[], learning=[])
+    assert "gradient/5/0" in gradients.unneeded
+    gradients.begins(5)
+    assert "gradient/5/0" not in gradients.unneeded
+    assert "gradient/4/0" in gradients.unneeded
+
+
 @pytest.mark.parametrize("scopes", [1, 2])
 def test_what_an_earlier_coordinator_had_applied_has_its_usual_names(scopes):
     names = {f"gradient/6/{scope}": 1 for scope in range(scopes)}
