@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.errors import SpecError
-from marless.pricing.usage import HOST, WHOLE, usage
+from marless.pricing.usage import HOST, PARAMETER, WHOLE, usage
 from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.schedules.base import Schedule
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
@@ -231,7 +231,7 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
     A learner is left out if the functions inside it are recorded.
     """
     hosts = {each.index: each for each in record.invocations if each.function == HOST}
-    hosting = {each.index for each in record.invocations if each.function not in (*WHOLE, HOST)}
+    hosting = {each.index for each in record.invocations if each.function not in (*WHOLE, HOST, PARAMETER)}
     counted = [each for each in record.invocations if each.function != HOST or each.index not in hosting]
     return [
         (each, use.seconds + awaited(each if each.function in WHOLE else hosts.get(each.index, each)))

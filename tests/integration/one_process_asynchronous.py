@@ -126,11 +126,13 @@ class Asynchronous:
         )
 
 
-def check_same_weights(folder: RunFolder) -> Asynchronous:
-    """Compare the last checkpoint of a job that has ended with what one process comes to, and its records."""
-    given, _ = folder.load()
+def check_same_weights(folder: RunFolder, alone: Asynchronous | None = None) -> Asynchronous:
+    """Compare the last checkpoint of a job that has ended with what one process comes to, and its records.
+
+    `alone` has followed nothing yet; by default it is a new one.
+    """
     records = list(folder.records())
-    alone = Asynchronous(prepare(given))
+    alone = alone or Asynchronous(prepare(folder.load()[0]))
     alone.follow(records)
     for record, aggregation in zip(records, alone.aggregations, strict=True):
         assert record.aggregation is not None

@@ -9,11 +9,12 @@ from itertools import count
 
 import pytest
 
-from marless.errors import SpecError
+from marless.errors import SpecError, UnreachableError
 from marless.job import prepare
 from marless.replay import replayed
 from marless.schedules.arrivals import read
 from marless.spec import StopSpec
+from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
@@ -120,6 +121,28 @@ async def test_a_service_that_is_restarted(cluster, tmp_path, after, service, ca
     after(call, 5, restarted(cluster, service))
     await succeeded(cluster, folder)
     check(folder, lost=True)
+
+
+async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(cluster, tmp_path, after, monkeypatch):
+    """What was sampled under them before, perhaps with other versions, is replaced."""
+    begun: Counter[tuple[int, int]] = Counter()
+    sample = Pools.sample
+
+    async def counted(pools, job_id, job, rollout, *args, epoch):
+        begun[rollout, epoch] += 1
+        return await sample(pools, job_id, job, rollout, *args, epoch=epoch)
+
+    async def trouble():
+        raise UnreachableError("actor_pool: it is gone")
+
+    monkeypatch.setattr(Pools, "sample", counted)
+    after("sample", 5, trouble)
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    check(folder)
+    assert {epoch for _, epoch in begun} == {1, 2}
+    assert set(begun.values()) == {1}
+    assert len({rollout for rollout, _ in begun}) < len(begun)
 
 
 @pytest.mark.parametrize(("call", "number"), [("sample", 14), ("gradient", 6)])

@@ -7,13 +7,15 @@ missing, trained twice, in another order or made by other weights changes all we
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from marless.algos.learner import LearnerContext, RoundInput, UpdateOutput
+from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
+from marless.core.functions import FunctionRun
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.episodes import EpisodeStats
@@ -23,8 +25,10 @@ from services.actor_pool import actor as actors
 from services.actor_pool.actor import Actor
 from services.actor_pool.lanes import Lanes
 
-NUMBERS = 4
-"""Numbers of a policy."""
+INPUTS = 3
+"""Of a policy's net, whose layer has one output, and one bias."""
+HALF = np.float32(2**15)
+"""Half of the range of `numbers`."""
 
 
 class WrongInputError(AssertionError):
@@ -50,7 +54,7 @@ def numbers(seed: bytes, count: int) -> np.ndarray:
 
 def _of(acting: Mapping[str, Any]) -> bytes:
     """A digest of the weights that the agents act with."""
-    return digest(*(each for agent in sorted(acting) for each in (agent, acting[agent].acting["weights"])))
+    return digest(*(each for agent in sorted(acting) for each in (agent, *_weights(acting[agent]))))
 
 
 class Canned:
@@ -142,15 +146,35 @@ class CannedLearner:
         said = [tuple(int(each["reward/0"][0, agent, 0]) for agent in (0, 1)) for each in inputs.trajectories]
         if said != [(inputs.round, index) for index in range(len(said))]:
             raise WrongInputError(f"round {inputs.round} is trained on trajectories of (round, actor) {said}")
-        trained = digest(*(array for each in inputs.trajectories for _, array in sorted(each.arrays.items())))
         metrics = {}
         for group in inputs.groups:
-            before = self._held[group.start].acting["weights"]
-            self._held[group.policy] = _state(digest(before, trained, inputs.round, inputs.env_steps))
-            metrics[group.policy] = {"loss": float(self._held[group.policy].acting["weights"][0])}
+            self._held[group.policy] = state = _state(self._trained(group, inputs))
+            metrics[group.policy] = {"loss": float(_weights(state)[0][0, 0])}
         return UpdateOutput(metrics=metrics, runs=())
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        found = {}
+        for group in inputs.groups:
+            gradient_D = numbers(self._trained(group, inputs), INPUTS + 1) / HALF - 1
+            found[group.policy] = {"policy": gradient_D}
+        metrics = {name: {"loss": float(each["policy"][0])} for name, each in found.items()}
+        runs = tuple(FunctionRun("policy", name, time.time(), time.time(), 0.001) for name in found)
+        return GradientOutput(gradients=found, metrics=metrics, runs=runs)
+
+    def _trained(self, group: Group, inputs: RoundInput) -> bytes:
+        """A digest of all that training this group depends on."""
+        arrays = (array for each in inputs.trajectories for _, array in sorted(each.arrays.items()))
+        before = self._held[group.start]
+        return digest(*_weights(before), *arrays, inputs.round, inputs.env_steps)
+
+
+def _weights(state: PolicyState) -> tuple[Any, Any]:
+    return state.acting["policy.0.weight"], state.acting["policy.0.bias"]
 
 
 def _state(seed: bytes) -> PolicyState:
-    weights = numbers(seed, NUMBERS)
-    return PolicyState(acting={"weights": weights}, learning={"moments": weights + 1}, metadata={"kind": "canned"})
+    """A net that the parameter store can apply gradients to."""
+    weights = numbers(seed, INPUTS + 1) / HALF
+    acting = {"policy.0.weight": weights[None, :INPUTS], "policy.0.bias": weights[INPUTS:]}
+    learning = {"policy.first": weights - 1, "policy.second": weights, "policy.count": np.array(0, np.int64)}
+    return PolicyState(acting=acting, learning=learning, metadata={"kind": "canned"})

@@ -110,6 +110,9 @@ class Checks:
         round_, actor, crc32 = file.header.round, file.header.index, file.header.crc32
         if before and before.header.crc32 == crc32:
             self._found(f"the trajectory of actor {actor}, round {round_} was accepted twice")
+        self._has_content(round_, actor, crc32)
+
+    def _has_content(self, round_: int, actor: int, crc32: int) -> None:
         what = f"the trajectory of actor {actor}, round {round_} has checksum"
         self._equal(self._reference.trajectories, (round_, actor), crc32, what)
 
@@ -146,6 +149,11 @@ class Checks:
         if (state, reason) != ("SUCCEEDED", f"{self._spec.stop.rounds} rounds done"):
             self._found(f"the job ended {state}: {reason}")
             return self._reference
+        self._comes_to_the_same()
+        self._bills()
+        return self._reference
+
+    def _comes_to_the_same(self) -> None:
         came_to = outcome(self._folder)
         if self._makes:
             self._reference.outcome = came_to
@@ -154,16 +162,17 @@ class Checks:
         ):
             if ours != theirs:
                 self._found(f"the job's {what} are {ours}; undisturbed, they are {theirs}")
-        self._bills()
-        return self._reference
 
     def _bills(self) -> None:
         ledger, picos = Ledger(self._spec, prices.merged(self._spec.bill.prices)), 0
         for record in self._records():
             picos += ledger.add(record).picos(self._spec.bill.accounting)
-            actors = sorted({each.index for each in record.invocations if each.function == "actor" and each.vcpu_s})
-            if actors != list(range(record.actors)):
-                self._found(f"the record of round {record.round} bills the actors {actors}")
+            self._bills_all(record)
         summary = json.loads(self._folder.read_status().summary_json)
         if summary["cost_usd"] != usd(picos):
             self._found(f"the summary's cost is {summary['cost_usd']}, that of all invocations {usd(picos)}")
+
+    def _bills_all(self, record: RoundRecord) -> None:
+        actors = sorted({each.index for each in record.invocations if each.function == "actor" and each.vcpu_s})
+        if actors != list(range(record.actors)):
+            self._found(f"the record of round {record.round} bills the actors {actors}")

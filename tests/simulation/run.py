@@ -22,6 +22,8 @@ from marless import spec as specs
 from marless.job import Job, prepare
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
+from services.param_store.aggregation import Aggregator
+from tests.simulation.asynchronous import AsynchronousChecks
 from tests.simulation.chaos import Chaos, drawn
 from tests.simulation.checks import Checks, Reference
 from tests.simulation.loop import Process, VirtualLoop
@@ -31,7 +33,9 @@ from tests.simulation.system import SERVICES, System, production
 
 MOST_S = 600.0
 """Virtual seconds within which a job must end."""
-ROUNDS = 4
+ACTORS, ROUNDS = 2, 4
+MORE_ACTORS, VERSIONS = 3, 5
+"""Of jobs that have no rounds; there are fewer workers than actors."""
 RUNS_A_COLLECTION = 40
 _runs = itertools.count(1)
 
@@ -44,7 +48,19 @@ class Plan:
     episodes: str = "carried"
 
 
-PLANS = tuple(itertools.starmap(Plan, itertools.product(("synchronous", "pipelined"), ("carried", "fresh"))))
+IN_ROUNDS = tuple(itertools.starmap(Plan, itertools.product(("synchronous", "pipelined"), ("carried", "fresh"))))
+ASYNCHRONOUS: dict[str, Any] = {
+    "stellaris": {"name": "stellaris", "learners": 2},
+    "softsync": {
+        "name": "stellaris",
+        "learners": 3,
+        "batch": 2,
+        "aggregation": {"rule": "softsync", "gradients": 2, "step": "separate"},
+    },
+}
+"""Settings of schedule `stellaris`, by the name of the rule of aggregation."""
+OF_VERSIONS = tuple(Plan(name, "fresh") for name in ASYNCHRONOUS)
+PLANS = (*IN_ROUNDS, *OF_VERSIONS)
 
 
 def plan_of(seed: int) -> Plan:
@@ -54,6 +70,7 @@ def plan_of(seed: int) -> Plan:
 
 @cache
 def job_of(plan: Plan) -> Job:
+    actors, rounds = (MORE_ACTORS, VERSIONS) if plan.schedule in ASYNCHRONOUS else (ACTORS, ROUNDS)
     return prepare(
         specs.parse(
             {
@@ -61,12 +78,12 @@ def job_of(plan: Plan) -> Job:
                 "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 2}},
                 "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 1},
                 "model": {"hidden": [2]},
-                "actors": {"count": 2, "envs": 1, "steps": 2, "episodes": plan.episodes, "timeout_s": 20},
+                "actors": {"count": actors, "envs": 1, "steps": 2, "episodes": plan.episodes, "timeout_s": 20},
                 "learner": {"timeout_s": 20},
                 "evaluation": {"every": 2, "episodes": 2, "random_episodes": 2},
                 "checkpoint": {"every": 2, "keep": 2},
-                "schedule": plan.schedule,
-                "stop": {"rounds": ROUNDS},
+                "schedule": ASYNCHRONOUS.get(plan.schedule, plan.schedule),
+                "stop": {"rounds": rounds},
             },
             "spec",
         )
@@ -87,7 +104,10 @@ class Simulation:
         self.descriptors = Descriptors()
         self.trap = Trap(lambda process: process.kill(), self._passed)
         self.problems: list[str] = []
-        self.checks = Checks(self.system, None if seed is None else undisturbed(plan), self._found)
+        if plan.schedule in ASYNCHRONOUS:
+            self.checks: Checks = AsynchronousChecks(self.system, self._found)
+        else:
+            self.checks = Checks(self.system, None if seed is None else undisturbed(plan), self._found)
         self.chaos = Chaos(self.system, self.network, self.trap, self.chance)
         self.weather, self.faults = (Weather(), []) if seed is None else drawn(self.chance)
         self.reference: Reference | None = None
@@ -135,8 +155,9 @@ class Simulation:
             self.reference = self.checks.ended(self.system.state, self.system.reason)
 
     def _watch(self, patched: pytest.MonkeyPatch) -> None:
-        """See what the learner pool takes in, and which updates it is asked for."""
-        store, update, checks = TrajectoryBuffer._store, Updates.update, self.checks
+        """See what the learner pool takes in, and which updates and aggregations the services are asked for."""
+        store, update, aggregate = TrajectoryBuffer._store, Updates.update, Aggregator.run
+        checks = self.checks
 
         def stored(buffer: TrajectoryBuffer, known: Any, file: Any) -> None:
             checks.stored(known.waiting.get((file.header.round, file.header.index)), file)
@@ -146,6 +167,11 @@ class Simulation:
             checks.requested(request.round, request.epoch)
             return await update(updates, request)
 
+        async def aggregated(aggregator: Aggregator, wanted: Any) -> Any:
+            checks.requested(wanted.round, wanted.epoch)
+            return await aggregate(aggregator, wanted)
+
+        patched.setattr(Aggregator, "run", aggregated)
         patched.setattr(TrajectoryBuffer, "_store", stored)
         patched.setattr(Updates, "update", updated)
 

@@ -118,8 +118,9 @@ class System:
         if service == "actor_pool":
             pool = ActorConfig(options, store, workers=2, warm=1, keep_alive_s=600)
             return partial(actor_pool.build, pool, make=make)
+        workers = 2 if self.job.spec.schedule.overlapping else 1
         learners = LearnerConfig(
-            *(options, store), workers=1, threads=1, warm=1, keep_alive_s=600, spool=self.spool, spool_bytes=2**24
+            *(options, store), workers=workers, threads=1, warm=1, keep_alive_s=600, spool=self.spool, spool_bytes=2**24
         )
         return partial(learner_pool.build, learners, make=make)
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from marless.fleet.attendance import Attendance
 from marless.rpc import idempotency
+from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import trajectory_buffer
 from services.param_store import store
-from tests.simulation.run import PLANS, plan_of, simulate, undisturbed
+from tests.simulation.run import IN_ROUNDS, OF_VERSIONS, Plan, simulate, undisturbed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+GRADIENTS_GO = "for i = gradients, others - 1, 2 do\n  remove(ARGV[i])\nend"
+GRADIENTS_STAY = ""
 
 
-def _in_publish(correct: str, wrong: str) -> Plant:
+def _in_script(name: str, correct: str, wrong: str) -> Plant:
+    script = getattr(store, name)
+
     def plant(patched: pytest.MonkeyPatch) -> None:
-        assert store._PUBLISH.count(correct) == 1
-        patched.setattr(store, "_PUBLISH", store._PUBLISH.replace(correct, wrong))
+        assert script.count(correct) == 1
+        patched.setattr(store, name, script.replace(correct, wrong))
 
     return plant
 
@@ -47,6 +53,28 @@ def _pending_is_not_written(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(RunFolder, "write_pending", lambda folder, pending: None)
 
 
+def _what_was_begun_is_unneeded(patched: pytest.MonkeyPatch) -> None:
+    """A coordinator removes the gradients of learners that it has not started yet, and will start."""
+    find = StoredGradients.find
+    patched.setattr(StoredGradients, "find", lambda self, *args, **given: find(self, *args, **{**given, "started": 99}))
+
+
+def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
+    """Numbers of rollouts that were forgotten are given again, and what was sampled under them before is kept."""
+    begin, drop = Recovery._begin_epoch, Recovery._drop
+
+    async def begun(recovery: Recovery) -> None:
+        if not recovery.epoch:
+            await begin(recovery)
+
+    async def dropped(recovery: Recovery) -> None:
+        await drop(recovery)
+        recovery.epoch = 0
+
+    patched.setattr(Recovery, "_begin_epoch", begun)
+    patched.setattr(Recovery, "_drop", dropped)
+
+
 def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(trajectory_buffer, "_is_there", lambda known, header: False)
 
@@ -57,18 +85,38 @@ def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
         (_pending_is_not_written, 4, "before its rollout was written"),
         (_departures_wake_nobody, 16, ""),
         (_uploads_are_never_there, 16, "was accepted twice"),
-        (_in_publish("redis.call('HGET', requests, req_id)", "false"), 16, "this write expects"),
+        (_in_script("_PUBLISH", "redis.call('HGET', requests, req_id)", "false"), 16, "this write expects"),
         (_repeated_writes_are_new, 24, "this write expects"),
-        (_in_publish("if epoch < newest then", "if epoch < newest - 1 then"), 60, "has begun"),
+        (_in_script("_PUBLISH", "if epoch < newest then", "if epoch < newest - 1 then"), 60, "has begun"),
     ],
     ids=["pending", "lost wake-up", "upload's key", "publish's key", "published anew", "fence"],
 )
 def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
-    for plan in PLANS:
+    for plan in IN_ROUNDS:
         undisturbed(plan)  # made without the bug
+    _is_found(plant, seeds, problem, IN_ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seeds", "problem"),
+    [
+        (_pending_is_not_written, 4, "before its rollout was written"),
+        (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
+        (_what_was_begun_is_unneeded, 24, "given twice"),
+        (_recovery_keeps_its_epoch, 60, "something else than its records"),
+    ],
+    ids=["pending", "gradients stay", "found again", "epoch"],
+)
+def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant, seeds: int, problem: str) -> None:
+    _is_found(plant, seeds, problem, OF_VERSIONS)
+
+
+def _is_found(plant: Plant, seeds: int, problem: str, plans: Sequence[Plan]) -> None:
+    def problems_of(seed: int) -> list[str]:
+        return simulate(seed, plans[seed % len(plans)]).problems
+
     with pytest.MonkeyPatch.context() as patched:
         plant(patched)
-        found = next((seed, got) for seed in range(seeds) if (got := simulate(seed, plan_of(seed)).problems))
-    seed, problems = found
+        seed, problems = next((seed, got) for seed in range(seeds) if (got := problems_of(seed)))
     assert any(problem in each for each in problems), problems
-    assert all(not simulate(each, plan_of(each)).problems for each in range(max(0, seed - 2), seed + 1))
+    assert all(not problems_of(each) for each in range(max(0, seed - 2), seed + 1))

@@ -56,7 +56,9 @@ class Recovery:
 
         Raises transient errors (see `backoff.PASSING`), and SpecError if the checkpoint it starts from does not fit.
         """
-        if not self.epoch:
+        if not self.epoch or (self._opened and self._job.spec.schedule.overlapping):
+            # Events that were not recorded are forgotten, and the numbers of their rollouts are given again, for other
+            # versions. Trajectories of a newer epoch replace those.
             await self._begin_epoch()
         present, last = await self._pools.store.list(self._id), self._journal.last
         if last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):

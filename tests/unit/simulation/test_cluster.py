@@ -128,6 +128,12 @@ def test_a_declared_function_waits_for_nothing_else_and_a_mixer_for_what_it_says
     assert [modelled(recorded, FUNCTIONS, slots).update for slots in (1, 2, 3)] == [9.0, 5.0, 4.0]
 
 
+def test_an_aggregation_runs_in_no_learner():
+    learner = invocation("learner", 200.0, 210.0)
+    record = round_of(learner, invocation("parameter", 210.0, 211.0))
+    assert modelled(record, FUNCTIONS, 2).update == pytest.approx(10.0)
+
+
 def test_agent_classes_wait_for_their_own_post_processing_only():
     recorded = round_of(
         invocation("post_process", 0.0, 1.0, name="x", index=0, queued_s=0.0),
