@@ -54,9 +54,8 @@ def _pending_is_not_written(patched: pytest.MonkeyPatch) -> None:
 
 
 def _what_was_begun_is_unneeded(patched: pytest.MonkeyPatch) -> None:
-    """A coordinator removes the gradients of learners that it has not started yet, and will start."""
-    find = StoredGradients.find
-    patched.setattr(StoredGradients, "find", lambda self, *args, **given: find(self, *args, **{**given, "started": 99}))
+    """A coordinator removes the gradient of a learner whose number an earlier one had given, and it has given again."""
+    patched.setattr(StoredGradients, "begins", lambda gradients, learner: None)
 
 
 def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Self
 
@@ -98,20 +98,13 @@ class Asynchronous:
         applied = self._published.aggregation.gradients if self._published else ()
         gradients = [*(each.gradient for each in applied), *self._progress.queue.waiting]
         waiting = [learner_of(each) for each in gradients]
-        if self._find(present, waiting):
+        if self._gradients.find(present, waiting=waiting, learning=self._progress.learning):
             return True
         if self._published and self._is_next(present):  # they are part of it
             return True
         (self._progress, self._due, self._learns), self._published, self._pending = before, None, None
         self._since = Since()
-        self._find(present, [learner_of(each) for each in self._progress.queue.waiting])
         return False
-
-    def _find(self, present: Mapping[str, PolicyListing], waiting: Sequence[int]) -> bool:
-        """Find the gradients that the store has; returns False if one that waits is not there."""
-        self._gradients = StoredGradients(_scopes(self._parts.job))
-        progress = self._progress
-        return self._gradients.find(present, waiting=waiting, learning=progress.learning, started=progress.learners)
 
     def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
         """True if the store has the version after the recorded ones."""

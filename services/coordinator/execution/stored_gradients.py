@@ -24,12 +24,7 @@ class StoredGradients:
         """Names and newest versions of those that will not be applied; the next version removes them."""
 
     def find(
-        self,
-        policies: Mapping[str, PolicyListing],
-        *,
-        waiting: Collection[int],
-        learning: Collection[int],
-        started: int,
+        self, policies: Mapping[str, PolicyListing], *, waiting: Collection[int], learning: Collection[int]
     ) -> bool:
         """Find what an earlier coordinator has left; returns False if a gradient that waits is not there.
 
@@ -37,8 +32,6 @@ class StoredGradients:
             policies: What the store has.
             waiting: The learners whose gradients wait.
             learning: The learners that are under way, whose gradients may be there.
-            started: Learners that have been started. An earlier coordinator may have started more: those numbers are
-                given again, and what is there is found again, or is followed by the next version under its name.
         """
         found: defaultdict[int, dict[str, int]] = defaultdict(dict)
         for name, listed in policies.items():
@@ -46,7 +39,7 @@ class StoredGradients:
                 found[gradients.learner_of(name)][name] = listed.head.version
         self._parts = {learner: found[learner] for learner in waiting if learner in found}
         for learner, parts in found.items():
-            if learner < started and learner not in waiting and learner not in learning:
+            if learner not in waiting and learner not in learning:
                 self.unneeded |= parts
         return len(self._parts) == len(waiting)
 

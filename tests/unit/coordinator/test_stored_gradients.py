@@ -22,20 +22,14 @@ PRESENT = {
 
 def test_a_coordinator_finds_what_waits_and_what_is_not_needed():
     gradients = StoredGradients(2)
-    assert gradients.find(PRESENT, waiting=[3], learning=[4], started=6)
+    assert gradients.find(PRESENT, waiting=[3], learning=[4])
     assert gradients.of(3) == {"gradient/3/0": 1, "gradient/3/1": 2}
     assert gradients.unneeded == {"gradient/5/0": 1}  # that of learner 4 may be asked for again
     assert gradients.waited_s(3) == 0.0
 
 
 def test_it_sees_that_one_is_lost():
-    assert not StoredGradients(2).find(PRESENT, waiting=[3, 9], learning=[], started=10)
-
-
-def test_what_an_earlier_coordinator_had_begun_and_not_recorded_is_found_again():
-    gradients = StoredGradients(2)
-    gradients.find(PRESENT, waiting=[3], learning=[], started=5)
-    assert gradients.unneeded == {"gradient/4/0": 1}  # learner 5 is started once more, and may use the same name
+    assert not StoredGradients(2).find(PRESENT, waiting=[3, 9], learning=[])
 
 
 def test_what_is_refused_is_removed_with_the_next_version():

@@ -62,22 +62,22 @@ class Store:
 
 def test_what_was_published_is_found_with_its_report():
     found = {"a": {"policy": np.arange(3, dtype=np.float32), "critic.returns": np.ones((1, 3))}}
-    write = gradient_results.write(task(("b", 7)), found, 4, result())
-    assert (write.policy, write.expected) == ("gradient/3/1", 4)
+    write = gradient_results.write(task(("b", 7)), found, result())
+    assert (write.policy, write.expected) == ("gradient/3/1", 0)
     np.testing.assert_array_equal(gradient_file.decode(write.blobs["gradient"])["a"]["policy"], [0, 1, 2])
-    head, kept = asyncio.run(gradient_results.published(Store(write), task(("b", 7))))
-    assert (head, kept.gradient) == (5, version("gradient/3/1", 5))
+    kept = asyncio.run(gradient_results.published(Store(write), task(("b", 7))))
+    assert kept.gradient == version("gradient/3/1", 5)
     assert list(kept.functions) == list(result().functions)
     assert str(kept.metrics) == str(result().metrics)
-    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), ("c", 1)))) == (5, None)
-    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), learner=4))) == (0, None)
+    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), ("c", 1)))) is None
+    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), learner=4))) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_refused(value):
     found = {"a": {"policy": np.zeros(2, np.float32), "critic": np.array([0, value], np.float32)}}
     with pytest.raises(SpecError, match=r"gradient of 'a' has NaN or infinite values \(critic\).*lower algorithm.lr"):
-        gradient_results.write(task(), found, 0, result())
+        gradient_results.write(task(), found, result())
 
 
 def test_equal_peers_are_read_once_and_versions_that_are_gone_are_left_out():
