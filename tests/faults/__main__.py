@@ -24,6 +24,7 @@ from bench.harness import Row, machine, say, table
 from bench.report import insert
 from marless.fleet.launchers.options import LOCAL, Choice
 from tests.faults import (
+    asynchronous_kills,
     changing_groups,
     clocks,
     disk_full,
@@ -45,10 +46,10 @@ from tests.faults import (
 )
 from tests.faults.results import Result, undisturbed
 from tests.faults.rig import Rig, running_rig
+from tests.faults.totals import Figures, total
 
 ROUNDS = 300
 MID_UPDATE_ROUNDS, MID_UPDATE_S = 40, 6.0
-Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,10 @@ class Stage:
 async def _r1(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
     rig = await stage.rig(schedule)
     return await job_kills.run(rig, seed, kills=100, rounds=ROUNDS, reference=await stage.reference(rig))
+
+
+async def _r1_asynchronous(seed: int, _place: Path, stage: Stage) -> Figures:
+    return await asynchronous_kills.run(await stage.rig(), seed, kills=100, versions=ROUNDS)
 
 
 async def _r2_rounds(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
@@ -155,10 +160,6 @@ async def _r14_run_folder(seed: int, place: Path, _stage: Stage) -> Figures:
     return await _on_disks(run_folder_disk.full, run_folder_disk.aborted, seed, place)
 
 
-async def _r14_spool(_seed: int, place: Path, _stage: Stage) -> Figures:
-    return await asyncio.to_thread(spool_full.run, place)
-
-
 async def _on_disks(
     usual: Callable[[int, Path], Awaitable[Figures]],
     failing: Callable[[int, Path], Awaitable[Figures]],
@@ -219,6 +220,12 @@ CASES = (
         id="R1",
         attack="the kills of the first line, in a job whose rounds overlap",
         run=partial(_r1, schedule="pipelined"),
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R1",
+        attack="the kills of the first line, in a job that trains asynchronously",
+        run=_r1_asynchronous,
         limits={"recovery p95 (s)": 5.0},
     ),
     Case(
@@ -293,7 +300,7 @@ CASES = (
         seeds=range(3),
     ),
     Case(id="R14", attack="the disk of the run folders is full, or fails and turns read-only", run=_r14_run_folder),
-    Case(id="R14", attack="the spool is full", run=_r14_spool),
+    Case(id="R14", attack="the spool is full", run=lambda _seed, place, _: asyncio.to_thread(spool_full.run, place)),
     Case(
         id="R15",
         attack="the wall clock of every process jumps by an hour, forwards and back, beside two coordinators",
@@ -315,13 +322,6 @@ CASES = (
         run=lambda _seed, place, _: scale_down.at_once(place, Choice("external"), workers=100, remaining=3),
     ),
 )
-
-
-def total(every: Sequence[Figures]) -> Figures:
-    """Counts added up; of seconds, the longest."""
-    names = list(dict.fromkeys(name for figures in every for name in figures))
-    joined = {name: [figures[name] for figures in every if name in figures] for name in names}
-    return {name: max(values) if name.endswith("(s)") else sum(values) for name, values in joined.items()}
 
 
 async def perform(case: Case, seeds: Sequence[int], references: dict[str, Result]) -> tuple[Row, bool]:

@@ -31,23 +31,30 @@ async def run(
 ) -> dict[str, float]:
     """Raises AssertionError if the job does not come to what it would have; returns counts and recovery times."""
     job = await rig.submit(f"kills-{seed}", rounds)
-    recoveries = await _kill_at_random(job, random.Random(seed), rounds, kills, victims)
+    recoveries = await kill_at_random(job, random.Random(seed), rounds, kills, victims)
     await job.succeeded()
     same(job, reference)
-    every = [seconds for times in recoveries.values() for seconds in times]
     return {
         "kills": kills,
         "rounds": rounds,
         "rounds lost or doubled": 0,
         "versions doubled": 0,
         "rounds trained again": sum(times > 1 for times in job.trainings().values()),
+        **times_of(recoveries),
+    }
+
+
+def times_of(recoveries: Recoveries) -> dict[str, float]:
+    """How long recoveries took, as figures of a scenario."""
+    every = [seconds for times in recoveries.values() for seconds in times]
+    return {
         "recovery p50 (s)": round(percentile(every, 50), 2),
         "recovery p95 (s)": round(percentile(every, 95), 2),
         "slowest (s)": round(max(every), 2),
     }
 
 
-async def _kill_at_random(
+async def kill_at_random(
     job: Disturbed, rng: random.Random, rounds: int, kills: int, victims: Sequence[str]
 ) -> Recoveries:
     """Kill at random moments; returns the seconds of each recovery by who was killed."""

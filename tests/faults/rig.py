@@ -52,12 +52,15 @@ def data_of(place: Path) -> Path:
 
 
 def spec_of(rounds: int, small: Mapping[str, Any]) -> str:  # Any: YAML
-    """A small job as it is submitted, with an algorithm that notes every update. Only services know the policies."""
+    """A small job as it is submitted, if possible with an algorithm that notes every update.
+
+    Only services know the policies.
+    """
     checkpoint = {"every": CHECKPOINT_EVERY, "keep": 2}
     document = {**small, "stop": {**small["stop"], "rounds": rounds}, "checkpoint": checkpoint}
     policies = {section: document.pop(section) for section in ("scaling", "sharing") if section in document}
     spec = json.loads(specs.parse(document, "small").to_json())
-    spec["algorithm"]["name"] = WITNESSES[spec["algorithm"]["name"]]
+    spec["algorithm"]["name"] = WITNESSES.get(spec["algorithm"]["name"], spec["algorithm"]["name"])
     return json.dumps(spec | policies)
 
 

@@ -5,6 +5,7 @@ import pytest_asyncio
 
 from marless import failpoint
 from tests.faults import (
+    asynchronous_kills,
     changing_groups,
     clocks,
     failpoints,
@@ -48,6 +49,12 @@ async def test_kills_of_everything(scheduled):
     reference = await undisturbed(scheduled, FEWER_ROUNDS)
     figures = await job_kills.run(scheduled, 0, kills=8, rounds=FEWER_ROUNDS, reference=reference)
     assert figures["kills"] == 8
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_everything_in_an_asynchronous_job(rig):
+    figures = await asynchronous_kills.run(rig, 0, kills=8, versions=FEWER_ROUNDS)
+    assert figures["gradients applied"] >= FEWER_ROUNDS
 
 
 @pytest.mark.slow  # `make faults` does it at full size

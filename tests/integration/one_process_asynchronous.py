@@ -22,7 +22,7 @@ from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.record import RoundRecord
 from marless.rpc.v1 import actor_pool_pb2
-from marless.schedules.arrivals import read
+from marless.schedules.arrivals import Arrival, read
 from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, Step, learner_of
 from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
@@ -145,3 +145,21 @@ def check_same_weights(folder: RunFolder, alone: Asynchronous | None = None) -> 
     for name, state in alone.states[-1].items():
         assert tuple(map(bytes, saved[name].blobs.values())) == serial.encode(state), name
     return alone
+
+
+def check_counts(job: Job, records: Sequence[RoundRecord]) -> None:
+    """Raise AssertionError unless each record counts what its events and all earlier ones lead to."""
+    assert isinstance(job.schedule, StellarisSchedule)
+    rule, events = job.schedule.rule(job.spec.actors.count), list[Arrival]()
+    for record in records:
+        found = record.aggregation
+        assert found is not None
+        events += read(found.arrivals)
+        step = rule.after(events)
+        progress, published = step.progress, step.published
+        assert published, f"round {record.round} ends with no version"
+        assert record.env_steps == progress.env_steps
+        assert [each.staleness for each in found.gradients] == [each.staleness for each in published.gradients]
+        lost = progress.lost + progress.queue.counts.lost
+        under_way = (len(progress.sampling), len(progress.waiting), len(progress.learning), progress.dropped, lost)
+        assert (found.sampling, found.waiting, found.learning, found.dropped, found.lost) == under_way

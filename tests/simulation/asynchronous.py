@@ -13,13 +13,11 @@ from typing import Any
 
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
-from marless.job import Job
 from marless.record import RoundRecord
 from marless.rpc.gradients import learner_of
-from marless.schedules.arrivals import Arrival, read
-from marless.schedules.stellaris import StellarisSchedule
+from marless.schedules.arrivals import read
 from services.param_store import store as stores
-from tests.integration.one_process_asynchronous import Asynchronous, check_same_weights
+from tests.integration.one_process_asynchronous import Asynchronous, check_counts, check_same_weights
 from tests.simulation.canned import Canned
 from tests.simulation.checks import Checks, Reference
 from tests.simulation.system import System
@@ -98,7 +96,7 @@ class AsynchronousChecks(Checks):
             self._found(f"rollouts {again} were learned from more than once")
         try:
             check_same_weights(self._folder, CannedAsynchronous(self._job))
-            _check_counts(self._job, records)
+            check_counts(self._job, records)
         except AssertionError as error:
             self._found(f"the job has come to something else than its records: {error!r}")
 
@@ -121,21 +119,3 @@ class AsynchronousChecks(Checks):
 def _made_of(record: RoundRecord) -> Any:
     assert record.aggregation is not None
     return record.aggregation.gradients
-
-
-def _check_counts(job: Job, records: list[RoundRecord]) -> None:
-    """Raise AssertionError unless each record counts what its events and all earlier ones lead to."""
-    assert isinstance(job.schedule, StellarisSchedule)
-    rule, events = job.schedule.rule(job.spec.actors.count), list[Arrival]()
-    for record in records:
-        found = record.aggregation
-        assert found is not None
-        events += read(found.arrivals)
-        step = rule.after(events)
-        progress, published = step.progress, step.published
-        assert published, f"round {record.round} ends with no version"
-        assert record.env_steps == progress.env_steps
-        assert [each.staleness for each in found.gradients] == [each.staleness for each in published.gradients]
-        lost = progress.lost + progress.queue.counts.lost
-        under_way = (len(progress.sampling), len(progress.waiting), len(progress.learning), progress.dropped, lost)
-        assert (found.sampling, found.waiting, found.learning, found.dropped, found.lost) == under_way
