@@ -4,16 +4,18 @@ The order of events differs from run to run. So each test computes the job's las
 in one process (`one_process_asynchronous`), and compares bits.
 """
 
+import asyncio
 from collections import Counter
 from itertools import count
 
 import pytest
 
-from marless.errors import SpecError, UnreachableError
+from marless.errors import SpecError, StaleError, UnreachableError
 from marless.job import prepare
 from marless.replay import replayed
 from marless.schedules.arrivals import read
 from marless.spec import StopSpec
+from services.coordinator.execution import asynchronous
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
@@ -143,6 +145,48 @@ async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(clu
     assert {epoch for _, epoch in begun} == {1, 2}
     assert set(begun.values()) == {1}
     assert len({rollout for rollout, _ in begun}) < len(begun)
+
+
+async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(asynchronous, "MOST_LOST", 4)
+    calls: Counter[str] = Counter()
+    many, gone, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    sample, gradient, open_job = Pools.sample, Pools.gradient, Pools.open_job
+
+    async def sampled(*args, **given):
+        if gone.is_set():
+            await enough.wait()
+        found = await sample(*args, **given)
+        calls["sampled"] += 1
+        if calls["sampled"] == 9:
+            many.set()
+        return found
+
+    async def differentiated(pools, job_id, learn, *args, **given):
+        if learn.learner == 0:
+            await many.wait()
+        if learn.learner == 1 and not gone.is_set():
+            gone.set()
+            await restarted(cluster, "learner_pool")()
+        try:
+            return await gradient(pools, job_id, learn, *args, **given)
+        except StaleError:
+            calls["lost"] += 1
+            if calls["lost"] > 5:
+                enough.set()
+            raise
+
+    async def opened(*args, **given):
+        calls["opened"] += 1
+        return await open_job(*args, **given)
+
+    for name, call in (("sample", sampled), ("gradient", differentiated), ("open_job", opened)):
+        monkeypatch.setattr(Pools, name, call)
+    schedule = {"name": "stellaris", "learners": 1, "data_lag": 12}
+    folder = created(tmp_path / "waiting", spec_of(**EVERYTHING | {"schedule": schedule}))
+    await succeeded(cluster, folder)
+    assert check(folder, lost=True)[-1].aggregation.lost > 5
+    assert calls["opened"] == 2  # not once more because of what is lost: it stays lost
 
 
 @pytest.mark.parametrize(("call", "number"), [("sample", 14), ("gradient", 6)])

@@ -34,7 +34,8 @@ from services.coordinator.execution.versions import Since, Version, Versions
 from services.coordinator.state.status import Pending
 
 MOST_LOST = 64
-"""Rollouts and gradients that are lost one after another before the job waits for its services to recover."""
+"""Rollouts and gradients that are lost one after another before the job waits for its services to recover, beside
+those that may be lost at once, because they wait."""
 MOST_PEERS = 64
 """Other versions over which the ratios of a gradient are truncated, at most: the newest ones."""
 _Result = Sampled | Computed | None
@@ -76,6 +77,7 @@ class Asynchronous:
         self._dropped: list[asyncio.Task[_Result]] = []
         """Cancelled tasks that may not have ended."""
         self._lost_in_a_row = 0
+        self._most_lost = MOST_LOST + schedule.config.data_lag
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._begin)  # some 100 ms for each thousand versions
@@ -241,8 +243,8 @@ class Asynchronous:
     def _arrival(self, command: Sample | Learn, result: _Result) -> tuple[Arrival, _Result]:
         """The event that a command has ended; raises UnreachableError once too many are lost one after another."""
         self._lost_in_a_row = 0 if result else self._lost_in_a_row + 1
-        if self._lost_in_a_row > MOST_LOST:
-            raise UnreachableError(f"{MOST_LOST} rollouts and gradients were lost one after another")
+        if self._lost_in_a_row > self._most_lost:
+            raise UnreachableError(f"{self._most_lost} rollouts and gradients were lost one after another")
         if isinstance(command, Learn):
             return Arrival("gradient" if result else "lost gradient", command.learner), result
         if isinstance(result, Sampled):
