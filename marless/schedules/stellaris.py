@@ -41,8 +41,12 @@ class StellarisConfig(ScheduleConfig):
     name: Literal["stellaris"] = "stellaris"
     batch: int = Field(1, ge=1, le=4096, description="rollouts that a learner computes one gradient from")
     learners: int = Field(4, ge=1, le=4096, description="learners that may be under way at once")
-    data_lag: int = Field(
-        64, ge=0, le=4096, description="versions by which a rollout may be older than the one that learns from it"
+    data_lag: int | None = Field(
+        None,
+        ge=0,
+        le=4096,
+        description="versions by which a rollout may be older than the one that learns from it; null: actors divided "
+        "by batch. More keeps more slots busy, less learns from newer data",
     )
     barrier: bool = Field(
         False,
@@ -281,7 +285,7 @@ class Stellaris:
 
     def _fresh(self, progress: Progress) -> Progress:
         """Drop the rollouts that are too old."""
-        oldest = progress.queue.clock - self.config.data_lag
+        oldest = progress.queue.clock - self._data_lag(progress)
         if all(each.clock >= oldest for each in progress.waiting):
             return progress
         kept = tuple(each for each in progress.waiting if each.clock >= oldest)
@@ -320,13 +324,17 @@ class Stellaris:
             commands.append(sample)
         return progress, commands
 
+    def _data_lag(self, progress: Progress) -> int:
+        lag = self.config.data_lag
+        return max(progress.actors // self.config.batch, 1) if lag is None else lag
+
     def _admitted(self, progress: Progress) -> bool:
         """True if a rollout that starts now could still be learned from, even if each gradient became a version.
 
         Before it come the gradients that wait, those under way, and those of all rollouts that no learner has.
         """
         ahead = (len(progress.sampling) + len(progress.waiting)) // self.config.batch
-        return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.config.data_lag
+        return ahead + len(progress.learning) + len(progress.queue.waiting) <= self._data_lag(progress)
 
 
 def learner_of(gradient: Gradient) -> int:

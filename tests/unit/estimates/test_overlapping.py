@@ -9,7 +9,7 @@ from tests.unit.billing.rounds import invocation, job
 from tests.unit.test_record import record
 
 SPEC = job(
-    schedule={"name": "stellaris", "learners": 2, "aggregation": "async"},
+    schedule={"name": "stellaris", "learners": 2, "data_lag": 8, "aggregation": "async"},
     actors={"count": 3, "envs": 1, "steps": 25, "episodes": "fresh"},
 )
 

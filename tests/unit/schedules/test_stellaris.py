@@ -52,7 +52,7 @@ def test_a_gradient_counts_the_versions_since_its_own():
 
 
 def test_learners_are_bounded_and_rollouts_wait_for_them():
-    stellaris = rule(actors=3, learners=1)
+    stellaris = rule(actors=3, learners=1, data_lag=8)
     step = stellaris.begin()
     for rollout in range(3):
         step = stellaris.sampled(step.progress, rollout, 10)
@@ -69,6 +69,15 @@ def test_no_rollout_starts_that_could_be_too_old_when_its_turn_comes():
     assert step.commands == (Learn(0, (0,), 0, 10, 0),)
     step = stellaris.computed(step.progress, 0)
     assert step.commands[1:] == (Sample(3, 1),)
+
+
+def test_by_default_no_more_is_under_way_than_actors_and_one_make():
+    stellaris = rule(actors=4, batch=2, learners=4)
+    step = stellaris.after(read("r0:10 r1:10"))
+    assert step.commands == (Learn(0, (0, 1), 0, 20, 0), Sample(5, 0))
+    step = stellaris.step(step.progress, Arrival("rollout", 2, 10))
+    assert step.commands == ()  # one batch is learned from, and two are half there: three versions could come first
+    assert stellaris.step(step.progress, Arrival("gradient", 0)).commands[1:] == (Sample(6, 1),)
 
 
 def test_rollouts_that_are_too_old_are_dropped_and_counted():
@@ -145,7 +154,7 @@ def test_the_number_of_actors_changes_where_it_is_told_to():
 
 
 def test_a_restart_loses_what_was_under_way_and_keeps_the_versions():
-    stellaris = rule(actors=2, learners=1, aggregation={"rule": "softsync", "gradients": 2})
+    stellaris = rule(actors=2, learners=1, data_lag=8, aggregation={"rule": "softsync", "gradients": 2})
     before = stellaris.after(read("r0:10 g0 r1:10 r2:10")).progress
     assert (len(before.queue.waiting), len(before.learning), len(before.waiting), len(before.sampling)) == (1, 1, 1, 2)
     step = stellaris.step(before, Arrival("restart"))

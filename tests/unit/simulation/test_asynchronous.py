@@ -47,7 +47,7 @@ def test_slow_slots_take_twice_as_long():
 def test_stragglers_hold_up_a_barrier_and_little_else():
     durations, machines = Durations(sample_s=[1.0], learn_s=[0.1]), Machines(straggling=0.1, straggler_factor=10.0)
     barrier = rule(8, learners=8, barrier=True, aggregation="sync")
-    free = rule(8, learners=8, aggregation="softsync")
+    free = rule(8, learners=8, data_lag=16, aggregation="softsync")
     held, going = (simulate(each, durations, machines, gradients=800, seed=1) for each in (barrier, free))
     assert held.ended_s > 2 * going.ended_s
     assert going.actors_busy > 0.95 > 0.5 > held.actors_busy
