@@ -285,7 +285,7 @@ class Stellaris:
 
     def _fresh(self, progress: Progress) -> Progress:
         """Drop the rollouts that are too old."""
-        oldest = progress.queue.clock - self._data_lag(progress)
+        oldest = progress.queue.clock - self.data_lag(progress)
         if all(each.clock >= oldest for each in progress.waiting):
             return progress
         kept = tuple(each for each in progress.waiting if each.clock >= oldest)
@@ -324,7 +324,8 @@ class Stellaris:
             commands.append(sample)
         return progress, commands
 
-    def _data_lag(self, progress: Progress) -> int:
+    def data_lag(self, progress: Progress) -> int:
+        """Versions by which a rollout may be older than the one that learns from it."""
         lag = self.config.data_lag
         return max(progress.actors // self.config.batch, 1) if lag is None else lag
 
@@ -334,7 +335,7 @@ class Stellaris:
         Before it come the gradients that wait, those under way, and those of all rollouts that no learner has.
         """
         ahead = (len(progress.sampling) + len(progress.waiting)) // self.config.batch
-        return ahead + len(progress.learning) + len(progress.queue.waiting) <= self._data_lag(progress)
+        return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.data_lag(progress)
 
 
 def learner_of(gradient: Gradient) -> int:

@@ -77,7 +77,6 @@ class Asynchronous:
         self._dropped: list[asyncio.Task[_Result]] = []
         """Cancelled tasks that may not have ended."""
         self._lost_in_a_row = 0
-        self._most_lost = MOST_LOST + schedule.config.data_lag
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._begin)  # some 100 ms for each thousand versions
@@ -243,8 +242,9 @@ class Asynchronous:
     def _arrival(self, command: Sample | Learn, result: _Result) -> tuple[Arrival, _Result]:
         """The event that a command has ended; raises UnreachableError once too many are lost one after another."""
         self._lost_in_a_row = 0 if result else self._lost_in_a_row + 1
-        if self._lost_in_a_row > self._most_lost:
-            raise UnreachableError(f"{self._most_lost} rollouts and gradients were lost one after another")
+        most = MOST_LOST + self._rule.data_lag(self._progress)
+        if self._lost_in_a_row > most:
+            raise UnreachableError(f"{most} rollouts and gradients were lost one after another")
         if isinstance(command, Learn):
             return Arrival("gradient" if result else "lost gradient", command.learner), result
         if isinstance(result, Sampled):
