@@ -189,7 +189,7 @@ async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp
     assert calls["opened"] == 2  # not once more because of what is lost: it stays lost
 
 
-@pytest.mark.parametrize(("call", "number"), [("sample", 14), ("gradient", 6)])
+@pytest.mark.parametrize(("call", "number"), [("sample", 9), ("gradient", 6)])
 async def test_a_store_that_loses_everything(cluster, tmp_path, after, call, number):
     folder = new(tmp_path)
     after(call, number, lambda: cluster.store.delete_job(folder.path.name), before=True)
