@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marless.record import AggregationRecord, GradientRecord, RoundRecord
+from marless.record import AggregationRecord, GradientRecord, InvocationRecord, RoundRecord
+from marless.schedules import arrivals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,37 @@ def course(records: Sequence[RoundRecord]) -> Course | None:
         refused=last.refused,
         actors_busy=busy([record for record, _ in found], "actor"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unused:
+    """Rollouts of a run that no version was made of: too old, lost, or still waiting when the job ended."""
+
+    rollouts: int
+    of: int
+    """All that have ended."""
+    share: float
+    """Of the actors' seconds, and so of what they cost."""
+
+
+def unused(records: Sequence[RoundRecord]) -> Unused | None:
+    """What was rolled out for nothing; None for a job of another schedule."""
+    made = [each.aggregation for each in records if each.aggregation]
+    if not made:
+        return None
+    used = {rollout for each in made for gradient in each.gradients for rollout in gradient.rollouts}
+    ended = {each.number for one in made for each in arrivals.read(one.arrivals) if each.kind == "rollout"}
+    seconds = {True: 0.0, False: 0.0}
+    for each in (invocation for record in records for invocation in record.invocations):
+        if each.function == "actor":
+            seconds[_rollout(each) in used] += max(each.end_s - each.start_s, 0.0)
+    total = sum(seconds.values())
+    return Unused(rollouts=len(ended - used), of=len(ended), share=seconds[False] / total if total else 0.0)
+
+
+def _rollout(actor: InvocationRecord) -> int:
+    """The number of an actor's rollout, from its id: "<job>/<rollout>/train/0"."""
+    return int(actor.id.split("/")[-3])
 
 
 def busy(records: Sequence[RoundRecord], function: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,7 @@ from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
 from marless.errors import SpecError, unknown_name
+from marless.staleness import unused
 
 if TYPE_CHECKING:
     from marless.billing.bill import Bill, By
@@ -55,7 +57,7 @@ def cost(
     if output is Output.table:
         _about(found, made, table)
         _show(made, by, wanted)
-        for line in machine_lines(found, made, table):
+        for line in (*machine_lines(found, made, table), *_wasted(found)):
             say(line)
     elif output is Output.jsonl:
         for row in _rows(made, by, wanted):
@@ -119,6 +121,15 @@ def _about(found: Recorded, made: Bill, table: Prices) -> None:
 
 def _oldest(table: Prices) -> str:
     return str(min(section.date for section in (table.lambda_, table.fargate, table.ec2, table.redis)))
+
+
+def _wasted(found: Recorded) -> Iterator[str]:
+    """What an asynchronous job has rolled out for nothing."""
+    if wasted := unused(found.records):
+        yield (
+            f"{wasted.rollouts} of {wasted.of} rollouts were not learned from (too old, lost, or waiting at the end): "
+            f"{wasted.share:.1%} of what actors worked"
+        )
 
 
 def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from marless.record import AggregationRecord, GradientRecord
 from marless.record_json import from_json
 from marless.sinks.scalars import scalars
-from marless.staleness import busy, course
+from marless.staleness import busy, course, unused
 from tests.unit.billing.rounds import invocation
 from tests.unit.test_record import record
 
@@ -55,6 +55,16 @@ def test_actors_are_busy_for_what_they_ran():
     one = replace(record(0), actors=2, started_s=0.0, ended_s=5.0, idle_s=0.0, invocations=ran)
     assert busy([one], "actor") == pytest.approx(0.5)
     assert busy([one], "learner") == 0.0
+
+
+def test_rollouts_that_no_version_was_made_of_are_counted():
+    ran = tuple(invocation("actor", 0.0, 2.0 + number, id=f"j/{number}/train/0") for number in range(3))
+    made = replace(version(gradient(0, 0, 1.0, 0.0)), arrivals="r0:10 r1:10 r2:10 g0 R3")  # of rollouts 0 and 1
+    found = unused([record(0, aggregation=made, invocations=ran)])
+    assert found is not None
+    assert (found.rollouts, found.of) == (1, 3)
+    assert found.share == pytest.approx(4.0 / 9.0)
+    assert unused([record(0)]) is None
 
 
 def test_sinks_get_the_numbers_of_a_version():
