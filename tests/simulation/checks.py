@@ -51,6 +51,8 @@ class Checks:
         self._makes = reference is None
         self._found = found
         self._epoch = 0
+        self._given: dict[bytes, int] = {}
+        """Epochs by the requests for them."""
         self._heads: dict[str, int] = {}
         system.redis.evaluated, system.wiped = self.evaluated, self.wiped
 
@@ -66,8 +68,9 @@ class Checks:
         if script == stores._PUBLISH.encode():
             self._published(arguments, answer)
         elif script == stores._ACQUIRE_EPOCH.encode():
-            if answer < self._epoch:
+            if answer < self._epoch and self._given.get(arguments[0]) != answer:  # else a late repetition
                 self._found(f"epoch {answer} was given after epoch {self._epoch}")
+            self._given[arguments[0]] = answer
             self._epoch = max(self._epoch, answer)
         elif script == stores._DELETE_JOB.encode() and answer == 0:
             if 0 < int(arguments[2]) < self._epoch:  # a late repetition, which has deleted nothing

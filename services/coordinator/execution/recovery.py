@@ -42,6 +42,8 @@ class Recovery:
         self.snapshots = Snapshots(job_id, folder, pools.store, log)
         self.epoch = 0
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
+        self._newest = 0
+        """The newest epoch that this coordinator has begun."""
         self._epoch_id = ""
         self._openings = 0
         self._opened = False
@@ -145,8 +147,13 @@ class Recovery:
         """Acquire a new epoch: from here on, only this coordinator can publish for the job."""
         self._folder.check_owned()
         reach("coordinator.epoch.before")
-        self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
-        self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id)
+        begun = self._newest if self._job.spec.schedule.overlapping else 0
+        while True:
+            self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
+            self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id)
+            if self.epoch > begun:
+                break  # else the store has lost its data, and counts anew: versions of an epoch may be kept elsewhere
+        self._newest = self.epoch
         reach("coordinator.epoch.after")
 
 
