@@ -31,6 +31,8 @@ ROLLOUT = ENVS * STEPS
 """Env steps of a rollout."""
 EPISODES, EVALUATED = 40, 50
 """Greedy episodes of an evaluation; rollouts learned from between two of them."""
+OLDEST_PEER = 128
+"""Versions that are kept for learners that truncate ratios over others."""
 SCHEDULES: Mapping[str, Schedule] = {"synchronous": SYNCHRONOUS, "pipelined": PIPELINED}
 
 
@@ -144,8 +146,9 @@ class Functions:
     def __init__(self, spread: Spread, *, truncates: bool) -> None:
         self._spread = spread
         self._truncates = truncates
-        self._history = [spread.states]
+        self._history = {0: spread.states}
         """By clock, as far as learners may need them."""
+        self._clock = 0
         self._trajectories: dict[int, Trajectory] = {}
         self._gradients: dict[int, Mapping[str, Arrays]] = {}
 
@@ -168,7 +171,9 @@ class Functions:
                     for name, state in spread.states.items()
                 }
                 spread.load(states)
-                self._history.append(states)
+                self._clock += 1
+                self._history[self._clock] = states
+                self._history.pop(self._clock - OLDEST_PEER, None)
                 spread.advance(states, len(taken_))
 
 
