@@ -473,7 +473,7 @@ def test_a_file_that_is_no_yaml(job_file, monkeypatch, capsys):
 def test_either_a_job_file_or_a_job(monkeypatch, capsys, arguments):
     assert refused(monkeypatch, capsys, *arguments) == (
         2,
-        "marless: give either a job file or --resume with a job's id\n",
+        "marless: give one of these: a job file, --resume with a job's id, --replay with a run\n",
     )
 
 
