@@ -34,8 +34,8 @@ from services.coordinator.execution.versions import Since, Version, Versions
 from services.coordinator.state.status import Pending
 
 MOST_LOST = 64
-"""Rollouts and gradients that are lost one after another before the job waits for its services to recover, beside
-those that may be lost at once, because they wait."""
+"""Rollouts and gradients that are lost, without one gradient between them, before the job waits for its services to
+recover, beside those that may be lost at once, because they wait."""
 MOST_PEERS = 64
 """Other versions over which the ratios of a gradient are truncated, at most: the newest ones."""
 _Result = Sampled | Computed | None
@@ -240,11 +240,14 @@ class Asynchronous:
         raise SpecError(f"schedule.order: {wanted} is to happen next, and it is not under way; the runs differ")
 
     def _arrival(self, command: Sample | Learn, result: _Result) -> tuple[Arrival, _Result]:
-        """The event that a command has ended; raises UnreachableError once too many are lost one after another."""
-        self._lost_in_a_row = 0 if result else self._lost_in_a_row + 1
+        """The event that a command has ended; raises UnreachableError once too many are lost without a gradient."""
+        if result is None:
+            self._lost_in_a_row += 1
+        elif isinstance(command, Learn):
+            self._lost_in_a_row = 0
         most = MOST_LOST + self._rule.data_lag(self._progress)
         if self._lost_in_a_row > most:
-            raise UnreachableError(f"{most} rollouts and gradients were lost one after another")
+            raise UnreachableError(f"{most} rollouts and gradients were lost without one gradient between them")
         if isinstance(command, Learn):
             return Arrival("gradient" if result else "lost gradient", command.learner), result
         if isinstance(result, Sampled):
@@ -259,7 +262,7 @@ class Asynchronous:
                 parts.job_id, parts.job, command.rollout, plan.groups, versions, epoch=parts.recovery.epoch
             )
         except NotFoundError:
-            if await self._exist(versions):
+            if not await self._are_gone(versions, plan):
                 raise
             return None
 
@@ -276,7 +279,7 @@ class Asynchronous:
         except StaleError:
             return None
         except NotFoundError:
-            if await self._exist(versions):
+            if not await self._are_gone(versions, plan):
                 raise
             return None
 
@@ -288,10 +291,14 @@ class Asynchronous:
             for name, version in plan.versions.items()
         }
 
-    async def _exist(self, versions: VersionNumbers) -> bool:
-        """True if the store has these versions."""
+    async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:
+        """True if the store has kept newer versions instead of these; False if it has them, or has lost the newest."""
         policies = (await self._parts.pools.store.list(self._parts.job_id)).policies
-        return all(name in policies and version in policies[name].versions for name, version in versions.items())
+
+        def has(wanted: VersionNumbers) -> bool:
+            return all(name in policies and version in policies[name].versions for name, version in wanted.items())
+
+        return has(self._parts.journal.versions or plan.versions) and not has(versions)
 
     def _oldest(self) -> int:
         """The first rollout that is not done with."""
