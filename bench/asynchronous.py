@@ -1,6 +1,7 @@
 """Asynchronous learning on modelled slots: which schedule comes to a return first, at what cost, how stale.
 
     python -m bench.asynchronous --machines uneven --run-file uneven.jsonl --json asynchronous_uneven.json
+    python -m bench.asynchronous --slots --rollouts 6000 --json asynchronous_slots.json
     python -m bench.asynchronous --actors 64 --learners 16 --json asynchronous_64.json
 
 Independent PPO in `simple_spread`, three agents. Rollouts, gradients, their aggregation and updates are really
@@ -14,7 +15,7 @@ not used again. Systems:
   usual);
 - `sync`: several learners, one gradient of each rollout, and a barrier: every version waits for all of them;
 - `stellaris`; with data of up to 64 versions; without its bound; without its weights; with ratios truncated over the
-  learners; `softsync`, `ssp` and `async`.
+  learners, as printed and as in the authors' code (a floor); `softsync`, `ssp` and `async`.
 `uneven` machines have a quarter of the actors at half speed, and stragglers: one function in twenty takes five times as
 long.
 """
@@ -53,6 +54,7 @@ SYSTEMS: Mapping[str, System] = {
     ),
     "stellaris without weights": System(settings={"aggregation": {"rule": "stellaris", "weights": "equal"}}),
     "stellaris with truncation": System(settings={"aggregation": "stellaris"}, algorithm={"truncation": "least"}),
+    "stellaris with a floor": System(settings={"aggregation": "stellaris"}, algorithm={"truncation": "floor"}),
     "softsync of 4": System(settings={"aggregation": "softsync"}),
     "ssp": System(settings={"aggregation": "ssp"}),
     "async": System(settings={"aggregation": "async"}),
@@ -167,6 +169,29 @@ def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result
     }
 
 
+def slot_rows(setting: Setting, lags: Sequence[int | None], seed: int = 0) -> list[Row]:
+    """How busy slots are under `stellaris`, by learners and data lag; nothing learns."""
+    rows = []
+    for learners in (8, 16, 18):
+        for lag in lags:
+            config = StellarisConfig.model_validate({"learners": learners, "data_lag": lag})
+            rule, durations = Stellaris(config, setting.actors), setting.durations
+            course = simulate(rule, durations, setting.machines, gradients=setting.rollouts, seed=seed)
+            rows.append(
+                {
+                    "actors": setting.actors,
+                    "learners": learners,
+                    "data lag": setting.actors if lag is None else lag,
+                    "actors busy": round(course.actors_busy, 2),
+                    "learners busy": round(course.learners_busy, 2),
+                    "staleness": round(sum(course.staleness) / len(course.staleness), 2),
+                    "longest queue": course.longest_queue,
+                    "gradients a second": round(len(course.staleness) / course.ended_s),
+                }
+            )
+    return rows
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = harness.parser(__doc__, runs=5)
@@ -178,6 +203,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tuning-seeds", type=int, default=1, help="seeds for that choice")
     parser.add_argument("--target", type=float, default=-17.0, help="greedy return per agent")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="those to run, by comma; the first: the reference")
+    parser.add_argument("--slots", action="store_true", help="instead: how busy slots are, without learning")
     parser.add_argument("--run-file", type=Path, help="file of finished runs, to go on with after an interruption")
     args = parser.parse_args()
     if unknown := [name for name in args.systems.split(",") if name not in SYSTEMS]:
@@ -198,6 +224,9 @@ def main() -> None:
         update_s=update_s,
         rollouts=args.rollouts,
     )
+    if args.slots:
+        harness.report("asynchronous_slots", about, slot_rows(setting, (None, 24, 40, 64)), {}, args.json)
+        return
     runs, names, rates = Runs(setting, args.run_file), args.systems.split(","), [*map(float, args.rates.split(","))]
     chosen = {name: best_rate(runs, name, rates, args.tuning_seeds, args.target) for name in names}
     found = {name: [runs.get(name, seed, chosen[name]) for seed in range(args.runs)] for name in names}

@@ -20,7 +20,7 @@ from marless.errors import SpecError, unknown_name
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.spec import JOB_NAME, JobSpec
 
-_NAMED = ("scaling", "sharing")
+_NAMED = ("scaling", "sharing", "schedule")
 """Sections whose fields depend on their `name`."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from marless.billing.ledger import Ledger
 from marless.errors import CorruptError
+from marless.estimates import overlapping
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.usage import HOST, STARTED, WHOLE
@@ -136,7 +137,7 @@ def figures(
         random_wins=random.win_rate,
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
-        modelled_s=modelled_run(records, spec.functions, slots, made(spec.schedule)),
+        modelled_s=_modelled_s(records, spec, slots),
         measured_s=sum(record.took_s for record in records),
         learners=fmean(line.learners),
         actors=fmean(line.actors),
@@ -145,3 +146,10 @@ def figures(
         ),
         curves=line,
     )
+
+
+def _modelled_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> float:
+    """Seconds of a run on so many slots; those of overlapping rollouts follow from their rule, not from rounds."""
+    if spec.schedule.overlapping:
+        return overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
+    return modelled_run(records, spec.functions, slots, made(spec.schedule))

@@ -1,8 +1,12 @@
 """Presets: what they set, what they leave to the job, and what is said of names and settings that are wrong."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from marless import presets
+from marless import spec as specs
 from marless.algos.registry import ALGORITHMS
 from marless.errors import SpecError
 from marless.job import prepare
@@ -10,6 +14,8 @@ from marless.presets import PRESETS
 from marless.sharing.groups import initial_groups
 from marless.spec import parse
 from tests.unit.comparison.synthetic import spec
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,17 @@ def test_mistakes_in_a_file_of_presets(file, content, name, said):
         presets.preset(f"{file}:{name}")
     assert str(mistake.value).startswith(str(file))
     assert "\n" not in str(mistake.value)
+
+
+SCHEDULES = sorted(yaml.safe_load((ROOT / "examples/presets/schedules.yaml").read_text()))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("job", ["spread", "adversary", "spread-stellaris"])
+def test_the_presets_of_schedules_run_the_examples(name, job):
+    own = specs.load(ROOT / "examples" / f"{job}.yaml", [])
+    applied = presets.preset(f"{ROOT}/examples/presets/schedules.yaml:{name}").applied(own)
+    assert prepare(applied).spec.schedule.name == {"synchronous": name, "pipelined": name}.get(name, "stellaris")
 
 
 def test_a_file_that_is_not_there():
