@@ -16,7 +16,7 @@ from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
 from marless.errors import SpecError, unknown_name
-from marless.staleness import unused
+from marless.version_report import unused
 
 if TYPE_CHECKING:
     from marless.billing.bill import Bill, By

@@ -16,7 +16,7 @@ from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
 from marless.errors import NotFoundError, SpecError
-from marless.staleness import course
+from marless.version_report import version_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,8 +88,8 @@ def _show_changes(found: Recorded, output: Output) -> None:
             data(json.dumps(row))
     else:
         about = {"job": found.job, "rounds": len(found.records), "changes": rows}
-        if found_course := course(found.records):
-            about["versions"] = dataclasses.asdict(found_course)
+        if report := version_report(found.records):
+            about["versions"] = dataclasses.asdict(report)
         show_object(about, found.job, output)
 
 
@@ -100,8 +100,8 @@ def _show_chapters(found: Recorded) -> None:
             shown.print("\n".join(_lines(row, shown.width)), soft_wrap=True)
     elif rows:
         shown.print(_table(rows))
-    if found_course := course(found.records):
-        shown.print("\n".join(textwrap.wrap(str(found_course), min(shown.width, _WIDTH))), soft_wrap=True)
+    if report := version_report(found.records):
+        shown.print("\n".join(textwrap.wrap(str(report), min(shown.width, _WIDTH))), soft_wrap=True)
 
 
 class _Row(NamedTuple):

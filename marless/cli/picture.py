@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from marless.comparison.run_results import Curves, curves
 from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
-from marless.staleness import busy
+from marless.version_report import busy
 
 if TYPE_CHECKING:
     from marless.cli.plot import Over

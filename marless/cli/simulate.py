@@ -68,9 +68,9 @@ def simulate(
 def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, output: Output) -> None:
     """Model a run of schedule stellaris: its rule on slots, without learning."""
     from marless.estimates.overlapping import modelled
-    from marless.staleness import course
+    from marless.version_report import version_report
 
-    done, was = modelled(found.records, spec, slots=slots, seed=seed), course(found.records)
+    done, was = modelled(found.records, spec, slots=slots, seed=seed), version_report(found.records)
     assert was is not None  # it has gradients
     rows: dict[str, tuple[object, object]] = {
         "seconds": (round(sum(each.spent_s for each in found.records), 3), round(done.course.ended_s, 3)),

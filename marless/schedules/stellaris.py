@@ -24,7 +24,8 @@ from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import InternalError, SpecError
 from marless.schedules.arrivals import Arrival, read
 from marless.schedules.base import Command as RoundCommand
-from marless.schedules.base import RollOut, ScheduleConfig, State, Train
+from marless.schedules.base import ScheduleConfig, State
+from marless.schedules.pipelined import SCHEDULE as PIPELINED
 
 SCOPE = "team"
 """All policies of a job have one clock: a learner computes the gradients of all of them from the same rollouts."""
@@ -367,12 +368,7 @@ class StellarisSchedule:
 
     def due(self, state: State) -> tuple[RoundCommand, ...]:
         """Its records as rounds, for models of time and cost: a version's rollouts run while the one before is made."""
-        k = state.recorded
-        if k not in state.rolled_out:
-            return (RollOut(k, decided=max(k - 1, 0)),)
-        if k + 1 in state.rolled_out or k == state.last:
-            return (Train(k),)
-        return (Train(k), RollOut(k + 1, decided=k))
+        return PIPELINED.due(state)
 
     def rule(self, actors: int) -> Stellaris:
         """The transitions of a job that begins with so many actors; raises SpecError if they do not fit."""

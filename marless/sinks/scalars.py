@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from marless import staleness
+from marless import version_report
 from marless.record import Returns, RoundRecord
 from marless.sinks.base import Setting
 
@@ -45,7 +45,7 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | N
     for policy, metrics in record.metrics.items():
         numbers |= {f"policies/{policy}/{name}": value for name, value in metrics.items()}
     if record.aggregation:
-        numbers |= staleness.scalars(record.aggregation)
+        numbers |= version_report.scalars(record.aggregation)
     return numbers | _functions(record)
 
 

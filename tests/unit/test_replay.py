@@ -9,7 +9,7 @@ from marless.replay import replayed
 from marless.schedules.stellaris import MAX_ORDER
 from tests.unit.billing.rounds import job
 from tests.unit.test_record import record
-from tests.unit.test_staleness import RUN
+from tests.unit.test_version_report import RUN
 
 SPEC = job(schedule="stellaris", actors={"count": 2, "envs": 1, "steps": 25, "episodes": "fresh"})
 

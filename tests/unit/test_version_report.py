@@ -7,7 +7,7 @@ import pytest
 from marless.record import AggregationRecord, GradientRecord
 from marless.record_json import from_json
 from marless.sinks.scalars import scalars
-from marless.staleness import busy, course, unused
+from marless.version_report import busy, unused, version_report
 from tests.unit.billing.rounds import invocation
 from tests.unit.test_record import record
 
@@ -35,7 +35,7 @@ RUN = (
 
 
 def test_a_run_is_summed_up():
-    found = course(RUN)
+    found = version_report(RUN)
     assert found is not None
     assert (found.versions, found.gradients, found.stalest) == (2, 3, 3)
     assert (found.staleness, found.weight) == (pytest.approx(2.0), pytest.approx(0.7))
@@ -46,8 +46,8 @@ def test_a_run_is_summed_up():
 
 
 def test_runs_of_other_schedules_have_none():
-    assert course([record(0)]) is None
-    assert course([]) is None
+    assert version_report([record(0)]) is None
+    assert version_report([]) is None
 
 
 def test_actors_are_busy_for_what_they_ran():

@@ -11,7 +11,7 @@ from marless.schedules import arrivals
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class VersionReport:
     """Sums and means over the versions of a run, or of a part of it."""
 
     versions: int
@@ -44,7 +44,7 @@ class Course:
         )
 
 
-def course(records: Sequence[RoundRecord]) -> Course | None:
+def version_report(records: Sequence[RoundRecord]) -> VersionReport | None:
     """How these successive versions went; None for a job of another schedule, or without a version."""
     found = [(record, record.aggregation) for record in records if record.aggregation]
     if not found:
@@ -52,7 +52,7 @@ def course(records: Sequence[RoundRecord]) -> Course | None:
     gradients = [gradient for _, each in found for gradient in each.gradients]
     last = found[-1][1]
     count = max(len(gradients), 1)
-    return Course(
+    return VersionReport(
         versions=len(found),
         gradients=len(gradients),
         staleness=sum(each.staleness for each in gradients) / count,
