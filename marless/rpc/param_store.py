@@ -247,9 +247,13 @@ class ParamStore:
         )
         await retry(lambda: self._peer.call(self._stub.Pin, request), patience_s=self._patience_s)
 
-    async def acquire_epoch(self, job: str, req_id: str) -> int:
-        """Begin a new epoch of a job; from now on, publishing with an older one raises FencedError."""
-        request = param_store_pb2.AcquireEpochRequest(job=job, req_id=req_id)
+    async def acquire_epoch(self, job: str, req_id: str, at_least: int = 0) -> int:
+        """Begin a new epoch of a job, with a number of `at_least` or more.
+
+        From now on, publishing with an older one raises FencedError. A store that has lost its data counts from 1
+        again unless the caller says which epochs there were.
+        """
+        request = param_store_pb2.AcquireEpochRequest(job=job, req_id=req_id, at_least=at_least)
         response = await retry(lambda: self._peer.call(self._stub.AcquireEpoch, request), patience_s=self._patience_s)
         return response.epoch
 

@@ -113,7 +113,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request: param_store_pb2.AcquireEpochRequest, context: Context
     ) -> param_store_pb2.AcquireEpochResponse:
         """Start a new epoch."""
-        epoch = await self._store.acquire_epoch(request.job, request.req_id)
+        epoch = await self._store.acquire_epoch(request.job, request.req_id, request.at_least)
         return param_store_pb2.AcquireEpochResponse(epoch=epoch)
 
     async def DropJob(  # noqa: N802

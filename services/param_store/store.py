@@ -349,10 +349,14 @@ class VersionStore:
         if not await self._eval(_PIN, [keys.kept(policy), keys.pinned(policy)], version, int(pinned)):
             raise NotFoundError(await self._missing(job, policy, version))
 
-    async def acquire_epoch(self, job: str, req_id: str) -> int:
-        """Start the next epoch of a job; idempotent by req_id. From then on, publishes under older ones are refused."""
+    async def acquire_epoch(self, job: str, req_id: str, at_least: int = 0) -> int:
+        """Start the next epoch of a job, or epoch `at_least` if that is later; idempotent by req_id.
+
+        From then on, publishes under older ones are refused.
+        """
         check_text("req_id", req_id, LONGEST_REQUEST)
-        return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
+        check_number("the least epoch", at_least)
+        return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id, at_least))
 
     async def delete(self, job: str, epoch: int = 0) -> None:
         """Delete all versions of a job and end its epoch; does nothing if there are none.

@@ -143,6 +143,17 @@ async def test_a_publish_of_a_newer_epoch_ends_the_older(store, job):
     assert await store.acquire_epoch(job, "next") == 6
 
 
+async def test_an_epoch_is_at_least_the_one_that_is_asked_for(store, job):
+    assert await store.acquire_epoch(job, "first", 7) == 7
+    assert await store.acquire_epoch(job, "first", 9) == 7
+    assert await store.acquire_epoch(job, "second", 3) == 8
+    assert (await store.list(job)).epoch == 8
+    with pytest.raises(FencedError, match="epoch 8 has begun"):
+        await store.publish(job, 7, 0, [write("a", 0)])
+    with pytest.raises(SpecError, match="the least epoch is -1"):
+        await store.acquire_epoch(job, "third", -1)
+
+
 async def test_the_newest_and_the_pinned_are_kept(store, job):
     await publish_versions(store, job, "a", 2)
     await store.pin(job, "a", 2)

@@ -92,9 +92,9 @@ class Model:
             raise NotFoundError
         (self.pins.add if pinned else self.pins.discard)((policy, number))
 
-    def acquire(self, req_id: str) -> int:
+    def acquire(self, req_id: str, at_least: int) -> int:
         if req_id not in self.epochs:
-            self.epoch += 1
+            self.epoch = max(self.epoch + 1, at_least)
             self.epochs[req_id] = self.epoch
         return self.epochs[req_id]
 
@@ -171,9 +171,12 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
         def pin(self, policy, number, pinned):
             self.same(store.pin(self.job, policy, number, pinned), lambda: self.model.pin(policy, number, pinned))
 
-        @rule(request=NUMBERS)
-        def acquire_epoch(self, request):
-            self.same(store.acquire_epoch(self.job, f"r{request}"), lambda: self.model.acquire(f"r{request}"))
+        @rule(request=NUMBERS, ahead=st.integers(-2, 3))
+        def acquire_epoch(self, request, ahead):
+            least = max(self.model.epoch + ahead, 0)
+            self.same(
+                store.acquire_epoch(self.job, f"r{request}", least), lambda: self.model.acquire(f"r{request}", least)
+            )
 
         @rule(older=st.none() | st.integers(-1, 1))
         def delete(self, older):

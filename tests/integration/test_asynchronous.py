@@ -9,10 +9,12 @@ from collections import Counter
 from itertools import count
 
 import pytest
+from redis import Redis
 
 from marless.errors import SpecError, StaleError, UnreachableError
 from marless.job import prepare
 from marless.replay import replayed
+from marless.rpc.param_store import ParamStore
 from marless.schedules.arrivals import read
 from marless.spec import StopSpec
 from services.coordinator.execution import asynchronous
@@ -196,6 +198,30 @@ async def test_a_store_that_loses_everything(cluster, tmp_path, after, call, num
     await succeeded(cluster, folder)
     records = check(folder, lost=True)
     assert any("x" in record.aggregation.arrivals for record in records)
+
+
+async def test_a_coordinator_that_is_killed_while_the_store_loses_everything(
+    cluster, tmp_path, kill_at, monkeypatch, redis_url
+):
+    """Workers keep versions by epoch: the next coordinator begins one that was never used."""
+    used, aggregate = [], ParamStore.aggregate
+
+    async def aggregated(store, job, epoch, *args, **given):
+        used.append(epoch)
+        return await aggregate(store, job, epoch, *args, **given)
+
+    monkeypatch.setattr(ParamStore, "aggregate", aggregated)
+    folder = new(tmp_path)
+    kill_at("coordinator.record.after", 4)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    before = set(used)
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(*redis.keys(f"marless:{{{folder.path.name}}}:*"))
+    await succeeded(cluster, folder)
+    check(folder, lost=True)
+    assert min(used[4:]) > max(before)
+    assert folder.read_status().epoch == max(used)
 
 
 @pytest.mark.parametrize("failpoint", ["actor.upload.before:3", "learner.publish.before:3"])

@@ -40,10 +40,13 @@ class AsynchronousChecks(Checks):
         self._job = system.job
         self._applied: set[int] = set()
         """The learners whose gradients are part of a version that the store has had."""
+        self._used = self._used_before = 0
+        """The newest epochs under which versions were made: now, and before the store lost everything."""
 
     def wiped(self) -> None:
         super().wiped()
         self._applied.clear()
+        self._used_before = self._used
 
     def evaluated(self, script: bytes, keys: list[bytes], arguments: list[bytes], answer: Any) -> None:
         super().evaluated(script, keys, arguments, answer)
@@ -73,7 +76,9 @@ class AsynchronousChecks(Checks):
     def _is_in_order(self, epoch: int, policies: list[str], versions: list[int]) -> None:
         if epoch < self._epoch:
             self._found(f"epoch {epoch} has aggregated, and epoch {self._epoch} has begun")
-        self._epoch = max(self._epoch, epoch)
+        if epoch <= self._used_before:
+            self._found(f"epoch {epoch} has aggregated again, after the store had lost everything")
+        self._epoch, self._used = max(self._epoch, epoch), max(self._used, epoch)
         for name, version in zip(policies, versions, strict=True):
             if version != self._heads.get(name, 0) + 1:
                 self._found(f"{name} went from version {self._heads.get(name, 0)} to {version}")

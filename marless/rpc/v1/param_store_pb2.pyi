@@ -578,17 +578,21 @@ class AcquireEpochRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     REQ_ID_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     req_id: _builtins.str
+    at_least: _builtins.int
+    """the epoch is this one or a later one"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         req_id: _builtins.str = ...,
+        at_least: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "req_id", b"req_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "job", b"job", "req_id", b"req_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

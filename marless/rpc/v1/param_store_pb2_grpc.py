@@ -140,6 +140,7 @@ class ParamStoreServiceServicer:
 
     def AcquireEpoch(self, request, context):
         """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`.
+        INVALID_ARGUMENT if `at_least` is negative or too large.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,7 +65,9 @@ class ParamStoreServiceStub:
     Pin: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.PinRequest, _param_store_pb2.PinResponse]
     """Pins a version, so that it is kept whatever its age, or unpins it. Idempotent. NOT_FOUND if it does not exist."""
     AcquireEpoch: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]
-    """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`."""
+    """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`.
+    INVALID_ARGUMENT if `at_least` is negative or too large.
+    """
     DropJob: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]
     """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if the epoch is over."""
 
@@ -105,7 +107,9 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     Pin: _aio.UnaryUnaryMultiCallable[_param_store_pb2.PinRequest, _param_store_pb2.PinResponse]  # type: ignore[assignment]
     """Pins a version, so that it is kept whatever its age, or unpins it. Idempotent. NOT_FOUND if it does not exist."""
     AcquireEpoch: _aio.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]  # type: ignore[assignment]
-    """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`."""
+    """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`.
+    INVALID_ARGUMENT if `at_least` is negative or too large.
+    """
     DropJob: _aio.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]  # type: ignore[assignment]
     """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if the epoch is over."""
 
@@ -184,7 +188,9 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _param_store_pb2.AcquireEpochRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_param_store_pb2.AcquireEpochResponse, _abc.Awaitable[_param_store_pb2.AcquireEpochResponse]]:
-        """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`."""
+        """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`.
+        INVALID_ARGUMENT if `at_least` is negative or too large.
+        """
 
     @_abc_1.abstractmethod
     def DropJob(

@@ -22,9 +22,10 @@ from services.coordinator.execution import recording, stop_rules
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.backoff import PASSING, doing
 from services.coordinator.execution.cancellation import CANCELLED
-from services.coordinator.execution.parts import assemble
+from services.coordinator.execution.parts import StatusAccess, assemble
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.recovery import SavedEpoch
 from services.coordinator.execution.rounds import Rounds
 from services.coordinator.state.base import JobState
 from services.coordinator.state.job_log import JobLog
@@ -68,8 +69,11 @@ class JobRun:
             pools=pools,
             log=log,
             patience_s=patience_s,
-            show=self._show,
-            show_baseline=self._show_baseline,
+            status=StatusAccess(
+                show=self._show,
+                show_baseline=self._show_baseline,
+                epoch=SavedEpoch(status.epoch, self._save_epoch),
+            ),
         )
         self._journal = self._parts.journal
         self._fenced = 0
@@ -316,6 +320,12 @@ class JobRun:
         """Set the status's reason for watchers, without writing it to disk."""
         self.status = replace(self.status, reason=reason)
         self._changed(None)
+
+    async def _save_epoch(self, epoch: int) -> None:
+        """Write the epoch into the status durably; raises UnavailableError if that fails."""
+        self.status = replace(self.status, epoch=epoch)
+        self._folder.write_status(self.status)
+        await self._parts.settling.all()
 
     def _set(self, **changes: Any) -> None:  # Any: fields of several types
         """Write a new status to disk and notify watchers, even if the write fails."""

@@ -15,7 +15,7 @@ from services.coordinator.execution.machines import Machines
 from services.coordinator.execution.planning import Planner
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.prewarming import Prewarming
-from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.recovery import Recovery, SavedEpoch
 from services.coordinator.execution.reservations import Reservations
 from services.coordinator.execution.timing import Timing
 from services.coordinator.state.base import JobState
@@ -54,6 +54,17 @@ class Parts:
     timing: Timing
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatusAccess:
+    """What the parts read and change of the job's status."""
+
+    show: Callable[[str], None]
+    """Called with the job's new `reason`."""
+    show_baseline: Callable[[Returns], None]
+    """Called with the random baseline as far as it is measured."""
+    epoch: SavedEpoch
+
+
 def assemble(
     *,
     job_id: str,
@@ -62,15 +73,12 @@ def assemble(
     pools: Pools,
     log: JobLog,
     patience_s: float,
-    show: Callable[[str], None],
-    show_baseline: Callable[[Returns], None],
+    status: StatusAccess,
 ) -> Parts:
     """The parts of a job's execution; nothing runs yet.
 
     Args:
         patience_s: Seconds that the job waits for a service that is down.
-        show: Called with the job's new `reason`.
-        show_baseline: Called with the random baseline as far as it is measured.
     """
     costs = Costs(job.spec, folder)
     journal, cancellation = Journal(folder, costs), Cancellation()
@@ -83,15 +91,23 @@ def assemble(
         costs=costs,
         journal=journal,
         planner=Planner(job, journal),
-        recovery=Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=journal, log=log),
+        recovery=Recovery(
+            job_id=job_id,
+            job=job,
+            folder=folder,
+            pools=pools,
+            journal=journal,
+            log=log,
+            saved=status.epoch,
+        ),
         cancellation=cancellation,
         backoff=Backoff(patience_s, cancellation.asked),
-        steps=Steps(cancellation, show),
-        room=Reservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=show),
+        steps=Steps(cancellation, status.show),
+        room=Reservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show),
         lanes=Lanes(job_id, pools.store),
         rolled_out=PendingRollouts(folder, journal),
         evaluations=Evaluations(job_id=job_id, job=job, pools=pools),
-        baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=show_baseline),
+        baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=status.show_baseline),
         machines=Machines(job_id, pools),
         warming=Prewarming(pools, job_id, wanted=job.spec.functions.prewarm),
         settling=Settling(folder),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from marless.checkpoint import EARLIER
 from marless.core.group import Versions
@@ -29,10 +31,30 @@ from services.coordinator.state.journal import Journal
 from services.coordinator.state.start_checkpoint import load
 
 
+@dataclass(frozen=True)
+class SavedEpoch:
+    """The newest epoch under which an asynchronous job was worked on, in its durable state."""
+
+    newest: int
+    """0 if there is none, or the job was last worked on by a coordinator that did not save it."""
+    save: Callable[[int], Awaitable[None]]
+    """Makes an epoch durable, before anything is done under it."""
+
+
 class Recovery:
     """Recovers one job, and holds its epoch."""
 
-    def __init__(self, *, job_id: str, job: Job, folder: JobState, pools: Pools, journal: Journal, log: JobLog) -> None:
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        job: Job,
+        folder: JobState,
+        pools: Pools,
+        journal: Journal,
+        log: JobLog,
+        saved: SavedEpoch,
+    ) -> None:
         self._id = job_id
         self._job = job
         self._folder = folder
@@ -42,8 +64,8 @@ class Recovery:
         self.snapshots = Snapshots(job_id, folder, pools.store, log)
         self.epoch = 0
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
-        self._newest = 0
-        """The newest epoch that this coordinator has begun."""
+        self._saved = saved
+        self._newest = saved.newest
         self._epoch_id = ""
         self._openings = 0
         self._opened = False
@@ -144,16 +166,18 @@ class Recovery:
         reach("coordinator.drop.after")
 
     async def _begin_epoch(self) -> None:
-        """Acquire a new epoch: from here on, only this coordinator can publish for the job."""
+        """Acquire a new epoch: from here on, only this coordinator can publish for the job.
+
+        A store that has lost its data counts epochs anew. But workers keep versions by epoch, and versions of an
+        asynchronous job do not follow from its seed. So no epoch of such a job is used twice, by any coordinator.
+        """
         self._folder.check_owned()
         reach("coordinator.epoch.before")
-        begun = self._newest if self._job.spec.schedule.overlapping else 0
-        while True:
-            self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
-            self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id)
-            if self.epoch > begun:
-                break  # else the store has lost its data, and counts anew: versions of an epoch may be kept elsewhere
+        self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
+        self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id, self._newest + 1)
         self._newest = self.epoch
+        if self._job.spec.schedule.overlapping:
+            await self._saved.save(self.epoch)
         reach("coordinator.epoch.after")
 
 

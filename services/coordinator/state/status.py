@@ -45,6 +45,8 @@ class JobStatus:
     """Id of the request that last resumed the job."""
     ended_s: float = 0.0
     """Unix seconds; 0 while it has not ended."""
+    epoch: int = 0
+    """Under schedule `stellaris`: the newest epoch under which a coordinator has worked on the job."""
 
     @property
     def ended(self) -> bool:

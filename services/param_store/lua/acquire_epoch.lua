@@ -1,11 +1,11 @@
--- Takes the next epoch of a job; the same req_id gets the same epoch.
--- KEYS: fence   ARGV: req_id
+-- Takes the next epoch of a job, which is at least the one that is asked for; the same req_id gets the same epoch.
+-- KEYS: fence   ARGV: req_id, least epoch
 local fence, request = KEYS[1], 'req:' .. ARGV[1]
 local before = redis.call('HGET', fence, request)
 if before then
   return tonumber(before)
 end
-local epoch = redis.call('HINCRBY', fence, 'epoch', 1)
-redis.call('HSET', fence, request, epoch)
+local epoch = math.max(tonumber(redis.call('HGET', fence, 'epoch') or 0) + 1, tonumber(ARGV[2]))
+redis.call('HSET', fence, 'epoch', string.format('%.0f', epoch), request, string.format('%.0f', epoch))
 redis.call('PERSIST', fence)
 return epoch

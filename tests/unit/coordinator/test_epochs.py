@@ -1,29 +1,34 @@
-"""The epochs that a coordinator begins, also at a store that has lost its data."""
+"""The epochs that coordinators begin, also at a store that has lost its data."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.recovery import Recovery, SavedEpoch
 
 
-@pytest.mark.parametrize(("overlapping", "begun"), [(True, [3, 4]), (False, [3, 1])])
-def test_an_asynchronous_job_has_no_epoch_twice(overlapping, begun):
-    """Caches of versions go by epochs, and only where rounds follow from the seed is a version twice the same."""
-    given, names = iter((3, 1, 2, 3, 4)), []
+@pytest.mark.parametrize(("overlapping", "saved"), [(True, [6, 7]), (False, [])])
+def test_no_epoch_is_begun_twice(overlapping, saved):
+    """Workers keep versions by epoch, and only where rounds follow from the seed is a version twice the same."""
+    asked, durable = [], []
 
-    async def acquire_epoch(job, name):
-        names.append(name)
-        return next(given)
+    async def acquire_epoch(job, name, at_least):
+        asked.append((name, at_least))
+        return at_least  # what a store does that has lost its data
+
+    async def save(epoch):
+        durable.append(epoch)
 
     job = SimpleNamespace(spec=SimpleNamespace(schedule=SimpleNamespace(overlapping=overlapping)))
     folder = SimpleNamespace(check_owned=lambda: None)
     pools = SimpleNamespace(store=SimpleNamespace(acquire_epoch=acquire_epoch))
-    recovery = Recovery(job_id="job", job=job, folder=folder, pools=pools, journal=None, log=None)
+    about = {"job": job, "folder": folder, "pools": pools, "journal": None, "log": None}
+    recovery = Recovery(job_id="job", saved=SavedEpoch(5, save), **about)
     found = []
-    for _ in begun:
+    for _ in range(2):
         asyncio.run(recovery._begin_epoch())
         found.append(recovery.epoch)
-    assert found == begun
-    assert len(set(names)) == len(names)
+    assert found == [6, 7]
+    assert durable == saved
+    assert len({name for name, _ in asked}) == len(asked)
