@@ -19,12 +19,13 @@ import pytest_asyncio
 from marless.billing.bill import bill
 from marless.checkpoint import PARTS
 from marless.core.stopwatch import Stopwatch
-from marless.errors import UnreachableError
+from marless.errors import NotFoundError, UnreachableError
 from marless.pricing import prices
 from marless.rpc.param_store import PolicyWrite
 from services.coordinator.execution import reservations, timing, updates
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
+from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
@@ -599,6 +600,32 @@ async def test_a_job_that_was_taken_over_is_not_written_to(cluster, undisturbed,
     assert files
     assert {path: path.read_bytes() for path in second.path.rglob("*") if path.is_file()} == files
     assert outcome(second) == undisturbed
+
+
+async def test_a_replaced_coordinator_that_cannot_save_its_last_versions_ends_quietly(
+    cluster, tmp_path, after, monkeypatch
+):
+    """Its successor has gone on, and the store has those versions no more."""
+    folder, saves = new(tmp_path), count()
+    run, second = ready(folder, cluster.pools), RunFolder(folder.path)
+
+    async def save(*_) -> None:
+        if not next(saves):
+            return
+        second.ownership = Ownership.seize(second.path, beat_of(second.path))
+        raise NotFoundError("policy 'agent_0' has no version 3 (any more)")
+
+    async def cancelled() -> None:
+        monkeypatch.setattr(Snapshots, "save", save)
+        run.cancel()
+
+    after("update", 2, cancelled)
+    await run.run()
+    assert second.ownership
+    events = [json.loads(line)["event"] for line in folder.log_path.read_text().splitlines()]
+    assert not {"job.checkpoint_failed", "job.not_forgotten"} & {*events}
+    assert run.status.state == "RUNNING"  # as far as it knows
+    second.release()
 
 
 async def test_a_foreign_coordinator_of_the_same_name_does_not_go_unnoticed(cluster, tmp_path, after):

@@ -127,6 +127,7 @@ class JobRun:
             self._folder.check_owned()
             return "FAILED", f"another coordinator publishes under the name {self._id!r} in the same store"
         except MarlessError as error:
+            self._folder.check_owned()  # else it is no failure of the job
             self.detail = error.detail
             return "FAILED", str(error)
         except Exception as error:  # noqa: BLE001  # a defect must end the job FAILED, with its reason, not hang it
@@ -305,6 +306,7 @@ class JobRun:
         except FencedError:
             raise
         except MarlessError as error:
+            self._folder.check_owned()  # else a successor has gone on, and has dropped those versions
             self._log.error("job.checkpoint_failed", error=str(error))
             problem = f"trained, but its last checkpoint could not be saved: {error}"
             forget = self._parts.recovery.leave
@@ -313,6 +315,7 @@ class JobRun:
         except FencedError:
             raise
         except MarlessError as error:
+            self._folder.check_owned()
             self._log.warning("job.not_forgotten", error=str(error))
         return problem
 
