@@ -49,6 +49,8 @@ from tests.faults.rig import Rig, running_rig
 from tests.faults.totals import Figures, total
 
 ROUNDS = 300
+LEARNING_VERSIONS = 400
+"""After which the job that learns is as good as it gets, whatever its seed."""
 MID_UPDATE_ROUNDS, MID_UPDATE_S = 40, 6.0
 
 
@@ -95,7 +97,11 @@ async def _r1(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchro
 
 
 async def _r1_asynchronous(seed: int, _place: Path, stage: Stage) -> Figures:
-    return await asynchronous_kills.run(await stage.rig(), seed, kills=100, versions=ROUNDS)
+    return await asynchronous_kills.of_a_job_that_learns(await stage.rig(), seed, kills=100, versions=LEARNING_VERSIONS)
+
+
+async def _r2_aggregations(seed: int, _place: Path, stage: Stage) -> Figures:
+    return await asynchronous_kills.at_aggregations(await stage.rig(), seed, kills=20, versions=ROUNDS)
 
 
 async def _r2_rounds(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
@@ -227,6 +233,11 @@ CASES = (
         attack="the kills of the first line, in a job that trains asynchronously",
         run=_r1_asynchronous,
         limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of the store between aggregation and publish of a job that trains asynchronously, and after it",
+        run=_r2_aggregations,
     ),
     Case(
         id="R2",

@@ -29,7 +29,7 @@ ON_SUBMIT = ("coordinator.spec", "coordinator.status")
 AT_THE_END = ("coordinator.machines",)
 IN_ROUNDS = ("coordinator.pending", "coordinator.carry", "coordinator.record", "coordinator.checkpoint")
 AGGREGATING = ("param_store.aggregate",)
-"""Places that asynchronous jobs pass; tests/contract/test_aggregate.py kills stores there."""
+"""Places that asynchronous jobs pass; `asynchronous_kills.at_aggregations` kills stores there."""
 ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
 

@@ -57,6 +57,12 @@ async def test_kills_of_everything_in_an_asynchronous_job(rig):
     assert figures["gradients applied"] >= FEWER_ROUNDS
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_the_store_between_aggregation_and_publish(rig):
+    figures = await asynchronous_kills.at_aggregations(rig, 0, kills=4, versions=2 * FEWER_ROUNDS)
+    assert figures["kills"] == 4
+
+
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_of_the_coordinator_around_each_durable_write(scheduled, reference):
