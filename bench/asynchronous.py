@@ -2,12 +2,15 @@
 
     python -m bench.asynchronous --machines uneven --run-file uneven.jsonl --json asynchronous_uneven.json
     python -m bench.asynchronous --slots --rollouts 6000 --json asynchronous_slots.json
-    python -m bench.asynchronous --actors 64 --learners 16 --json asynchronous_64.json
+    python -m bench.asynchronous --actors 48 --learners 16 --rollouts 3200 --json asynchronous_64.json
+    python -m bench.asynchronous --game adversary --machines uneven --json asynchronous_adversary.json
 
-Independent PPO in `simple_spread`, three agents. Rollouts, gradients, their aggregation and updates are really
-computed, in this process and in the order in which they begin on a virtual clock; how long they take there is drawn
-from CPU times that this program measures first. So the seconds are those of as many slots as asked for, each as fast as
-a core of this machine that does nothing else, without the time of messages.
+Independent PPO in `simple_spread`, three agents, or in `simple_adversary`, two agents and their adversary. There, the
+score is the gain of the weaker side: its return against random opponents, less that of a random side in its place.
+Rollouts, gradients, their aggregation and updates are really computed, in this process and in the order in which they
+begin on a virtual clock; how long they take there is drawn from CPU times that this program measures first. So the
+seconds are those of as many slots as asked for, each as fast as a core of this machine that does nothing else, without
+the time of messages.
 
 All systems learn from equally many rollouts. Each has its own learning rate: the best of `--rates`, with seeds that are
 not used again. Systems:
@@ -32,7 +35,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from bench import harness
-from bench.asynchronous_work import Functions, Result, Setting, Spread, System, trained
+from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
 from marless.schedules.stellaris import Command, Stellaris, StellarisConfig
@@ -61,21 +64,21 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-def durations_of(actors: int, file: Path | None) -> tuple[Durations, list[float]]:
+def durations_of(game: Game, actors: int, file: Path | None) -> tuple[Durations, list[float]]:
     """The durations of a run file, so that all its runs have the same; measured if there is none."""
     beside = file.with_suffix(".durations.json") if file else None
     if beside and beside.exists():
         row = json.loads(beside.read_text("utf-8"))
         return TypeAdapter(Durations).validate_python(row["functions"]), row["update_s"]
-    durations, update_s = measured(actors)
+    durations, update_s = measured(game, actors)
     if beside:
         beside.write_text(json.dumps({"functions": asdict(durations), "update_s": update_s}), "utf-8")
     return durations, update_s
 
 
-def measured(actors: int) -> tuple[Durations, list[float]]:
+def measured(game: Game, actors: int) -> tuple[Durations, list[float]]:
     """CPU seconds of rollouts, gradients and aggregations in this process, and of updates of whole rounds."""
-    work = Functions(Spread(0, 1e-3, {}), truncates=False)
+    work = Functions(Training(game, 0, 1e-3, {}), truncates=False)
     found: dict[str, list[float]] = {"sample": [], "learn": [], "publish": []}
     rule = Stellaris(StellarisConfig.model_validate({"aggregation": "async", "learners": 1}), 1)
 
@@ -88,16 +91,16 @@ def measured(actors: int) -> tuple[Durations, list[float]]:
     simulate(rule, Durations(sample_s=[1.0], learn_s=[1.0]), Machines(), gradients=MEASURED, seed=0, work=Clocked())
     later = {name: each[MEASURED // 4 :] for name, each in found.items()}
     publish_s = sorted(later["publish"])[len(later["publish"]) // 2]
-    return Durations(sample_s=later["sample"], learn_s=later["learn"], publish_s=publish_s), _updates(actors)
+    return Durations(sample_s=later["sample"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
 
 
-def _updates(actors: int) -> list[float]:
+def _updates(game: Game, actors: int) -> list[float]:
     """CPU seconds of updates, without the first one."""
-    one, found = Spread(0, 1e-3, {}), []
+    one, found = Training(game, 0, 1e-3, {}), []
     for round_ in range(ROUNDS):
         taken = [one.sample(actors * round_ + number, one.states) for number in range(actors)]
         before_s = time.process_time()
-        one.learner.update(one.inputs(round_, taken))
+        one.update(round_, taken)
         found.append(time.process_time() - before_s)
     return found[1:]
 
@@ -116,11 +119,11 @@ class Runs:
     def get(self, name: str, seed: int, lr: float) -> Result:
         """This run, made if it is not known."""
         setting = self._setting
-        slots = f"{setting.actors}+{setting.learners}"
-        key = f"{name}, seed {seed}, rate {lr:g}, {slots} slots, {setting.machines}, {setting.rollouts} rollouts"
+        slots = f"{setting.game.env}, {setting.actors}+{setting.learners} slots, {setting.machines}"
+        key = f"{name}, seed {seed}, rate {lr:g}, {slots}, {setting.rollouts} rollouts"
         if key not in self._found:
             self._found[key] = trained(SYSTEMS[name], setting, seed=seed, lr=lr)
-            harness.say(f"{key}: last return {last(self._found[key]):.2f}")
+            harness.say(f"{key}: last {setting.game.measure} {last(self._found[key]):.2f}")
             if self._file:
                 with self._file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"run": key, "result": asdict(self._found[key])}) + "\n")
@@ -129,11 +132,11 @@ class Runs:
 
 def last(result: Result) -> float:
     """The mean of the last three evaluations."""
-    return sum(result.returns[-3:]) / 3
+    return sum(result.scores[-3:]) / 3
 
 
 def best_rate(runs: Runs, name: str, rates: Sequence[float], seeds: int, target: float) -> float:
-    """The rate with which most tuning seeds reach the target, soonest; if none does, that of the best last return."""
+    """The rate with which most tuning seeds reach the target, soonest; if none does, that of the best last score."""
 
     def merit(lr: float) -> tuple[int, float, float]:
         found = [runs.get(name, TUNING + seed, lr) for seed in range(seeds)]
@@ -143,7 +146,7 @@ def best_rate(runs: Runs, name: str, rates: Sequence[float], seeds: int, target:
     return max(rates, key=merit)
 
 
-def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result], target: float) -> Row:
+def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result], target: float, measure: str) -> Row:
     """A line of the table."""
     places, theirs = ([each.reached(target) for each in some] for some in (runs, reference))
     there = [(each, at) for each, at in zip(runs, places, strict=True) if at is not None]
@@ -159,7 +162,7 @@ def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result
         "function seconds": spread([each.worked_s[at] for each, at in there]).cell(1) if there else "",
         "seeds there": f"{len(there)} of {len(runs)}",
         "sooner": spread(ratios).cell(2) if ratios else "",
-        "last return": spread([last(each) for each in runs]).cell(1),
+        f"last {measure}": spread([last(each) for each in runs]).cell(1),
         "staleness": spread([each.staleness for each in runs]).cell(2),
         "versions": round(sum(each.versions for each in runs) / len(runs)),
         "actors busy": spread([each.actors_busy for each in runs]).cell(2),
@@ -195,13 +198,14 @@ def slot_rows(setting: Setting, lags: Sequence[int | None], seed: int = 0) -> li
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = harness.parser(__doc__, runs=5)
+    parser.add_argument("--game", choices=GAMES, default="spread")
     parser.add_argument("--actors", type=int, default=16, help="slots of actors")
     parser.add_argument("--learners", type=int, default=8, help="slots of learners")
     parser.add_argument("--machines", choices=MACHINES, default="even")
     parser.add_argument("--rollouts", type=int, default=1600, help="rollouts of a run, of 500 env steps each")
     parser.add_argument("--rates", default="2e-3,4e-3,8e-3", help="learning rates to choose from, by comma")
     parser.add_argument("--tuning-seeds", type=int, default=1, help="seeds for that choice")
-    parser.add_argument("--target", type=float, default=-17.0, help="greedy return per agent")
+    parser.add_argument("--target", type=float, help="score to be reached; by default, the game's")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="those to run, by comma; the first: the reference")
     parser.add_argument("--slots", action="store_true", help="instead: how busy slots are, without learning")
     parser.add_argument("--run-file", type=Path, help="file of finished runs, to go on with after an interruption")
@@ -215,8 +219,10 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     args = parsed()
     on_one_thread()
-    about, (durations, update_s) = harness.machine(), durations_of(args.actors, args.run_file)
+    game = GAMES[args.game]
+    about, (durations, update_s) = harness.machine(), durations_of(game, args.actors, args.run_file)
     setting = Setting(
+        game=game,
         actors=args.actors,
         learners=args.learners,
         machines=MACHINES[args.machines],
@@ -228,10 +234,11 @@ def main() -> None:
         harness.report("asynchronous_slots", about, slot_rows(setting, (None, 24, 40, 64)), {}, args.json)
         return
     runs, names, rates = Runs(setting, args.run_file), args.systems.split(","), [*map(float, args.rates.split(","))]
-    chosen = {name: best_rate(runs, name, rates, args.tuning_seeds, args.target) for name in names}
+    target = game.target if args.target is None else args.target
+    chosen = {name: best_rate(runs, name, rates, args.tuning_seeds, target) for name in names}
     found = {name: [runs.get(name, seed, chosen[name]) for seed in range(args.runs)] for name in names}
     reference = found[names[0]]
-    rows = [row(name, chosen[name], each, reference, args.target) for name, each in found.items()]
+    rows = [row(name, chosen[name], each, reference, target, game.measure) for name, each in found.items()]
     headline = {
         "cpu_ms": {
             "rollout": round(1e3 * spread(durations.sample_s).median, 2),
@@ -240,7 +247,7 @@ def main() -> None:
             "update": round(1e3 * spread(update_s).median, 1),
         }
     }
-    harness.report(f"asynchronous_{args.machines}", about, rows, headline, args.json)
+    harness.report(args.json.stem if args.json else f"asynchronous_{args.machines}", about, rows, headline, args.json)
 
 
 if __name__ == "__main__":

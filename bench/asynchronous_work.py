@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,12 +12,15 @@ from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.algos.ppo.ippo import IPPOConfig
+from marless.core.group import Group
 from marless.core.state import Arrays, PolicyState
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
+from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
+from marless.policies.sides import sides
 from marless.schedules.base import Schedule
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, StellarisConfig, learner_of
@@ -50,6 +53,7 @@ class System:
 class Setting:
     """The slots, and what they do."""
 
+    game: Game
     actors: int
     learners: int
     machines: Machines
@@ -64,8 +68,8 @@ class Setting:
 class Result:
     """What came of a run."""
 
-    returns: tuple[float, ...]
-    """Greedy return per agent of each evaluation."""
+    scores: tuple[float, ...]
+    """The game's score at each evaluation."""
     at_s: tuple[float, ...]
     """When its policies were published."""
     worked_s: tuple[float, ...]
@@ -80,50 +84,109 @@ class Result:
 
     def reached(self, target: float) -> int | None:
         """The first evaluation whose mean with the two before it is at least `target`; None if there is none."""
-        for number in range(2, len(self.returns)):
-            if sum(self.returns[number - 2 : number + 1]) / 3 >= target:
+        for number in range(2, len(self.scores)):
+            if sum(self.scores[number - 2 : number + 1]) / 3 >= target:
                 return number
         return None
 
 
-class Spread:
-    """Three agents of `simple_spread`: versions, trajectories and gradients, and the returns of greedy policies."""
+@dataclass(frozen=True)
+class Game:
+    """What is learned."""
 
-    def __init__(self, seed: int, lr: float, algorithm: Mapping[str, object]) -> None:
-        self._seed = seed
-        self._env = registry.make("mpe/simple_spread", {"agents": 3}, ENVS)
-        self._games = registry.make("mpe/simple_spread", {"agents": 3}, EPISODES)
+    env: str
+    options: Mapping[str, object]
+    score: Callable[[BatchedEnv, Sequence[ActingPolicies]], float]
+    """How good greedy policies are, in EPISODES episodes."""
+    measure: str
+    """What the score is, in a word."""
+    target: float
+    """The score to be reached, unless the command line gives another."""
+
+
+def mean_return(games: BatchedEnv, policies: Sequence[ActingPolicies]) -> float:
+    """The mean return per agent."""
+    stats = play(games, policies, episodes=EPISODES, seed=7)
+    return sum(stats.return_sum.values()) / (EPISODES * len(stats.return_sum))
+
+
+def weaker_side(games: BatchedEnv, policies: Sequence[ActingPolicies]) -> float:
+    """The smaller gain of both sides: a side's return against random opponents, less that of a random side there."""
+    return min(each.greedy - each.chance for each in sides(games, policies, episodes=EPISODES, seed=7).values())
+
+
+GAMES: Mapping[str, Game] = {
+    "spread": Game("mpe/simple_spread", {"agents": 3}, mean_return, "return", -17.0),
+    "adversary": Game("mpe/simple_adversary", {"agents": 2}, weaker_side, "gain", 10.0),
+}
+
+
+class Training:
+    """Versions, trajectories and gradients of one game, and how good its greedy policies are."""
+
+    def __init__(self, game: Game, seed: int, lr: float, algorithm: Mapping[str, object]) -> None:
+        self._game, self._seed = game, seed
+        self._env = registry.make(game.env, game.options, ENVS)
+        self._games = registry.make(game.env, game.options, EPISODES)
         self.config = IPPOConfig.model_validate({"lr": lr, "gamma": 0.95, **algorithm})
         self._groups = initial_groups("independent", self._env.spaces)
-        entry = algorithms.algorithm("ippo")
-        [scope] = scopes(entry, self.config, self._env.spaces)
-        context = LearnerContext(ModelSpec.model_validate({}), self._env.spaces, scope, "cpu")
-        self.learner: Learner = entry.learner(self.config, context)
-        self.states = {name: self.learner.initial(name, seed) for name in self.learner.names(self._groups)}
+        self._learners = self._of_each_class()
+        self.states = {
+            name: learner.initial(name, seed) for learner, own in self._learners for name in learner.names(own)
+        }
         self.load(self.states)
         self.env_steps = 0
         """Env steps of all that was learned from."""
-        self.returns: list[float] = []
-        """Greedy return per agent after each EVALUATED rollouts."""
+        self.scores: list[float] = []
+        """After each EVALUATED rollouts."""
         self.evaluated_at: list[int] = []
         """Versions at that time."""
         self._versions = self._learned = 0
+
+    def _of_each_class(self) -> list[tuple[Learner, tuple[Group, ...]]]:
+        """The learner of each agent class, with the groups of that class."""
+        spaces, entry, found = self._env.spaces, algorithms.algorithm("ippo"), []
+        for scope in scopes(entry, self.config, spaces):
+            context = LearnerContext(ModelSpec.model_validate({}), spaces, scope, "cpu")
+            members = {agent for agents in scope.agent_classes(spaces) for agent in agents.agents}
+            own = tuple(each for each in self._groups if members.issuperset(each.agents))
+            found.append((entry.learner(self.config, context), own))
+        return found
 
     def sample(self, number: int, states: Mapping[str, PolicyState]) -> Trajectory:
         """One rollout."""
         seed = 1_000_000 * self._seed + number
         return rollout(self._env, self._acting(states), steps=STEPS, seed=seed, with_state=False)[0]
 
-    def inputs(
-        self, number: int, taken: Sequence[Trajectory], peers: tuple[Mapping[str, Arrays], ...] = ()
+    def gradients(
+        self, number: int, taken: Sequence[Trajectory], peers: tuple[Mapping[str, Arrays], ...]
+    ) -> Mapping[str, Arrays]:
+        """The gradients of all policies; the learners of several classes compute theirs one after another."""
+        found: dict[str, Arrays] = {}
+        for learner, own in self._learners:
+            found |= learner.gradients(self._inputs(number, own, taken, peers)).gradients
+        return found
+
+    def update(self, number: int, taken: Sequence[Trajectory]) -> dict[str, PolicyState]:
+        """The states after the update of a round."""
+        for learner, own in self._learners:
+            learner.update(self._inputs(number, own, taken, ()))
+        return {name: learner.state(name) for learner, own in self._learners for name in learner.names(own)}
+
+    def _inputs(
+        self,
+        number: int,
+        own: tuple[Group, ...],
+        taken: Sequence[Trajectory],
+        peers: tuple[Mapping[str, Arrays], ...],
     ) -> RoundInput:
-        """What a learner gets."""
-        return RoundInput(number, self.env_steps, self._seed, self._groups, taken, peers=peers)
+        return RoundInput(number, self.env_steps, self._seed, own, taken, peers=peers)
 
     def load(self, states: Mapping[str, PolicyState]) -> None:
-        """Make the learner hold these states."""
-        for name, state in states.items():
-            self.learner.load(name, state)
+        """Make the learners hold these states."""
+        for learner, own in self._learners:
+            for name in learner.names(own):
+                learner.load(name, states[name])
 
     def advance(self, states: dict[str, PolicyState], rollouts: int) -> None:
         """A new version, from so many rollouts; it is evaluated if that is due."""
@@ -131,22 +194,23 @@ class Spread:
         before, self._learned = self._learned, self._learned + rollouts
         self.env_steps += rollouts * ROLLOUT
         if self._learned // EVALUATED > before // EVALUATED:
-            stats = play(self._games, self._acting(states), episodes=EPISODES, seed=7)
-            self.returns.append(sum(stats.return_sum.values()) / (EPISODES * len(stats.return_sum)))
+            self.scores.append(self._game.score(self._games, self._acting(states)))
             self.evaluated_at.append(self._versions)
 
     def _acting(self, states: Mapping[str, PolicyState]) -> list[ActingPolicies]:
-        (agents,) = self._env.spaces.classes
-        return [ActingPolicies.from_states(agents, [states[agent] for agent in agents.agents])]
+        return [
+            ActingPolicies.from_states(agents, [states[agent] for agent in agents.agents])
+            for agents in self._env.spaces.classes
+        ]
 
 
 class Functions:
     """The functions of schedule `stellaris`, run in the order in which they begin (`Work`)."""
 
-    def __init__(self, spread: Spread, *, truncates: bool) -> None:
-        self._spread = spread
+    def __init__(self, training: Training, *, truncates: bool) -> None:
+        self._training = training
         self._truncates = truncates
-        self._history = {0: spread.states}
+        self._history = {0: training.states}
         """By clock, as far as learners may need them."""
         self._clock = 0
         self._trajectories: dict[int, Trajectory] = {}
@@ -154,46 +218,46 @@ class Functions:
 
     def do(self, command: Command) -> None:
         """See `Work`."""
-        spread = self._spread
+        training = self._training
         match command:
             case Sample(number, _):
-                self._trajectories[number] = spread.sample(number, spread.states)
+                self._trajectories[number] = training.sample(number, training.states)
             case Learn(learner, rollouts):
                 clocks = command.peers if self._truncates else ()
                 peers = tuple({name: s.acting for name, s in self._history[clock].items()} for clock in clocks)
                 taken = [self._trajectories.pop(number) for number in rollouts]
-                self._gradients[learner] = spread.learner.gradients(spread.inputs(learner, taken, peers)).gradients
+                self._gradients[learner] = training.gradients(learner, taken, peers)
             case Publish(aggregation):
                 taken_ = [self._gradients.pop(learner_of(each.gradient)) for each in aggregation.gradients]
-                steps = spread.config.net_steps(spread.env_steps)
+                steps = training.config.net_steps(training.env_steps)
                 states = {
                     name: applied(state, [each[name] for each in taken_], aggregation.weights, steps)
-                    for name, state in spread.states.items()
+                    for name, state in training.states.items()
                 }
-                spread.load(states)
+                training.load(states)
                 self._clock += 1
                 self._history[self._clock] = states
                 self._history.pop(self._clock - OLDEST_PEER, None)
-                spread.advance(states, len(taken_))
+                training.advance(states, len(taken_))
 
 
 def trained(system: System, setting: Setting, *, seed: int, lr: float) -> Result:
     """Train once; equal arguments give equal results."""
-    spread = Spread(seed, lr, system.algorithm)
-    return (_in_rounds if system.rounds else _overlapping)(system, setting, spread, seed)
+    training = Training(setting.game, seed, lr, system.algorithm)
+    return (_in_rounds if system.rounds else _overlapping)(system, setting, training, seed)
 
 
-def _overlapping(system: System, setting: Setting, spread: Spread, seed: int) -> Result:
+def _overlapping(system: System, setting: Setting, training: Training, seed: int) -> Result:
     config = StellarisConfig.model_validate({"learners": setting.learners, **system.settings})
-    work = Functions(spread, truncates=spread.config.truncation != "none")
+    work = Functions(training, truncates=training.config.truncation != "none")
     rule = Stellaris(config, setting.actors)
     durations = setting.durations
     course = simulate(rule, durations, setting.machines, gradients=setting.rollouts, seed=seed, work=work)
-    at_s = [course.published_s[version - 1] for version in spread.evaluated_at]
+    at_s = [course.published_s[version - 1] for version in training.evaluated_at]
     slots = course.actors_busy * setting.actors + course.learners_busy * setting.learners
     applying = durations.publish_s * len(course.aggregations) / course.ended_s
     return Result(
-        returns=tuple(spread.returns),
+        scores=tuple(training.scores),
         at_s=tuple(at_s),
         worked_s=tuple((slots + applying) * each for each in at_s),
         staleness=sum(course.staleness) / len(course.staleness),
@@ -205,19 +269,18 @@ def _overlapping(system: System, setting: Setting, spread: Spread, seed: int) ->
     )
 
 
-def _in_rounds(system: System, setting: Setting, spread: Spread, seed: int) -> Result:
+def _in_rounds(system: System, setting: Setting, training: Training, seed: int) -> Result:
     """Rounds of all actors, each followed by one learner's update of several epochs."""
     rng, machines, actors = random.Random(seed), setting.machines, setting.actors
     run, ended_s, sampled_s, learned_s = VirtualRun(SCHEDULES[system.rounds]), 0.0, 0.0, 0.0
     at_s: list[float] = []
     worked_s: list[float] = []
-    before = spread.states
+    before = training.states
     for round_ in range(-(-setting.rollouts // actors)):
-        acting = before if system.rounds == "pipelined" else spread.states
-        taken = [spread.sample(actors * round_ + number, acting) for number in range(actors)]
-        before = spread.states
-        spread.learner.update(spread.inputs(round_, taken))
-        spread.advance({name: spread.learner.state(name) for name in spread.states}, actors)
+        acting = before if system.rounds == "pipelined" else training.states
+        taken = [training.sample(actors * round_ + number, acting) for number in range(actors)]
+        before = training.states
+        training.advance(training.update(round_, taken), actors)
         slow = round(machines.slow * actors)
         took_s = [
             _straggled(rng, machines, rng.choice(setting.durations.sample_s)) * (2 if number < slow else 1)
@@ -226,11 +289,11 @@ def _in_rounds(system: System, setting: Setting, spread: Spread, seed: int) -> R
         update_s = _straggled(rng, machines, rng.choice(setting.update_s))
         times, run = run.round(partial(_lasting, max(took_s)), partial(_lasting, update_s))
         ended_s, sampled_s, learned_s = ended_s + times.ended_s, sampled_s + sum(took_s), learned_s + update_s
-        if len(spread.returns) > len(at_s):
+        if len(training.scores) > len(at_s):
             at_s.append(ended_s)
             worked_s.append(sampled_s + learned_s)
     return Result(
-        returns=tuple(spread.returns),
+        scores=tuple(training.scores),
         at_s=tuple(at_s),
         worked_s=tuple(worked_s),
         staleness=1.0 if system.rounds == "pipelined" else 0.0,

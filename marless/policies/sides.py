@@ -6,14 +6,14 @@ progress: it may end below that of random actions although all sides have learne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from marless.data.episodes import EpisodeStats
 from marless.data.rollout import ActingPolicy, play
-from marless.envs.base import ActionArray, AgentClass, BoolArray, EnvSpaces, FloatArray, chance_acts
+from marless.envs.base import ActionArray, AgentClass, BatchedEnv, BoolArray, EnvSpaces, FloatArray, chance_acts
 from marless.policies.evaluation import BATCH, environment
 from marless.policies.team import Team
 
@@ -34,17 +34,22 @@ def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side
     """
     copies = environment(team, None, None, batch=min(episodes, BATCH))
     try:
-        trained, spaces = team.acting(copies.spaces), copies.spaces
-        chance = play(copies, None, episodes=episodes, seed=seed)
-        found = {}
-        for k, agents in enumerate(spaces.classes):
-            others = [Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
-            policies: list[ActingPolicy] = [trained[i] if i == k else other for i, other in enumerate(others)]
-            played = play(copies, policies, episodes=episodes, seed=seed)
-            found[agents.name] = Side(_mean(played, agents), _mean(chance, agents))
-        return found
+        return sides(copies, team.acting(copies.spaces), episodes=episodes, seed=seed)
     finally:
         copies.close()
+
+
+def sides(copies: BatchedEnv, trained: Sequence[ActingPolicy], *, episodes: int, seed: int) -> Mapping[str, Side]:
+    """As `against_chance`, with a policy for each agent class of these environment copies, which stay open."""
+    spaces = copies.spaces
+    chance = play(copies, None, episodes=episodes, seed=seed)
+    found = {}
+    for k, agents in enumerate(spaces.classes):
+        others = [Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
+        policies = [trained[i] if i == k else other for i, other in enumerate(others)]
+        played = play(copies, policies, episodes=episodes, seed=seed)
+        found[agents.name] = Side(_mean(played, agents), _mean(chance, agents))
+    return found
 
 
 def competitive(spaces: EnvSpaces) -> bool:

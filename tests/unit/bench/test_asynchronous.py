@@ -1,18 +1,27 @@
 """The program that trains asynchronously on modelled slots: its work learns, and its times are those of versions."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
-from bench.asynchronous_work import Result, Setting, System, trained
+from bench.asynchronous_work import GAMES, Result, Setting, System, trained
 from marless.simulation.asynchronous import Durations, Machines
 
 DURATIONS = Durations(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
 
 
 def setting(rollouts: int = 100, machines: Machines = Machines()) -> Setting:  # noqa: B008  # frozen
-    return Setting(actors=2, learners=2, machines=machines, durations=DURATIONS, update_s=[2.0], rollouts=rollouts)
+    return Setting(
+        game=GAMES["spread"],
+        actors=2,
+        learners=2,
+        machines=machines,
+        durations=DURATIONS,
+        update_s=[2.0],
+        rollouts=rollouts,
+    )
 
 
 def run(name: str, rollouts: int = 100) -> Result:
@@ -22,8 +31,8 @@ def run(name: str, rollouts: int = 100) -> Result:
 def test_equal_runs_come_to_equal_returns_and_other_rules_to_others():
     first, again, other = run("async"), run("async"), run("softsync of 4")
     assert first == again
-    assert first.returns != other.returns
-    assert len(first.returns) == 2  # one for each 50 rollouts
+    assert first.scores != other.scores
+    assert len(first.scores) == 2  # one for each 50 rollouts
 
 
 def test_a_round_lasts_as_long_as_its_slowest_actor_and_the_update():
@@ -36,6 +45,15 @@ def test_a_round_lasts_as_long_as_its_slowest_actor_and_the_update():
 
 def test_a_pipelined_round_hides_its_actors_behind_the_update_before():
     assert run("pipelined").at_s == pytest.approx((0.5 + 25 * 2.0, 0.5 + 50 * 2.0))
+
+
+def test_sides_that_compete_are_scored_by_the_weaker_one():
+    found = [trained(SYSTEMS[name], adversary(), seed=0, lr=4e-3) for name in ("synchronous", "async")]
+    assert all(each.scores[-1] > 1.0 for each in found)  # a side that does not learn gains nothing
+
+
+def adversary() -> Setting:
+    return replace(setting(400), game=GAMES["adversary"])
 
 
 def test_slow_slots_hold_up_a_round():
@@ -51,15 +69,15 @@ def test_a_return_is_reached_by_three_evaluations_in_a_row():
 
 def test_a_line_counts_the_seeds_that_got_there():
     runs = [run("sync", 150)]
-    line = row("sync", 1e-3, runs, runs, -1000.0)
+    line = row("sync", 1e-3, runs, runs, -1000.0, "return")
     assert line["seeds there"] == "1 of 1"
     assert line["sooner"]["median"] == 1.0
     assert line["function seconds"]["median"] == pytest.approx(runs[0].worked_s[2], abs=0.1)
-    assert row("sync", 1e-3, runs, runs, 0.0)["seconds to 0"] == "never"
+    assert row("sync", 1e-3, runs, runs, 0.0, "return")["seconds to 0"] == "never"
 
 
 def test_durations_are_measured_for_each_kind_of_function():
-    found, update_s = measured(2)
+    found, update_s = measured(GAMES["spread"], 2)
     assert min(found.sample_s) > 0 and min(found.learn_s) > 0 and found.publish_s > 0
     assert min(update_s) > max(found.learn_s) / 2  # several epochs
 
@@ -78,5 +96,5 @@ def test_the_best_rate_is_the_one_with_which_runs_get_there(tmp_path: Path):
 def test_every_system_learns_from_as_many_rollouts(name):
     system: System = SYSTEMS[name]
     found = trained(system, setting(50), seed=1, lr=1e-3)
-    assert len(found.returns) == 1
+    assert len(found.scores) == 1
     assert 0 < found.actors_busy <= 1 and 0 < found.learners_busy <= 1
