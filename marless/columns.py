@@ -54,9 +54,7 @@ def encoded(
     """
     default = {field.name: field.default for field in _fields(rows) if field.name in optional}
     if len(rows) < fewest:
-        return [
-            {k: v for k, v in dataclasses.asdict(row).items() if k not in default or v != default[k]} for row in rows
-        ]
+        return [{k: v for k, v in vars(row).items() if k not in default or v != default[k]} for row in rows]
     tables = [_table(list(alike), default) for _, alike in groupby(rows, kind)]
     return {"tables": tables} if len(tables) > 1 else tables[0]
 

@@ -9,18 +9,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from marless.billing import machines, serverful
-from marless.billing.billed import Clock, Need, RedisMeter, meter, need_of
+from marless.billing.billed import Clock, Need, RedisMeter, Span, meter, need_of
 from marless.billing.machines import MachineMeter
 from marless.billing.serverful import ModelledRounds, ReservedMachines
 from marless.pricing import charges
-from marless.pricing.charges import Accounting, Charge
+from marless.pricing.charges import ALL, Accounting, Charge
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
-from marless.pricing.usage import usage
+from marless.pricing.usage import Use, usage
 from marless.record import RoundRecord
 from marless.schedules.registry import made
 from marless.spec import JobSpec
@@ -48,8 +48,11 @@ class Ledger:
     Memory does not grow with the number of rounds. Deterministic: equal records give equal ledgers.
     """
 
-    def __init__(self, spec: JobSpec, prices: Prices) -> None:
-        """Raises SpecError for functions that the backend cannot run, and for a missing price."""
+    def __init__(self, spec: JobSpec, prices: Prices, accountings: Collection[Accounting] = ALL) -> None:
+        """It knows the cost by these accountings only. *serverful*, which models each round, takes most of the time.
+
+        Raises SpecError for functions that the backend cannot run, and for a missing price.
+        """
         self._functions, self._prices = spec.functions, prices
         self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
         self.machines = MachineMeter(prices)
@@ -57,7 +60,7 @@ class Ledger:
         self._clock = Clock(prices.keep_alive_s)
         self._rounds = ModelledRounds(spec.functions, made(spec.schedule))
         self._need = Need(0.0, 0)
-        self._totals: Counter[Accounting] = Counter()
+        self._totals: dict[Accounting, int] = dict.fromkeys(accountings, 0)
         self._serverful_ms: Counter[int] = Counter()
         """Modelled time of all rounds by the vCPUs of the machine; which machine is needed is known only at the end."""
         self._choices = serverful.choices(prices)
@@ -75,31 +78,39 @@ class Ledger:
         """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
         uses, span = usage(record, self._functions), self._clock.span(record)
         self._need |= need_of(record, uses, self._functions)
+        cost = RoundCost(record.round, {each: self._charges(each, record, uses, span) for each in self._totals})
+        for accounting in self._totals:
+            self._totals[accounting] += cost.picos(accounting)
+        return cost
+
+    def _charges(
+        self, accounting: Accounting, record: RoundRecord, uses: Sequence[Use], span: Span
+    ) -> tuple[Charge, ...]:
+        match accounting:
+            case "paper":
+                return charges.paper(uses, self._prices)
+            case "billed":
+                return charges.merged([*self._meter.charges(record, uses, span), self._redis.charge(span)])
+            case "machines":
+                return charges.merged(self.machines.charges(record.machines))
+            case "serverful":
+                return self._serverful(record)
+
+    def _serverful(self, record: RoundRecord) -> tuple[Charge, ...]:
         self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
         modelled = self._rounds.phases(record, self._choices)
         for vcpus in self._choices:
             self._serverful_ms[vcpus] += sum(serverful.phase_ms(modelled[vcpus]).values())
-        billed = [*self._meter.charges(record, uses, span), self._redis.charge(span)]
-        cost = RoundCost(
-            record.round,
-            {
-                "paper": charges.paper(uses, self._prices),
-                "billed": charges.merged(billed),
-                "serverful": serverful.charges(modelled[self.machine.vcpus], self.machine),
-                "machines": charges.merged(self.machines.charges(record.machines)),
-            },
-        )
-        for accounting in ("paper", "billed", "machines"):
-            self._totals[accounting] += cost.picos(accounting)
-        return cost
+        return serverful.charges(modelled[self.machine.vcpus], self.machine)
 
     def picos(self, accounting: Accounting) -> int:
         """Cost of all rounds so far in picodollars; raises SpecError for machines without a known price."""
+        total = self._totals[accounting]
         if accounting == "machines":
             machines.check_known(self.machines, self._prices)
         if accounting == "serverful":
             return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
-        return self._totals[accounting]
+        return total
 
     def total_usd(self, accounting: Accounting) -> float:
         """Cost of all rounds so far in US dollars."""

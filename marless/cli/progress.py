@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -209,7 +208,7 @@ class TrainingProgress:
             steps, spent_s = (last.env_steps if last.round == 0 else 0), last.spent_s
         else:
             steps = last.env_steps - first.env_steps
-            spent_s = sum(record.spent_s for record in islice(self._recent, 1, None))
+            spent_s = self._course[-1][1] - self._course[0][1]
         return max(steps / spent_s, 0.0) if spent_s > 0 else 0.0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from marless.core.job_id import check_id
 from marless.fleet.machines import Machines, Use
 from marless.rpc.v1 import common_pb2
@@ -18,7 +16,7 @@ def used_by(job: str, machines: Machines) -> common_pb2.ListMachinesResponse:
 def _told(use: Use) -> common_pb2.MachineUse:
     presence, account = use.presence, use.account
     return common_pb2.MachineUse(
-        machine=common_pb2.Machine(**asdict(presence.machine)),
+        machine=common_pb2.Machine(**vars(presence.machine)),
         began_s=presence.began_s,
         connected_after_s=presence.connected_after_s,
         first_task_after_s=presence.first_task_after_s,

@@ -107,7 +107,7 @@ class Costs:
     def _opened(self) -> Ledger:
         if self._ledger is None:
             self._prices = self._prices or prices.merged(self._spec.bill.prices)
-            self._ledger = Ledger(self._spec, self._prices)
+            self._ledger = Ledger(self._spec, self._prices, (self._accounting,))
         return self._ledger
 
 

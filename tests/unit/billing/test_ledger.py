@@ -390,3 +390,12 @@ def test_sums_over_rounds_kinds_and_groups_equal_the_ledgers_total_exactly(recor
             shown = to_dict(found, table)
             assert sum(shown[f"by_{what}"][accounting].values()) == pytest.approx(shown["usd"][accounting], abs=1e-9)
     assert bill(records, spec, table) == found
+
+
+@pytest.mark.parametrize("accounting", ACCOUNTINGS)
+def test_a_ledger_of_one_accounting_has_the_same_costs(accounting):
+    every, one = Ledger(job(), PLAIN), Ledger(job(), PLAIN, [accounting])
+    for number in range(3):
+        record = small_round(number)
+        assert one.add(record).charges == {accounting: every.add(record).charges[accounting]}
+    assert one.picos(accounting) == every.picos(accounting)
