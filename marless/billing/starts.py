@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from marless.pricing.usage import HOST, WHOLE
-from marless.record import RoundRecord
+from marless.record import InvocationRecord, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,17 @@ class Starts:
 def starts(records: Iterable[RoundRecord]) -> tuple[Starts, ...]:
     """The starts of workers by launcher and pool; without those that were connected before the job, or dialled in."""
     launchers: dict[tuple[str, str], str] = {}
-    seen: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    cold: list[tuple[InvocationRecord, str]] = []
     for record in records:
         launchers |= {(each.id, each.pool): each.launcher for each in record.machines if each.launcher}
         for each in record.invocations:
             if each.cold and each.init_s and (each.function in WHOLE or each.function == HOST):
                 pool = "learner" if each.function == HOST else "actor"
-                launcher = launchers.get((each.machine, pool), "")
-                seen[launcher, pool].append((each.init_s, each.init_s + each.ready_s))
+                cold.append((each, pool))
+    seen: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for each, pool in cold:  # a machine may be recorded some rounds after the start of its workers
+        launcher = launchers.get((each.machine, pool), "")
+        seen[launcher, pool].append((each.init_s, each.init_s + each.ready_s))
     return tuple(_summed(launcher, pool, times) for (launcher, pool), times in seen.items())
 
 

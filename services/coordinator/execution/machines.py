@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import fields, replace
 from typing import Any
@@ -13,6 +14,8 @@ from marless.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.base import JobState
 
+LOOK_S = 1.0
+"""Seconds between two looks, at least."""
 _log = structlog.get_logger("coordinator")
 
 
@@ -24,9 +27,15 @@ class Machines:
         self._pools = pools
         self._told: dict[tuple[str, str, float], MachineRecord] = {}
         """What was recorded last."""
+        self._looked_s = -math.inf
 
     async def look(self) -> tuple[MachineRecord, ...]:
-        """What the pools' machines did for the job so far."""
+        """What the pools' machines did for the job so far; nothing if the last look was less than LOOK_S ago, because
+        rounds may follow one another in milliseconds.
+        """
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return ()
+        self._looked_s = time.monotonic()
         return await self._pools.machines(self._id)
 
     def changes(self, found: tuple[MachineRecord, ...]) -> tuple[MachineRecord, ...]:

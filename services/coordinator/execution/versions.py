@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from marless.aggregation.queue import Aggregation
 from marless.core.stopwatch import Stopwatch
 from marless.errors import CancelledJobError, NotFoundError
-from marless.machine import MachineRecord
 from marless.pricing.usage import PARAMETER
 from marless.record import (
     AggregationRecord,
@@ -38,8 +35,6 @@ from services.coordinator.state.status import Pending
 SPARE_VERSIONS = 2
 """Versions that are kept beside those in use."""
 MOST_KEPT = 4096
-LOOK_S = 1.0
-"""Seconds between two looks at what machines did."""
 
 
 @dataclass
@@ -115,7 +110,6 @@ class Versions:
         self._config = config
         self._is_last = is_last
         self._evaluating: tuple[RoundRecord, asyncio.Task[Rollout]] | None = None
-        self._looked_s = -math.inf
 
     async def stop(self) -> None:
         """Stop an evaluation that is under way."""
@@ -141,7 +135,7 @@ class Versions:
         if plan.round not in parts.rolled_out.rounds:
             parts.rolled_out.put(version.pending)
         async with parts.steps.step(plan.round, "the store applies gradients"):
-            beside = both(self._machines(), to_the_end(self._beside))
+            beside = both(parts.machines.look(), to_the_end(self._beside))
             made, (machines, _) = await both(self._applied(version, gradients), beside)
         update = Update(made.versions, version.pending.metrics, (_invocation(parts.job_id, plan, made),), ())
         record = recording.trained(parts.job_id, plan, version.pending, update, times=times, update_s=updating.seconds)
@@ -178,13 +172,6 @@ class Versions:
         evaluating = [self._evaluating[0].round + 1] if self._evaluating else []
         learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
         return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
-
-    async def _machines(self) -> tuple[MachineRecord, ...]:
-        """What the machines did, at most once in LOOK_S, because versions may follow one another in milliseconds."""
-        if time.monotonic() - self._looked_s < LOOK_S:
-            return ()
-        self._looked_s = time.monotonic()
-        return await self._parts.machines.look()
 
     def _beside(self) -> None:
         self._parts.folder.sync_pending()

@@ -191,3 +191,5 @@ def test_starts_are_told_by_launcher():
     ]
     assert (found[0].connected_s, found[0].connected_most_s) == (2.0, 3.0)
     assert (found[0].first_task_s, found[0].first_task_most_s) == (3.5, 4.0)
+    later = [round_of(runs[0]), round_of(machines=(row(),))]  # pools are asked once a second, so after some rounds
+    assert [each.launcher for each in starts(later)] == ["ec2"]

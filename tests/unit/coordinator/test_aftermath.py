@@ -7,6 +7,7 @@ import pytest
 
 from marless.errors import UnavailableError
 from marless.machine import FACTS, Kept, MachineRecord
+from services.coordinator.execution import machines as execution_machines
 from services.coordinator.execution.machines import Machines
 from services.coordinator.jobs import aftermath
 from services.coordinator.jobs.aftermath import Aftermath
@@ -47,6 +48,20 @@ class Folder:
         self.kept = kept
 
 
+@pytest.fixture
+def at_every_round(monkeypatch):
+    monkeypatch.setattr(execution_machines, "LOOK_S", 0.0)
+
+
+async def test_pools_are_asked_once_a_second_however_short_rounds_are():
+    pools = Pools((ROW,))
+    machines = Machines("j", pools)
+    assert await machines.look() == (ROW,)
+    assert await machines.look() == ()
+    assert pools.asked == 1
+
+
+@pytest.mark.usefixtures("at_every_round")
 async def test_only_machines_that_did_something_are_recorded_and_their_facts_once():
     later = replace(ROW, present_s=9.0, work_s=8.0)
     machines = Machines("j", Pools((ROW,), (replace(ROW, present_s=6.0),), (later,)))
@@ -57,6 +72,7 @@ async def test_only_machines_that_did_something_are_recorded_and_their_facts_onc
     assert {getattr(short, name) for name in FACTS} == {"", 0.0, None}
 
 
+@pytest.mark.usefixtures("at_every_round")
 async def test_both_pools_of_a_machine_are_recorded_if_one_has_changed():
     """Or its time would be counted twice: the bill compares what each pool saw of it."""
     learner = replace(ROW, pool="learner")
