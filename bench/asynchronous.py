@@ -38,7 +38,8 @@ from bench import harness
 from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
-from marless.schedules.stellaris import Command, Stellaris, StellarisConfig
+from marless.schedules.stellaris import Command, Stellaris
+from marless.schedules.stellaris_config import StellarisConfig
 from marless.simulation.asynchronous import Durations, Machines, simulate
 
 MEASURED, ROUNDS = 40, 4

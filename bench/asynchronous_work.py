@@ -23,7 +23,8 @@ from marless.nets.model import ModelSpec
 from marless.policies.sides import sides
 from marless.schedules.base import Schedule
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, StellarisConfig, learner_of
+from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, learner_of
+from marless.schedules.stellaris_config import StellarisConfig
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.sharing.groups import initial_groups
 from marless.simulation.asynchronous import Durations, Machines, simulate

@@ -23,7 +23,8 @@ from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
 from marless.schedules import registry as schedules
 from marless.schedules.base import Schedule
-from marless.schedules.stellaris import StellarisConfig, StellarisSchedule
+from marless.schedules.stellaris import StellarisSchedule
+from marless.schedules.stellaris_config import StellarisConfig, makes_versions
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import Sharing
 from marless.sharing.groups import initial_groups
@@ -156,7 +157,7 @@ def prepare(spec: JobSpec) -> Job:
 
 
 def _check_asynchronous(spec: JobSpec, *, measures: bool) -> None:
-    """Raise SpecError for what cannot be done by overlapping rollouts and by learners that only compute gradients."""
+    """Raise SpecError for what cannot be done by overlapping rollouts and by learners that measure nothing."""
     if spec.actors.episodes == "carried":
         raise SpecError(
             "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
@@ -164,8 +165,9 @@ def _check_asynchronous(spec: JobSpec, *, measures: bool) -> None:
         )
     if measures or sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing):
         raise SpecError(
-            f"schedule.name stellaris: its learners compute gradients and measure nothing else, which scaling.name "
-            f"{spec.scaling.name} or sharing.name {spec.sharing.name} needs; use fixed ones, or schedule.name pipelined"
+            f"schedule.name stellaris: its learners measure nothing beside their gradients or updates, which "
+            f"scaling.name {spec.scaling.name} or sharing.name {spec.sharing.name} needs; use fixed ones, or "
+            "schedule.name pipelined"
         )
     made = schedules.made(spec.schedule)
     assert isinstance(made, StellarisSchedule)
@@ -238,7 +240,10 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
     algorithm, actors, stop = algorithms.algorithm(spec.algorithm.name), spec.actors, spec.stop
     of_actor = actors.envs * actors.steps
     members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
+    schedule, sampled = spec.schedule, least_actors
     round_steps = actors.count * of_actor
+    if isinstance(schedule, StellarisConfig) and makes_versions(spec.algorithm):
+        sampled, round_steps = schedule.batch, schedule.batch * of_actor  # a round is an update from these rollouts
     bounds = [
         *([stop.rounds * round_steps] if stop.rounds is not None else []),
         *([stop.env_steps + round_steps] if stop.env_steps is not None else []),
@@ -246,7 +251,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
     return Setting(
         spaces=spaces,
         model=spec.nets,
-        samples=least_actors * of_actor * members,
+        samples=sampled * of_actor * members,
         steps=actors.steps,
         memory_bytes=spec.functions.learner.memory_mb * 2**20,
         scopes=scopes(algorithm, spec.algorithm, spaces),

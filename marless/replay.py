@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marless.core.state import REPLAY
 from marless.errors import SpecError
 from marless.record import RoundRecord
-from marless.schedules.stellaris import MAX_ORDER, StellarisConfig
+from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
 from marless.spec import JobSpec, StopSpec
 
 
 def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
     """A job that takes the order of these records, from its first version to the last one that they have.
 
-    Raises SpecError for a run of another schedule, without a round, or too long.
+    Raises SpecError for a run of another schedule, without a round, or too long, and for one whose replay lost samples.
     """
     schedule = spec.schedule
     if not isinstance(schedule, StellarisConfig):
@@ -26,5 +27,16 @@ def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
         raise SpecError("--replay: the run has no version yet")
     if len(order) > MAX_ORDER:
         raise SpecError(f"--replay: the run's events take {len(order):,} characters; at most {MAX_ORDER:,} are taken")
+    _check_replays(records[-1])
     stop = StopSpec.model_validate({"rounds": len(records)})
     return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": order}), "stop": stop})
+
+
+def _check_replays(last: RoundRecord) -> None:
+    """Raise SpecError if a replay file has lost samples: nothing would lose them in the same way once more."""
+    for name, metrics in last.metrics.items():
+        if name.startswith(f"{REPLAY}.") and (lost := metrics.get("lost")):
+            raise SpecError(
+                f"--replay: {name} of the run has lost {lost:,.0f} env steps, as after the loss of its file; a "
+                "repetition would keep them, and come to other weights; start a new job from its spec.yaml"
+            )

@@ -21,6 +21,7 @@ from pydantic import (
     SerializeAsAny,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -258,6 +259,12 @@ class JobSpec(Strict):
         description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own",
     )
     stop: StopSpec
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_fits_algorithm(cls, schedule: ScheduleConfig, info: ValidationInfo) -> ScheduleConfig:
+        algorithm = info.data.get("algorithm")  # missing if it is not valid
+        return schedule.fitted(algorithm) if algorithm else schedule
 
     @model_validator(mode="after")
     def _return_is_measured(self) -> JobSpec:

@@ -16,6 +16,8 @@ MAX_POLICIES = 4096
 """Policies and joint critics named in one request, including those that no agent uses any more."""
 MAX_PARTS = 16
 """Blobs of one version."""
+MAX_KEPT = 4096
+"""Newest versions of a policy that one request may have the store keep."""
 MAX_NAME = 200
 """Characters of the name of an agent, a class, a policy, an environment or a worker."""
 MAX_OBSERVATION = 2**20

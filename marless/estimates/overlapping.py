@@ -14,7 +14,8 @@ from statistics import median
 from marless.errors import SpecError
 from marless.pricing.usage import ACTOR, HOST, PARAMETER
 from marless.record import RoundRecord
-from marless.schedules.stellaris import StellarisConfig, StellarisSchedule
+from marless.schedules.stellaris import StellarisSchedule
+from marless.schedules.stellaris_config import StellarisConfig
 from marless.simulation.asynchronous import Course, Durations, Machines, simulate
 from marless.spec import JobSpec
 

@@ -123,15 +123,27 @@ class ParamStore:
         self._patience_s = patience_s
         self._transfer_s = transfer_s
 
-    async def publish(self, job: str, epoch: int, round: int, writes: Sequence[PolicyWrite]) -> dict[str, int]:  # noqa: A002
+    async def publish(
+        self,
+        job: str,
+        epoch: int,
+        round: int,  # noqa: A002
+        writes: Sequence[PolicyWrite],
+        *,
+        keep: int = 0,
+    ) -> dict[str, int]:
         """Publish the next version of each policy; returns version by policy.
 
         Each policy is published atomically, but not all of them together: after an error, some may have been
-        published, and repeating the call with the same req_ids returns their versions. Raises ConflictError if a head
-        is not the expected one, FencedError if the epoch is over, OverloadedError if the store has no room now,
-        TooLargeError if it never has.
+        published, and repeating the call with the same req_ids returns their versions. `keep` newest versions of each
+        policy are kept, if that is more than the store keeps.
+
+        Raises ConflictError if a head is not the expected one, FencedError if the epoch is over, OverloadedError if the
+        store has no room now, TooLargeError if it never has.
         """
-        header = param_store_pb2.PublishHeader(job=job, epoch=epoch, round=round, policies=map(_encode, writes))
+        header = param_store_pb2.PublishHeader(
+            job=job, epoch=epoch, round=round, policies=map(_encode, writes), keep=keep
+        )
         blobs = [blob for write in writes for blob in write.blobs.values()]
         response = await retry(
             lambda: self._peer.send(

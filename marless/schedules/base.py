@@ -9,7 +9,7 @@ from the same state at any other time, and recovery is no case of its own. The e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 from marless.algos.algorithm import AlgorithmConfig
 from marless.core.settings import Strict
@@ -21,6 +21,10 @@ class ScheduleConfig(Strict):
     overlapping: ClassVar[bool] = False
     """True if rollouts belong to no round: any number of them may be under way, and each is learned from on its own."""
     name: str
+
+    def fitted(self, algorithm: AlgorithmConfig) -> Self:
+        """These settings, with defaults that follow from the algorithm; raises ValueError for those that exclude it."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,62 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, field_validator
-
-from marless.aggregation.config import Aggregation as Rule
-from marless.aggregation.config import StellarisRule
 from marless.aggregation.queue import Aggregation, Aggregator, Gradient, Queue
 from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import InternalError, SpecError
-from marless.schedules.arrivals import Arrival, read
+from marless.schedules.arrivals import Arrival
 from marless.schedules.base import Command as RoundCommand
 from marless.schedules.base import ScheduleConfig, State
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.schedules.stellaris_config import StellarisConfig
 
 SCOPE = "team"
 """All policies of a job have one clock: a learner computes the gradients of all of them from the same rollouts."""
-MAX_ORDER = 2**19
-"""Characters of an order of events."""
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 T = TypeVar("T")
-
-
-class StellarisConfig(ScheduleConfig):
-    """Settings of asynchronous training."""
-
-    overlapping: ClassVar[bool] = True
-    name: Literal["stellaris"] = "stellaris"
-    batch: int = Field(1, ge=1, le=4096, description="rollouts that a learner computes one gradient from")
-    learners: int = Field(4, ge=1, le=4096, description="learners that may be under way at once")
-    data_lag: int | None = Field(
-        None,
-        ge=0,
-        le=4096,
-        description="versions by which a rollout may be older than the one that learns from it; null: actors divided "
-        "by batch. More keeps more slots busy, less learns from newer data",
-    )
-    barrier: bool = Field(
-        False,
-        description="true: rollouts start together, when all earlier ones are part of a version (synchronous SGD)",
-    )
-    aggregation: Rule = Field(StellarisRule.model_validate({}), description="how gradients become a version")
-    order: str = Field(
-        "",
-        max_length=MAX_ORDER,
-        description="events of an earlier run in the order in which they are to happen again, as its records have them "
-        "(`marless train --replay RUN` sets it); after the last one, events happen in the order of their arrival",
-    )
-
-    @field_validator("order")
-    @classmethod
-    def _is_an_order(cls, order: str) -> str:
-        try:
-            read(order)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
-        return order
 
 
 @dataclass(frozen=True)
@@ -381,16 +340,11 @@ class StellarisKind:
     config_type = StellarisConfig
 
     def check(self, config: ScheduleConfig, algorithm: AlgorithmConfig) -> None:
-        """Raise SpecError for an algorithm whose gradients cannot be applied without its learner."""
+        """Raise SpecError for an algorithm that cannot learn from what an earlier version did."""
         if not algorithm.learns_from_earlier:
             raise SpecError(
                 f"schedule.name stellaris trains policies on what an earlier version of them did, and algorithm "
                 f"{algorithm.name} does not say that it can (learns_from_earlier); use schedule.name synchronous"
-            )
-        if not algorithm.net_steps(0):
-            raise SpecError(
-                f"schedule.name stellaris applies gradients in the parameter store, and algorithm {algorithm.name} "
-                "does not say how (net_steps); use ippo, mappo or impact, or schedule.name pipelined"
             )
 
     def make(self, config: ScheduleConfig) -> StellarisSchedule:

@@ -30,7 +30,7 @@ class Computed:
         self._buffer = buffer
         self._request = learner_pool_pb2.UpdateRequest()
         self._checksums: list[int] = []
-        self._epoch = 0
+        self._epoch = self._keep = 0
         self.results: dict[int, Result] = {}
         """Results by index of the scope."""
         self._spares: dict[int, Path] = {}
@@ -47,7 +47,7 @@ class Computed:
             self._drop_all()
         elif request.epoch != self._epoch:
             await self._drop_lost()
-        self._request, self._checksums, self._epoch = inputs, checksums, request.epoch
+        self._request, self._checksums, self._epoch, self._keep = inputs, checksums, request.epoch, request.keep
         for scope, result in list(self.results.items()):
             if not result.HasField("unpublished"):
                 continue
@@ -80,14 +80,16 @@ class Computed:
         """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
         for scope, result in list(self.results.items()):
             if result.versions and not await update_results.are_stored(
-                self._store, self._job, self._request.round, result
+                self._store, self._job, update_results.key_of(self._request), result
             ):
                 del self.results[scope]
 
     async def _publish(self, scope: int, result: Result) -> None:
         left, spare = result.unpublished, self._spares[scope]
         try:
-            versions = await unpublished.publish(self._store, self._job, self._epoch, self._request.round, left, spare)
+            versions = await unpublished.publish(
+                *(self._store, self._job, self._epoch, self._request.round, left, spare), keep=self._keep
+            )
         except unpublished.PASSING as error:
             left.error_code, left.error = type(error).__name__, str(error)
             return
@@ -104,10 +106,11 @@ def check_published(results: Iterable[Result]) -> None:
 
 
 def inputs_of(request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateRequest:
-    """The fields of a request that determine its result: all but the epoch."""
+    """The fields of a request that determine its result: all but the epoch, and what is to be kept."""
     inputs = learner_pool_pb2.UpdateRequest()
     inputs.CopyFrom(request)
-    inputs.ClearField("epoch")
+    for field in ("epoch", "oldest", "keep"):
+        inputs.ClearField(field)
     inputs.versions.sort(key=lambda version: version.policy)
     return inputs
 

@@ -11,16 +11,23 @@ from collections.abc import Sequence
 from functools import partial
 
 from marless.core.job_id import check_id
-from marless.errors import ConflictError, NotFoundError, SpecError, StaleError
+from marless.errors import ConflictError, NotFoundError, StaleError
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import gradient_results
-from services.learner_pool.tasks import Computing, LearnTasks, OpenJob, by_scope, check_versions, heard
+from services.learner_pool.tasks import (
+    Computing,
+    LearnTasks,
+    OpenJob,
+    by_scope,
+    check_rollouts,
+    check_versions,
+    heard,
+    join,
+)
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
-MAX_ROLLOUTS = 4096
-"""Rollouts of one gradient."""
 MAX_PEERS = 64
 """Other learners over which one gradient's ratios are truncated."""
 Request = learner_pool_pb2.GradientRequest
@@ -77,7 +84,7 @@ class Gradients:
             results = await self._run(tasks, files)
             known.charge(results)
         self._buffer.used(request.job, request.rollouts, request.oldest)
-        return _joined(results)
+        return _response(results)
 
     async def _published(
         self, tasks: Sequence[learner_pool_pb2.LearnTask]
@@ -119,11 +126,7 @@ def _check(request: Request) -> None:
     numbers = ("epoch", "learner", "env_steps", "oldest")
     for what in numbers:
         check_number(what, getattr(request, what))
-    check_number("the number of rollouts", len(request.rollouts), 1, MAX_ROLLOUTS)
-    for rollout in request.rollouts:
-        check_number("the number of a rollout", rollout)
-    if len(set(request.rollouts)) < len(request.rollouts):
-        raise SpecError("rollouts: one of them is given twice")
+    check_rollouts(request.rollouts)
     check_groups(request.groups)
     for group in request.groups:
         check_number(f"the version of policy {group.policy}", group.source.version, 1)
@@ -167,11 +170,8 @@ def _tasks(known: OpenJob, request: Request) -> list[learner_pool_pb2.LearnTask]
     return by_scope(known, task)
 
 
-def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.GradientResponse:
-    response = learner_pool_pb2.GradientResponse()
-    for result in results:
-        response.gradients.append(result.gradient)
-        response.invocations.extend(result.functions)
-        for name, metrics in result.metrics.items():
-            response.metrics[name].CopyFrom(metrics)
+def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.GradientResponse:
+    """The reply to a request with these results of its scopes."""
+    response = join(learner_pool_pb2.GradientResponse(), results)
+    response.gradients.extend(result.gradient for result in results)
     return response

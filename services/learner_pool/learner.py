@@ -183,7 +183,7 @@ class Learning:
         names = held.learner.names(groups)
         starts = _starts(task, names)
         if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
-            done = await update_results.published(self._store, task.job, task.round, names)
+            done = await update_results.published(self._store, task.job, update_results.key_of(task), names)
             if done:
                 return done
             await self._hold(task.job, held, starts)
@@ -207,7 +207,7 @@ class Learning:
         result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        writes = _writes(task, held, expected, task.round, reports)
+        writes = _writes(task, held, expected, update_results.key_of(task), reports)
         if held.mirror:
             await held.mirror.push(task.replay, held.learner.state(held.replay_name).learning, task.round)
         try:
@@ -274,7 +274,7 @@ class Learning:
         self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]
     ) -> Mapping[str, int]:
         reach("learner.publish.before")
-        versions = await self._store.publish(task.job, task.epoch, task.round, writes)
+        versions = await self._store.publish(task.job, task.epoch, task.round, writes, keep=task.keep)
         reach("learner.publish.after")
         held.versions.update(versions)
         return versions

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from marless.algos.learner import Scope
 from marless.core.limits import MAX_POLICIES, MAX_PUBLISH_BYTES
@@ -27,6 +28,10 @@ from services.learner_pool.computed import Computed
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
+MAX_ROLLOUTS = 4096
+"""Rollouts of one gradient or update."""
+_Response = TypeVar("_Response", learner_pool_pb2.UpdateResponse, learner_pool_pb2.GradientResponse)
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -40,7 +45,8 @@ class Answered:
 class Running:
     """An update in progress. It continues if its caller dies, for the coordinator that takes the job over."""
 
-    round: int
+    key: int | str
+    """What its versions are published for; see `update_results.key_of`."""
     epoch: int
     task: asyncio.Task[learner_pool_pb2.UpdateResponse]
 
@@ -198,6 +204,24 @@ def check_versions(versions: Sequence[common_pb2.PolicyVersion], least: int = 0)
     check_number("the number of versions", len(versions), 0, MAX_POLICIES)
     for each in versions:
         check_number(f"the version of policy {shown(each.policy)}", each.version, least)
+
+
+def check_rollouts(rollouts: Sequence[int]) -> None:
+    """Raise SpecError for no rollouts, too many, or one that is given twice."""
+    check_number("the number of rollouts", len(rollouts), 1, MAX_ROLLOUTS)
+    for rollout in rollouts:
+        check_number("the number of a rollout", rollout)
+    if len(set(rollouts)) < len(rollouts):
+        raise SpecError("rollouts: one of them is given twice")
+
+
+def join(response: _Response, results: Sequence[learner_pool_pb2.LearnResult]) -> _Response:
+    """Put the invocations and metrics of all scopes' results into a response, and return it."""
+    for result in results:
+        response.invocations.extend(result.functions)
+        for name, metrics in result.metrics.items():
+            response.metrics[name].CopyFrom(metrics)
+    return response
 
 
 def heard(task: asyncio.Task[object]) -> None:

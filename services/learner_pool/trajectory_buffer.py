@@ -334,8 +334,9 @@ class TrajectoryBuffer:
         known = self._jobs[job]
         for key in [key for key in known.waiting if not round_ <= key[0] <= round_ + known.ahead]:
             self._drop(known.waiting.pop(key))
-        for path in list(known.kept):
-            self.drop(job, path)
+        if known.ahead <= 1:  # else they belong to no round, and an update may still need them
+            for path in list(known.kept):
+                self.drop(job, path)
         known.round = round_
         return self.reservations.keep(job, round_)
 

@@ -59,10 +59,17 @@ def is_whole(left: learner_pool_pb2.Unpublished, spare: Path) -> bool:
 
 
 async def publish(
-    store: ParamStore, job: str, epoch: int, round_: int, left: learner_pool_pb2.Unpublished, spare: Path
+    store: ParamStore,
+    job: str,
+    epoch: int,
+    round_: int,
+    left: learner_pool_pb2.Unpublished,
+    spare: Path,
+    *,
+    keep: int = 0,
 ) -> Mapping[str, int]:
     """Publish the content of such a file; returns the versions. Raises the errors of `ParamStore.publish`."""
-    return await store.publish(job, epoch, round_, list(_writes(left, spare)))
+    return await store.publish(job, epoch, round_, list(_writes(left, spare)), keep=keep)
 
 
 def _writes(left: learner_pool_pb2.Unpublished, spare: Path) -> Iterator[PolicyWrite]:

@@ -6,6 +6,7 @@ the update is not repeated.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -15,6 +16,17 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 
 PART = "outcome"
+
+
+def key_of(update: learner_pool_pb2.UpdateRequest | learner_pool_pb2.LearnTask) -> int | str:
+    """What an update's versions are published for: its round and, of jobs whose rollouts belong to no round, these.
+
+    Of such a job, an update of the same round from other rollouts is another one.
+    """
+    if not update.rollouts:
+        return update.round
+    rollouts = hashlib.sha256(",".join(map(str, update.rollouts)).encode()).hexdigest()
+    return f"{update.round}-{rollouts[:32]}"
 
 
 def result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
@@ -49,22 +61,22 @@ def encode(
 
 
 async def are_stored(
-    store: ParamStore, job: str, round_: int, made: learner_pool_pb2.LearnResult | learner_pool_pb2.UpdateResponse
+    store: ParamStore, job: str, key: int | str, made: learner_pool_pb2.LearnResult | learner_pool_pb2.UpdateResponse
 ) -> bool:
-    """True if the versions that a round's update made are still the heads of their policies."""
+    """True if the versions that the update of this key made are still the heads of their policies."""
     policies = (await store.list(job)).policies
     return all(
         each.policy in policies
         and policies[each.policy].head.version == each.version
-        and policies[each.policy].req_id == idempotency.request_id(job, round_, each.policy)
+        and policies[each.policy].req_id == idempotency.request_id(job, key, each.policy)
         for each in made.versions
     )
 
 
 async def published(
-    store: ParamStore, job: str, round_: int, names: Collection[str]
+    store: ParamStore, job: str, key: int | str, names: Collection[str]
 ) -> learner_pool_pb2.LearnResult | None:
-    """The result of a round's update of `names`, policies of one scope; None unless all of it is published.
+    """The result of the update of this key of `names`, policies of one scope; None unless all of it is published.
 
     It includes joint critics that were published with them, whether `names` has them or not.
     """
@@ -72,7 +84,7 @@ async def published(
 
     def made(wanted: Iterable[str]) -> bool:
         return all(
-            name in policies and policies[name].req_id == idempotency.request_id(job, round_, name) for name in wanted
+            name in policies and policies[name].req_id == idempotency.request_id(job, key, name) for name in wanted
         )
 
     if not made(names):

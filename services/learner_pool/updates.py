@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from marless.algos import registry
 from marless.algos.algorithm import scopes as scopes_of
 from marless.core.job_id import check_id
-from marless.core.limits import MAX_ACTORS, MAX_COUNT
+from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, StaleError
 from marless.job import replay_of, schema_of
@@ -22,8 +22,18 @@ from services.learner_pool import update_results
 from services.learner_pool.computed import Computed, check_published, other_groups
 from services.learner_pool.opening import Opening
 from services.learner_pool.replays import Replays
-from services.learner_pool.tasks import Answered, LearnTasks, OpenJob, Running, by_scope, check_versions, heard
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from services.learner_pool.tasks import (
+    Answered,
+    LearnTasks,
+    OpenJob,
+    Running,
+    by_scope,
+    check_rollouts,
+    check_versions,
+    heard,
+    join,
+)
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
@@ -108,16 +118,17 @@ class Updates:
         """Update every policy of a job once; idempotent: a repeated request gets, or waits for, the first one's reply.
 
         Raises NotFoundError for a job that is not open, FencedError, StaleError for a round that has passed or whose
-        trajectories are missing, ConflictError for a round that was published for other groups.
+        trajectories are missing, ConflictError for a round that was published for other groups or from other rollouts.
         """
         _check_update(request)
         known = self._tasks.job(request.job)
         self._buffer.check_epoch(request.job, request.epoch)
         before = known.running
-        if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
+        key = update_results.key_of(request)
+        if before is None or before.task.done() or (before.key, before.epoch) != (key, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))
             task.add_done_callback(heard)
-            known.running = before = Running(request.round, request.epoch, task)
+            known.running = before = Running(key, request.epoch, task)
         try:
             return await asyncio.shield(before.task)
         except asyncio.CancelledError:
@@ -140,7 +151,10 @@ class Updates:
         response = await self._answered(known, request) or await self._earlier(known, request)
         response = response or await self._update(known, request)
         known.last = Answered(request, response)
-        response.room = self._buffer.advance(request.job, request.round + 1)
+        if request.rollouts:
+            self._buffer.used(request.job, request.rollouts, request.oldest)
+        else:
+            response.room = self._buffer.advance(request.job, request.round + 1)
         return response
 
     async def _answered(
@@ -149,9 +163,11 @@ class Updates:
         """The reply to this update if this pool has it, and the store still has its versions; else None."""
         if known.last is None or known.last.request.round != request.round:
             return None
-        before = known.last
+        before, key = known.last, update_results.key_of(request)
+        if key != update_results.key_of(before.request):
+            return None
         if before.request.epoch != request.epoch:
-            if not await update_results.are_stored(self._store, request.job, request.round, before.response):
+            if not await update_results.are_stored(self._store, request.job, key, before.response):
                 return None
             if before.request.groups != request.groups:
                 raise other_groups(request.job, request.round)
@@ -164,14 +180,14 @@ class Updates:
         if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
-        done = []
+        done, key = [], update_results.key_of(request)
         for of_class in by_scope(known, task):
             policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
-            result = await update_results.published(self._store, request.job, request.round, policies)
+            result = await update_results.published(self._store, request.job, key, policies)
             if result is None:
                 return None
             done.append(result)
-        return _joined(done)
+        return _response(done)
 
     async def close(self, request: learner_pool_pb2.CloseJobRequest) -> None:
         """Close a job, cancel its update and gradients, and drop its replay files unless `keep_replay`.
@@ -212,10 +228,12 @@ class Updates:
             groups=request.groups,
             versions=request.versions,
             measure=request.measure,
+            rollouts=request.rollouts,
+            keep=request.keep,
         )
         results = await self._learn(known, request, task)
         known.charge(results)
-        response = _joined(results)
+        response = _response(results)
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
         return response
 
@@ -224,7 +242,7 @@ class Updates:
     ) -> list[learner_pool_pb2.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = by_scope(known, task)
-        files = self._buffer.trajectories(request.job, request.round, request.actors)
+        files = self._files(request)
         self._buffer.reservations.update(request.job, begins=True)
         try:
             await known.computed.begin(request, files)
@@ -235,11 +253,21 @@ class Updates:
         check_published(results)
         return results
 
+    def _files(self, request: learner_pool_pb2.UpdateRequest) -> list[TrajectoryFile]:
+        """The trajectories that an update learns from, in their order; raises StaleError if some are missing."""
+        if request.rollouts:
+            return self._buffer.rollouts(request.job, request.rollouts)
+        return self._buffer.trajectories(request.job, request.round, request.actors)
+
 
 def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
-    check_number("actors", request.actors, 1, MAX_ACTORS)
-    for what, number in (("round", request.round), ("epoch", request.epoch), ("env_steps", request.env_steps)):
-        check_number(what, number)
+    if request.rollouts:
+        check_rollouts(request.rollouts)
+    else:
+        check_number("actors", request.actors, 1, MAX_ACTORS)
+    for what in ("round", "epoch", "env_steps", "oldest"):
+        check_number(what, getattr(request, what))
+    check_number("keep", request.keep, 0, MAX_KEPT)
     check_groups(request.groups)
     check_versions(request.versions)
 
@@ -248,12 +276,10 @@ def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]
     return from_json(request.spec_json), spaces_from_json(request.spaces_json)
 
 
-def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:
-    response = learner_pool_pb2.UpdateResponse()
+def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:
+    """The reply to an update with these results of its scopes."""
+    response = join(learner_pool_pb2.UpdateResponse(), results)
     for result in results:
         response.versions.extend(result.versions)
-        response.invocations.extend(result.functions)
-        for name, metrics in result.metrics.items():
-            response.metrics[name].CopyFrom(metrics)
         response.distances.extend(result.distances)
     return response

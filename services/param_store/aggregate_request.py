@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from marless.aggregation.net_step import NetStep, Returns
-from marless.core.limits import MAX_COUNT, MAX_POLICIES
+from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
 from marless.errors import SpecError, shown
 from marless.rpc import gradients
 from marless.rpc.requests import check_names, check_number
@@ -14,7 +14,6 @@ from marless.rpc.v1 import common_pb2, param_store_pb2
 from services.param_store.aggregation import Aggregation
 from services.param_store.keys import check_name
 
-MOST_KEPT = 4096
 PREFIXES = frozenset({"policy", "critic"})
 """The nets that take steps."""
 
@@ -24,7 +23,7 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
     check_name("job", request.job)
     check_number("epoch", request.epoch)
     check_number("round", request.round)
-    check_number("the number of versions to keep", request.keep, 0, MOST_KEPT)
+    check_number("the number of versions to keep", request.keep, 0, MAX_KEPT)
     check_number("the number of gradients", len(request.gradients), 1, MAX_POLICIES)
     heads = _versions("policies", request.policies)
     check_number("the number of policies", len(heads), 1, MAX_POLICIES)

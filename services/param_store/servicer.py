@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from marless.core.limits import MAX_PARTS, MAX_POLICIES
+from marless.core.limits import MAX_KEPT, MAX_PARTS, MAX_POLICIES
 from marless.rpc import carries, chunks, roles
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
@@ -50,13 +50,16 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         """Publish the next versions."""
         header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S)
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
+        check_number("the number of versions to keep", header.keep, 0, MAX_KEPT)
         parts = [_parts(policy.blobs) for policy in header.policies]
         every = [part for each in parts for part in each]
         carries.check_publish(header)
         async with self._uploads.receive(request_iterator, every, header.job) as blobs:
             writes = _writes(header.policies, parts, blobs)
             begins = roles.caller.get() is not roles.Role.ACTOR  # else an actor could end its coordinator's epoch
-            versions = await self._store.publish(header.job, header.epoch, header.round, writes, begins=begins)
+            versions = await self._store.publish(
+                *(header.job, header.epoch, header.round, writes), begins=begins, keep=header.keep
+            )
         return param_store_pb2.PublishResponse(
             versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
         )

@@ -131,29 +131,31 @@ class VersionStore:
         writes: Sequence[Write],
         *,
         begins: bool = True,
+        keep: int = 0,
     ) -> dict[str, int]:
         """Publish several writes in one transaction, each applied or refused independently; returns their versions.
 
         A write whose req_id was published before returns that version, if it still exists. An epoch that is newer than
-        the store's begins with this publish, unless `begins` is False.
+        the store's begins with this publish, unless `begins` is False. `keep` newest versions of each policy are kept,
+        if that is more than the store keeps.
 
         Raises ConflictError if a head is not the expected one, NotFoundError if there is none where one is expected,
         FencedError if the epoch is over or may not begin (each for the first refused write; others may have been
         published), OverloadedError if Redis is full, TooLargeError if the job's versions can never fit.
         """
-        keys = JobKeys(job)
+        keys, kept = JobKeys(job), max(keep, self._keep)
         check_writes(epoch, round, writes)
         transaction = self._redis.pipeline(transaction=True)
         for write in writes:
             attempt = keys.attempt()
             add_attempt(transaction, attempt, epoch, round, write)
-            self._flip(transaction, keys, attempt, epoch, write, begins)
+            self._flip(transaction, keys, attempt, epoch, write, kept, begins)
         reach("param_store.publish.before")
         try:
             with redis_errors(self._trouble):
                 answers = await transaction.execute()
         except OverloadedError:
-            await self._check_fits(job, writes, self._keep)
+            await self._check_fits(job, writes, kept)
             raise
         reach("param_store.publish.after")
         outcomes = [answer for answer in answers if isinstance(answer, list)]
@@ -237,13 +239,14 @@ class VersionStore:
         attempt: str,
         epoch: int,
         write: Write,
+        kept: int,
         begins: bool,
     ) -> None:
         policy = write.policy
         names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
         transaction.execute_command(
             *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
-            *(write.expected, epoch, self._keep, EVENTS_KEPT, write.first_version, int(begins)),
+            *(write.expected, epoch, kept, EVENTS_KEPT, write.first_version, int(begins)),
             int(not gradients.is_gradient(policy)),
         )
 

@@ -45,6 +45,12 @@ LEARNING = ASYNCHRONOUS | {
     },
 }
 """A job that learns within some hundred versions; each is made of two gradients or more."""
+OFF_POLICY = ASYNCHRONOUS | {
+    "name": "replayed",
+    "algorithm": {"name": "qmix", "updates": 2, "batch": 8, "warmup": 20, "replay": {"capacity": 250}},
+    "schedule": "stellaris",
+}
+"""A job whose learner makes each version by itself, from a replay that outlives it and holds some ten rollouts."""
 UNDISTURBED = range(100, 108)
 """Seeds of undisturbed runs."""
 T_99 = 3.499

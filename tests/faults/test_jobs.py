@@ -52,8 +52,11 @@ async def test_kills_of_everything(scheduled):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_kills_of_everything_in_an_asynchronous_job(rig):
-    figures = await asynchronous_kills.run(rig, 0, kills=8, versions=FEWER_ROUNDS)
+@pytest.mark.parametrize(
+    "document", [asynchronous_kills.ASYNCHRONOUS, asynchronous_kills.OFF_POLICY], ids=lambda each: each["name"]
+)
+async def test_kills_of_everything_in_an_asynchronous_job(rig, document):
+    figures = await asynchronous_kills.run(rig, 0, kills=8, versions=FEWER_ROUNDS, document=document)
     assert figures["gradients applied"] >= FEWER_ROUNDS
 
 

@@ -24,6 +24,7 @@ from marless.record import RoundRecord
 from marless.rpc.v1 import actor_pool_pb2
 from marless.schedules.arrivals import Arrival, read
 from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, Step, learner_of
+from marless.schedules.stellaris_config import makes_versions
 from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
 
@@ -52,6 +53,8 @@ class Asynchronous:
         self.states: list[States] = [first]
         self._trajectories: dict[int, Trajectory] = {}
         self._gradients: dict[int, dict[str, Arrays]] = {}
+        self._learns: dict[int, Learn] = {}
+        self._makes_versions = makes_versions(job.spec.algorithm)
         self.aggregations: list[Aggregation] = []
 
     def follow(self, records: Sequence[RoundRecord]) -> None:
@@ -73,10 +76,12 @@ class Asynchronous:
                 case Sample(rollout, clock):
                     self._trajectories[rollout] = self._play(rollout, self.states[clock])
                 case Learn():
-                    self._gradients[command.learner] = self._gradient(command)
+                    self._learns[command.learner] = command
+                    if not self._makes_versions:
+                        self._gradients[command.learner] = self._gradient(command)
                 case Publish(aggregation):
                     self.aggregations.append(aggregation)
-                    self._apply(aggregation)
+                    (self._update if self._makes_versions else self._apply)(aggregation)
 
     def _of(self, scope: int):
         agents = {
@@ -110,6 +115,21 @@ class Asynchronous:
             inputs = RoundInput(learn.learner, learn.after, self._job.spec.seed, groups, taken, peers=peers)
             found |= learner.gradients(inputs).gradients
         return found
+
+    def _update(self, aggregation: Aggregation) -> None:
+        """The usual update, only now: those of learners that were lost have changed nothing."""
+        [weighted] = aggregation.gradients
+        learn = self._learns[learner_of(weighted.gradient)]
+        assert (learn.clock, weighted.staleness, weighted.weight) == (len(self.states) - 1, 0, 1.0)
+        taken = [self._trajectories[number] for number in learn.rollouts]
+        found: States = {}
+        for scope, learner in enumerate(self._learners):
+            groups = self._of(scope)
+            for name in learner.names(groups):
+                learner.load(name, self.states[-1][name])
+            learner.update(RoundInput(learn.clock, learn.after, self._job.spec.seed, groups, taken))
+            found |= {name: learner.state(name) for name in learner.names(groups)}
+        self.states.append(found)
 
     def _apply(self, aggregation: Aggregation) -> None:
         gradients = [self._gradients[learner_of(each.gradient)] for each in aggregation.gradients]

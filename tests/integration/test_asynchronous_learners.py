@@ -114,7 +114,7 @@ async def test_a_learner_that_answers_twice(cluster, tmp_path, monkeypatch, sche
 
 async def test_a_learner_whose_version_was_pruned_before_it_has_read_it(cluster, tmp_path, monkeypatch):
     """Its gradient is lost and counted, and the job goes on."""
-    monkeypatch.setattr(versions, "MOST_KEPT", 2)
+    monkeypatch.setattr(versions, "MAX_KEPT", 2)
     gradient, published, behind = Pools.gradient, asyncio.Event(), []
 
     async def late(pools, job_id, learn, *args, **given):
@@ -134,7 +134,7 @@ async def test_a_learner_whose_version_was_pruned_before_it_has_read_it(cluster,
 
 async def test_a_learner_that_answers_after_its_version_was_pruned(cluster, tmp_path, monkeypatch):
     """Its gradient is applied to the newest version, as stale as it is."""
-    monkeypatch.setattr(versions, "MOST_KEPT", 2)
+    monkeypatch.setattr(versions, "MAX_KEPT", 2)
     gradient, published = Pools.gradient, asyncio.Event()
 
     async def late(pools, job_id, learn, *args, **given):

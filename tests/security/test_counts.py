@@ -11,6 +11,7 @@ from marless.core.limits import (
     MAX_COUNT,
     MAX_ENVS,
     MAX_EPISODES,
+    MAX_KEPT,
     MAX_NAME,
     MAX_OBSERVATION,
     MAX_PARTS,
@@ -27,8 +28,8 @@ from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
 from marless.spec import parse
 from services.actor_pool.rollouts import Rollouts
-from services.learner_pool.gradients import MAX_PEERS, MAX_ROLLOUTS, Gradients
-from services.learner_pool.tasks import LearnTasks
+from services.learner_pool.gradients import MAX_PEERS, Gradients
+from services.learner_pool.tasks import MAX_ROLLOUTS, LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store.servicer import ParamStoreServicer
 
@@ -154,7 +155,12 @@ async def test_a_rollout_holds_no_more(fields, why):
 
 
 @pytest.mark.parametrize(
-    ("field", "most"), [("actors", MAX_ACTORS), ("round", MAX_COUNT), ("epoch", MAX_COUNT), ("env_steps", MAX_COUNT)]
+    ("field", "most"),
+    [
+        ("actors", MAX_ACTORS),
+        ("keep", MAX_KEPT),
+        *((name, MAX_COUNT) for name in ("round", "epoch", "env_steps", "oldest")),
+    ],
 )
 async def test_an_update_counts_no_further(field, most):
     updates = Updates(None, None, LearnTasks(None, None, None, None, None), None)
@@ -200,6 +206,13 @@ async def test_a_gradient_counts_no_further(field, most):
 async def test_a_gradient_names_no_more(fields, why):
     with pytest.raises(SpecError, match=why):
         await Gradients(None, LearnTasks(None, None, None, None, None), None).gradient(gradient(**fields))
+
+
+async def test_an_update_names_no_more_rollouts():
+    updates = Updates(None, None, LearnTasks(None, None, None, None, None), None)
+    for rollouts, why in ((range(MAX_ROLLOUTS + 1), "rollouts is 4,097; 1 to 4,096"), ([2, 1, 2], "given twice")):
+        with pytest.raises(SpecError, match=why):
+            await updates.update(learner_pool_pb2.UpdateRequest(job="job", rollouts=rollouts))
 
 
 async def test_an_update_names_no_more_versions():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,8 +126,9 @@ class _CannedActor(Actor):
 class CannedLearner:
     """A learner whose policies are digests of all they were trained on."""
 
-    def __init__(self, context: LearnerContext) -> None:
+    def __init__(self, context: LearnerContext, in_rounds: bool) -> None:
         self._context = context
+        self._in_rounds = in_rounds
         self._held: dict[str, PolicyState] = {}
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -144,13 +145,13 @@ class CannedLearner:
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         said = [tuple(int(each["reward/0"][0, agent, 0]) for agent in (0, 1)) for each in inputs.trajectories]
-        if said != [(inputs.round, index) for index in range(len(said))]:
+        if self._in_rounds and said != [(inputs.round, index) for index in range(len(said))]:
             raise WrongInputError(f"round {inputs.round} is trained on trajectories of (round, actor) {said}")
         metrics = {}
         for group in inputs.groups:
             self._held[group.policy] = state = _state(self._trained(group, inputs))
             metrics[group.policy] = {"loss": float(_weights(state)[0][0, 0])}
-        return UpdateOutput(metrics=metrics, runs=())
+        return UpdateOutput(metrics=metrics, runs=() if self._in_rounds else _runs(metrics))
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         found = {}
@@ -158,14 +159,18 @@ class CannedLearner:
             gradient_D = numbers(self._trained(group, inputs), INPUTS + 1) / HALF - 1
             found[group.policy] = {"policy": gradient_D}
         metrics = {name: {"loss": float(each["policy"][0])} for name, each in found.items()}
-        runs = tuple(FunctionRun("policy", name, time.time(), time.time(), 0.001) for name in found)
-        return GradientOutput(gradients=found, metrics=metrics, runs=runs)
+        return GradientOutput(gradients=found, metrics=metrics, runs=_runs(found))
 
     def _trained(self, group: Group, inputs: RoundInput) -> bytes:
         """A digest of all that training this group depends on."""
         arrays = (array for each in inputs.trajectories for _, array in sorted(each.arrays.items()))
         before = self._held[group.start]
         return digest(*_weights(before), *arrays, inputs.round, inputs.env_steps)
+
+
+def _runs(names: Iterable[str]) -> tuple[FunctionRun, ...]:
+    """A function of each policy."""
+    return tuple(FunctionRun("policy", name, time.time(), time.time(), 0.001) for name in names)
 
 
 def _weights(state: PolicyState) -> tuple[Any, Any]:

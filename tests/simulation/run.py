@@ -59,8 +59,12 @@ ASYNCHRONOUS: dict[str, Any] = {
     },
 }
 """Settings of schedule `stellaris`, by the name of the rule of aggregation."""
-OF_VERSIONS = tuple(Plan(name, "fresh") for name in ASYNCHRONOUS)
-PLANS = (*IN_ROUNDS, *OF_VERSIONS)
+OF_GRADIENTS = tuple(Plan(name, "fresh") for name in ASYNCHRONOUS)
+OF_UPDATES = (Plan("off-policy", "fresh"),)
+"""Jobs whose learner makes each version by itself."""
+PLANS = (*IN_ROUNDS, *OF_GRADIENTS, *OF_UPDATES)
+ON_POLICY: dict[str, Any] = {"name": "ippo", "epochs": 1, "minibatches": 1}
+OFF_POLICY: dict[str, Any] = {"name": "iql", "updates": 1, "batch": 1, "warmup": 0, "replay": {"capacity": 64}}
 
 
 def plan_of(seed: int) -> Plan:
@@ -70,19 +74,19 @@ def plan_of(seed: int) -> Plan:
 
 @cache
 def job_of(plan: Plan) -> Job:
-    actors, rounds = (MORE_ACTORS, VERSIONS) if plan.schedule in ASYNCHRONOUS else (ACTORS, ROUNDS)
+    actors, rounds = (ACTORS, ROUNDS) if plan in IN_ROUNDS else (MORE_ACTORS, VERSIONS)
     return prepare(
         specs.parse(
             {
                 "seed": 3,
                 "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 2}},
-                "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 1},
+                "algorithm": OFF_POLICY if plan in OF_UPDATES else ON_POLICY,
                 "model": {"hidden": [2]},
                 "actors": {"count": actors, "envs": 1, "steps": 2, "episodes": plan.episodes, "timeout_s": 20},
                 "learner": {"timeout_s": 20},
                 "evaluation": {"every": 2, "episodes": 2, "random_episodes": 2},
                 "checkpoint": {"every": 2, "keep": 2},
-                "schedule": ASYNCHRONOUS.get(plan.schedule, plan.schedule),
+                "schedule": "stellaris" if plan in OF_UPDATES else ASYNCHRONOUS.get(plan.schedule, plan.schedule),
                 "stop": {"rounds": rounds},
             },
             "spec",
@@ -104,7 +108,7 @@ class Simulation:
         self.descriptors = Descriptors()
         self.trap = Trap(lambda process: process.kill(), self._passed)
         self.problems: list[str] = []
-        if plan.schedule in ASYNCHRONOUS:
+        if plan not in IN_ROUNDS:
             self.checks: Checks = AsynchronousChecks(self.system, self._found)
         else:
             self.checks = Checks(self.system, None if seed is None else undisturbed(plan), self._found)

@@ -237,7 +237,8 @@ def production(patched: pytest.MonkeyPatch, system: System) -> None:
     patched.setattr(learner_worker, "compute_side_by_side", lambda: None)
     patched.setattr(spool, "memory_backed", lambda: str(system.spool))
     algorithm = algorithms.algorithm(system.job.spec.algorithm.name)
-    patched.setattr(type(algorithm), "learner", lambda _self, _config, context: CannedLearner(context))
+    in_rounds = not system.job.spec.schedule.overlapping
+    patched.setattr(type(algorithm), "learner", lambda _self, _config, context: CannedLearner(context, in_rounds))
     patched.setattr(servers, "HEALTH_PERIOD_S", QUIET_S)
     patched.setattr(readiness, "PERIOD_S", QUIET_S)
     patched.setattr(readiness, "EAGER_PERIOD_S", QUIET_S)

@@ -9,12 +9,13 @@ import pytest
 
 from marless.fleet.attendance import Attendance
 from marless.rpc import idempotency
+from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool import trajectory_buffer
+from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
-from tests.simulation.run import IN_ROUNDS, OF_VERSIONS, Plan, simulate, undisturbed
+from tests.simulation.run import IN_ROUNDS, OF_GRADIENTS, OF_UPDATES, Plan, simulate, undisturbed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 GRADIENTS_GO = "for i = gradients, others - 1, 2 do\n  remove(ARGV[i])\nend"
@@ -74,6 +75,12 @@ def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(Recovery, "_drop", dropped)
 
 
+def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> None:
+    """A coordinator that takes a job over forgets which update it has asked for; the pool answers for any rollouts."""
+    patched.setattr(Asynchronous, "_go_on_from", lambda coordinator, pending: None)
+    patched.setattr(update_results, "key_of", lambda update: update.round)
+
+
 def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(trajectory_buffer, "_is_there", lambda known, header: False)
 
@@ -107,7 +114,19 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
     ids=["pending", "gradients stay", "found again", "epoch"],
 )
 def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant, seeds: int, problem: str) -> None:
-    _is_found(plant, seeds, problem, OF_VERSIONS)
+    _is_found(plant, seeds, problem, OF_GRADIENTS)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seeds", "problem"),
+    [
+        (_pending_is_not_written, 4, "before its rollout was written"),
+        (_an_update_is_asked_again_of_other_rollouts, 100, "something else than its records"),
+    ],
+    ids=["pending", "other rollouts"],
+)
+def test_a_bug_that_is_planted_into_updates_without_rounds_is_found(plant: Plant, seeds: int, problem: str) -> None:
+    _is_found(plant, seeds, problem, OF_UPDATES)
 
 
 def _is_found(plant: Plant, seeds: int, problem: str, plans: Sequence[Plan]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from marless.errors import SpecError
 from marless.replay import replayed
-from marless.schedules.stellaris import MAX_ORDER
+from marless.schedules.stellaris_config import MAX_ORDER
 from tests.unit.billing.rounds import job
 from tests.unit.test_record import record
 from tests.unit.test_version_report import RUN
@@ -24,6 +24,13 @@ def test_it_follows_the_events_of_all_versions_and_ends_with_the_last():
 def test_runs_of_other_schedules_need_none():
     with pytest.raises(SpecError, match="of schedule synchronous, whose results do not depend on the order"):
         replayed(job(), [record(0)])
+
+
+def test_a_run_that_has_lost_a_part_of_its_replay_is_refused():
+    lost = [*RUN[:-1], replace(RUN[-1], metrics={"replay.team": {"inserted": 30.0, "lost": 1250.0}})]
+    with pytest.raises(SpecError, match=r"replay\.team of the run has lost 1,250 env steps.*start a new job"):
+        replayed(SPEC, lost)
+    replayed(SPEC, [*RUN[:-1], replace(RUN[-1], metrics={"replay.team": {"inserted": 30.0, "lost": 0.0}})])
 
 
 def test_what_has_no_version_or_too_many_is_refused():

@@ -326,13 +326,20 @@ class UpdateRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     epoch: _builtins.int
     env_steps: _builtins.int
     """sampled before this round"""
     actors: _builtins.int
-    """trajectories 0 … actors-1 are used, in this order"""
+    """trajectories 0 … actors-1 are used, in this order; without meaning if there are rollouts"""
+    oldest: _builtins.int
+    """of such jobs: no rollout before this one is needed any more"""
+    keep: _builtins.int
+    """newest versions of each policy that the store keeps, if that is more than it does by itself"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
@@ -341,6 +348,10 @@ class UpdateRequest(_message.Message):
 
     @_builtins.property
     def measure(self) -> Global___Measure: ...
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of jobs whose rollouts belong to no round: their numbers; they are used in this order"""
+
     def __init__(
         self,
         *,
@@ -352,10 +363,13 @@ class UpdateRequest(_message.Message):
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         measure: Global___Measure | None = ...,
+        rollouts: _abc.Iterable[_builtins.int] | None = ...,
+        oldest: _builtins.int = ...,
+        keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "round", b"round", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "keep", b"keep", "measure", b"measure", "oldest", b"oldest", "rollouts", b"rollouts", "round", b"round", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -642,6 +656,8 @@ class LearnTask(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     SPARE_FIELD_NUMBER: _builtins.int
     GRADIENT_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
@@ -650,6 +666,8 @@ class LearnTask(_message.Message):
     scope: _builtins.int
     """index among the job's scopes"""
     spaces_json: _builtins.str
+    keep: _builtins.int
+    """of an update, as in its request"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
@@ -672,6 +690,10 @@ class LearnTask(_message.Message):
     def gradient(self) -> Global___GradientTask:
         """if set: compute this gradient instead of an update"""
 
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of an update, as in its request"""
+
     def __init__(
         self,
         *,
@@ -689,10 +711,12 @@ class LearnTask(_message.Message):
         replay: _common_pb2.Ref | None = ...,
         spare: _common_pb2.Ref | None = ...,
         gradient: Global___GradientTask | None = ...,
+        rollouts: _abc.Iterable[_builtins.int] | None = ...,
+        keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "measure", b"measure", "replay", b"replay", "spare", b"spare"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "gradient", b"gradient", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "gradient", b"gradient", "groups", b"groups", "job", b"job", "keep", b"keep", "measure", b"measure", "replay", b"replay", "rollouts", b"rollouts", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

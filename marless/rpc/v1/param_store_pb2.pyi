@@ -53,9 +53,12 @@ class PublishHeader(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
+    keep: _builtins.int
+    """newest versions of each policy that are kept, if that is more than the store keeps"""
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyPublish]: ...
     def __init__(
@@ -65,10 +68,11 @@ class PublishHeader(_message.Message):
         epoch: _builtins.int = ...,
         round: _builtins.int = ...,
         policies: _abc.Iterable[Global___PolicyPublish] | None = ...,
+        keep: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job", b"job", "policies", b"policies", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job", b"job", "keep", b"keep", "policies", b"policies", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

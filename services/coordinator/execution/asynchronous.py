@@ -3,7 +3,7 @@
 The rule is `marless.schedules.stellaris`. Its state follows from the events in the records (`AggregationRecord`), so
 that a coordinator that takes the job over goes on from the same state: it starts again what was under way. Events after
 the newest record are forgotten with their coordinator, unless they have led to a version: then they are in pending.json
-before it is published.
+before it is published, be it by the store, which applies gradients, or by a learner itself (`learner_versions`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Self
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.core.group import Versions as VersionNumbers
+from marless.core.stopwatch import Stopwatch
 from marless.errors import NotFoundError, SpecError, StaleError, UnreachableError
 from marless.job import Job
 from marless.record import RoundRecord
@@ -26,6 +27,8 @@ from marless.rpc.param_store import PolicyListing
 from marless.schedules import arrivals as events
 from marless.schedules.arrivals import Arrival
 from marless.schedules.stellaris import Learn, Progress, Publish, Sample, StellarisSchedule, Step, learner_of
+from marless.schedules.stellaris_config import makes_versions
+from services.coordinator.execution.learner_versions import make_version
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
 from services.coordinator.execution.pools import Computed, Sampled
@@ -72,6 +75,14 @@ class Asynchronous:
         self._since = Since()
         self._versions = Versions(parts, schedule.config, is_last)
         self._gradients = StoredGradients(_scopes(parts.job))
+        self._learner_publishes = makes_versions(parts.job.spec.algorithm)
+        self._made: Computed | None = None
+        """By the newest learner, if it has published a version itself."""
+        self._updating: Stopwatch | None = None
+        """Since such a learner began."""
+        self._what = (
+            f"actors sample, {'the learner updates' if self._learner_publishes else 'learners compute gradients'}"
+        )
         self._tasks: dict[Sample | Learn, asyncio.Task[_Result]] = {}
         self._ended: asyncio.Queue[Sample | Learn] = asyncio.Queue()  # bounded by the number of tasks
         self._dropped: list[asyncio.Task[_Result]] = []
@@ -90,6 +101,9 @@ class Asynchronous:
         """Go on with what an earlier coordinator has left; False if the store has lost gradients that wait."""
         before = self._progress, self._due, self._learns
         pending = next(iter(self._parts.rolled_out.found), None)
+        if self._learner_publishes:
+            self._go_on_from(pending)
+            return True
         if pending and pending.arrivals:
             self._pending = pending
             for each in events.read(pending.arrivals):
@@ -106,6 +120,14 @@ class Asynchronous:
         (self._progress, self._due, self._learns), self._published, self._pending = before, None, None
         self._since = Since()
         return False
+
+    def _go_on_from(self, pending: Pending | None) -> None:
+        """Go on from the events that have led to a learner's update: it may be under way, or done."""
+        if pending:
+            self._since = Since.resumed(pending)
+            for each in events.read(pending.arrivals):
+                self._take(each)
+            self._due = self._under_way()
 
     def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
         """True if the store has the version after the recorded ones."""
@@ -129,7 +151,7 @@ class Asynchronous:
             self._take(Arrival("actors", plan.actors))
         while self._published is None:
             self._start(plan)
-            async with self._parts.steps.step(plan.round, "actors sample, learners compute gradients"):
+            async with self._parts.steps.step(plan.round, self._what):
                 self._take(*await self._next())
         published, self._published = self._published, None
         version = Version(
@@ -137,12 +159,14 @@ class Asynchronous:
             aggregation=published.aggregation,
             progress=self._progress,
             learns=self._learns,
-            pending=self._pending or self._as_pending(plan, published),
+            pending=self._pending or self._as_pending(plan, _env_steps(published)),
+            made=self._made,
+            updating=self._updating,
         )
         before = self._parts.journal.last
         await self._versions.publish(version, self._gradients)
         self._recorded(before)
-        self._since, self._pending = Since(), None
+        self._since, self._pending, self._made, self._updating = Since(), None, None, None
         self._forget()
 
     def _begin(self) -> None:
@@ -178,6 +202,7 @@ class Asynchronous:
             self._drop_tasks()
         elif arrival.kind == "gradient" and isinstance(result, Computed):
             self._gradients.put(arrival.number, result.parts)
+            self._made = result if self._learner_publishes else None
         step = self._rule.step(self._progress, arrival)
         self._follow(step)
         self._since.add(arrival, result)
@@ -198,8 +223,16 @@ class Asynchronous:
         for command in due:
             if isinstance(command, Learn):
                 self._gradients.begins(command.learner)
+                self._is_asked_for(command, plan)
             self._tasks[command] = task = asyncio.create_task(self._do(command, plan))
             task.add_done_callback(partial(self._has_ended, command))
+
+    def _is_asked_for(self, command: Learn, plan: RoundPlan) -> None:
+        """Write down what has led to this update, if its learner publishes a version by itself."""
+        if self._learner_publishes:
+            self._updating = None
+            self._parts.rolled_out.put(self._as_pending(plan, command.env_steps))
+            self._updating = Stopwatch.start()
 
     def _has_ended(self, command: Sample | Learn, _: asyncio.Task[_Result]) -> None:
         self._ended.put_nowait(command)
@@ -268,6 +301,8 @@ class Asynchronous:
 
     async def _learn(self, command: Learn, plan: RoundPlan) -> Computed | None:
         """Compute a gradient; None if its versions or trajectories are gone."""
+        if self._learner_publishes:
+            return await self._make(command, plan)
         parts, versions = self._parts, self._at(command.clock, plan)
         try:
             peers = [self._at(clock, plan) for clock in command.peers[-MOST_PEERS:]]
@@ -282,6 +317,20 @@ class Asynchronous:
             if not await self._are_gone(versions, plan):
                 raise
             return None
+
+    async def _make(self, command: Learn, plan: RoundPlan) -> Computed | None:
+        """Have a version made; None if trajectories are gone, or were in the run whose order is followed."""
+        ends = (
+            each.kind
+            for each in self._order
+            if each.kind == "restart" or (each.kind.endswith("gradient") and each.number == command.learner)
+        )
+        if next(ends, "gradient") != "gradient":
+            return None
+        keep = self._versions.kept(self._progress, self._progress.queue.clock + 1)
+        return await make_version(
+            *(self._parts, command, plan), oldest=self._oldest(), keep=keep, beside=self._versions.beside
+        )
 
     def _at(self, clock: int, plan: RoundPlan) -> VersionNumbers:
         """The versions of a clock: each round makes one of everything that takes steps."""
@@ -312,10 +361,13 @@ class Asynchronous:
         kept = {*self._progress.learning, *(learner_of(each) for each in self._progress.queue.waiting)}
         self._learns = {number: each for number, each in self._learns.items() if number in kept}
 
-    def _as_pending(self, plan: RoundPlan, published: Publish) -> Pending:
-        env_steps = sum(each.gradient.env_steps for each in published.aggregation.gradients)
-        waited_s = self._parts.timing.waited_s(plan.round)
+    def _as_pending(self, plan: RoundPlan, env_steps: int) -> Pending:
+        waited_s = self._parts.timing.waited_s(plan.round) - (self._updating.seconds if self._updating else 0.0)
         return self._since.pending(plan.round, self._progress.actors, waited_s, env_steps)
+
+
+def _env_steps(published: Publish) -> int:
+    return sum(each.gradient.env_steps for each in published.aggregation.gradients)
 
 
 def _scopes(job: Job) -> int:

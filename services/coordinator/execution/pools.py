@@ -89,12 +89,14 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Computed:
-    """A gradient that a learner has put into the store."""
+    """A gradient that a learner has put into the store, or a version that it has made of it by itself."""
 
     parts: Mapping[str, int]
     """Names and versions in the store, one of each scope."""
     metrics: Mapping[str, Mapping[str, float]]
     invocations: tuple[InvocationRecord, ...]
+    versions: Versions = field(default_factory=dict)
+    """Of all that it has published by itself."""
 
 
 class Pools:
@@ -224,19 +226,27 @@ class Pools:
         reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
         return Played(reply.receipts[0], reply.receipts[0].played_s)
 
-    async def update(
+    async def update(  # noqa: PLR0913  # the fields of one request
         self,
         job_id: str,
         *,
         round_: int,
         epoch: int,
         env_steps: int,
-        actors: int,
+        actors: int = 0,
         groups: Sequence[Group],
         versions: Versions,
         measure: Measure,
+        rollouts: Sequence[int] = (),
+        oldest: int = 0,
+        keep: int = 0,
     ) -> Update:
-        """Update every policy once from the trajectories of the round's `actors` actors."""
+        """Update every policy once: from the round's `actors` actors, or from these rollouts of one actor each.
+
+        Args:
+            oldest: No rollout before this one is needed any more.
+            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
+        """
         request = learner_pool_pb2.UpdateRequest(
             job=job_id,
             round=round_,
@@ -246,6 +256,9 @@ class Pools:
             groups=groups_of(groups, versions),
             versions=versions_of(versions),
             measure=measure_of(measure),
+            rollouts=rollouts,
+            oldest=oldest,
+            keep=keep,
         )
         reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
         return Update(

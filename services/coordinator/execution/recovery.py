@@ -70,6 +70,11 @@ class Recovery:
         self._openings = 0
         self._opened = False
         self._restored = False
+        self._goes_back = False
+
+    def go_back(self) -> None:
+        """Restore the newest checkpoint at the next recovery, whatever the store has."""
+        self._goes_back = True
 
     async def recover(self, *, rolled_out: bool, acting: Versions) -> Versions:
         """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
@@ -85,7 +90,10 @@ class Recovery:
             # versions. Trajectories of a newer epoch replace those.
             await self._begin_epoch()
         present, last = await self._pools.store.list(self._id), self._journal.last
-        if last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
+        if self._goes_back:
+            await (self._restore(present) if last else self._forget(present))
+            self._goes_back, self._restored = False, True
+        elif last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
             await self._forget(present)  # left by an earlier job of this id, or by this one before its first round

@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from marless.aggregation.queue import Aggregation
+from marless.core.limits import MAX_KEPT
 from marless.core.stopwatch import Stopwatch
 from marless.errors import CancelledJobError, NotFoundError
+from marless.machine import MachineRecord
 from marless.pricing.usage import PARAMETER
 from marless.record import (
     AggregationRecord,
@@ -23,18 +25,18 @@ from marless.record import (
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import Aggregated, WeightedGradient
 from marless.schedules.arrivals import Arrival, written
-from marless.schedules.stellaris import Learn, Progress, StellarisConfig, learner_of
+from marless.schedules.stellaris import Learn, Progress, learner_of
+from marless.schedules.stellaris_config import StellarisConfig
 from services.coordinator.execution import recording
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Computed, Rollout, Sampled, Update
 from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.state.status import Pending
+from services.coordinator.state.status import Pending, Sums
 
 SPARE_VERSIONS = 2
 """Versions that are kept beside those in use."""
-MOST_KEPT = 4096
 
 
 @dataclass
@@ -46,6 +48,11 @@ class Since:
     episodes: list[EpisodeSums] = field(default_factory=list)
     metrics: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
     """Of each gradient that has arrived."""
+
+    @classmethod
+    def resumed(cls, pending: Pending) -> Since:
+        """What an earlier coordinator has written, without its events."""
+        return cls(invocations=list(pending.invocations), episodes=[pending.sums] if pending.sums else [])
 
     def add(self, arrival: Arrival, result: Sampled | Computed | None = None) -> None:
         """Add an event, with what has arrived."""
@@ -68,6 +75,7 @@ class Since:
             actors=actors,
             arrivals=written(self.arrivals),
             metrics=mean(self.metrics),
+            sums=Sums.of(self.episodes),
         )
 
 
@@ -95,6 +103,10 @@ class Version:
     learns: Mapping[int, Learn]
     """What the learners of its gradients did."""
     pending: Pending
+    made: Computed | None = None
+    """By its learner, which has published it by itself; None: its gradients are in the store, and are to be applied."""
+    updating: Stopwatch | None = None
+    """Since its learner began, if that has published it."""
 
     @property
     def learners(self) -> list[int]:
@@ -125,19 +137,15 @@ class Versions:
             self._evaluating = last, asyncio.create_task(evaluating)
 
     async def publish(self, version: Version, gradients: StoredGradients) -> None:
-        """Have the gradients applied, and record the new version.
+        """Have the gradients applied, unless their learner has done so, and record the new version.
 
         Until it is recorded, it can be repeated. Raises the errors of `ParamStore.aggregate`.
         """
         parts, plan = self._parts, version.plan
         await parts.settling.done()  # of the version before
-        times, updating = parts.timing.present(version.pending.rollout_s), Stopwatch.start()
-        if plan.round not in parts.rolled_out.rounds:
-            parts.rolled_out.put(version.pending)
-        async with parts.steps.step(plan.round, "the store applies gradients"):
-            beside = both(parts.machines.look(), to_the_end(self._beside))
-            made, (machines, _) = await both(self._applied(version, gradients), beside)
-        update = Update(made.versions, version.pending.metrics, (_invocation(parts.job_id, plan, made),), ())
+        times = parts.timing.present(version.pending.rollout_s)
+        updating = version.updating or Stopwatch.start()
+        update, machines = await self._updated(version, gradients)
         record = recording.trained(parts.job_id, plan, version.pending, update, times=times, update_s=updating.seconds)
         record = replace(record, aggregation=_aggregation(version, gradients))
         before, earlier = self._evaluated()
@@ -147,6 +155,18 @@ class Versions:
         await to_the_end(parts.journal.append, record)
         gradients.applied(version.learners)
         parts.timing.recorded(record)
+
+    async def _updated(self, version: Version, gradients: StoredGradients) -> tuple[Update, tuple[MachineRecord, ...]]:
+        """The version as an update, and what the machines did."""
+        parts, plan, metrics = self._parts, version.plan, version.pending.metrics
+        if version.made:
+            return Update(version.made.versions, metrics, (), ()), await parts.machines.look()
+        if plan.round not in parts.rolled_out.rounds:
+            parts.rolled_out.put(version.pending)
+        async with parts.steps.step(plan.round, "the store applies gradients"):
+            beside = both(parts.machines.look(), to_the_end(self.beside))
+            applied, (machines, _) = await both(self._applied(version, gradients), beside)
+        return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), ()), machines
 
     async def _applied(self, version: Version, gradients: StoredGradients) -> Aggregated:
         parts, plan, rule = self._parts, version.plan, self._config.aggregation
@@ -164,8 +184,12 @@ class Versions:
             config.net_steps(plan.env_steps),
             separate=rule.step == "separate",
             discarded=gradients.unneeded,
-            keep=min(version.progress.queue.clock - self._oldest_in_use(version.progress) + SPARE_VERSIONS, MOST_KEPT),
+            keep=self.kept(version.progress, version.progress.queue.clock),
         )
+
+    def kept(self, progress: Progress, clock: int) -> int:
+        """How many of the newest versions are to be kept once there is one of this clock."""
+        return min(clock - self._oldest_in_use(progress) + SPARE_VERSIONS, MAX_KEPT)
 
     def _oldest_in_use(self, progress: Progress) -> int:
         """The clock of the oldest version that something under way may still read."""
@@ -173,7 +197,8 @@ class Versions:
         learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
         return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
 
-    def _beside(self) -> None:
+    def beside(self) -> None:
+        """What is done while a version is made: pending.json becomes durable, costs are added up."""
         self._parts.folder.sync_pending()
         self._parts.costs.catch_up()
 

@@ -39,9 +39,9 @@ class PendingRollouts:
         self._found = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
 
     def put(self, pending: Pending) -> None:
-        """Add the result of the next round's rollout, and write pending.json."""
+        """Add the result of the next round's rollout, or replace it and later ones, and write pending.json."""
         self._begun.pop(pending.round, None)
-        self._found = (*self.found, pending)
+        self._found = (*(each for each in self.found if each.round < pending.round), pending)
         self._folder.write_pending(self._found)
 
     def lost(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from marless.record import InvocationRecord, LaneRecord, Returns
+from marless.record import EpisodeSums, InvocationRecord, LaneRecord, Returns
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -55,6 +56,34 @@ class JobStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The sums over several actors' episodes, as an `EpisodeSums`."""
+
+    episodes: int
+    return_sum: Mapping[str, float]
+    return_square_sum: Mapping[str, float]
+    judged: int
+    wins: int
+
+    @classmethod
+    def of(cls, actors: Sequence[EpisodeSums]) -> Sums:
+        """Those of these actors together."""
+        returns: defaultdict[str, float] = defaultdict(float)
+        squares: defaultdict[str, float] = defaultdict(float)
+        for each in actors:
+            for agent, value in each.return_sum.items():
+                returns[agent] += value
+                squares[agent] += each.return_square_sum[agent]
+        return cls(
+            episodes=sum(each.episodes for each in actors),
+            return_sum=dict(returns),
+            return_square_sum=dict(squares),
+            judged=sum(each.judged for each in actors),
+            wins=sum(each.wins for each in actors),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pending:
     """The result of a round's rollout whose update is not recorded yet: a line of pending.json."""
 
@@ -72,6 +101,8 @@ class Pending:
     """Under schedule `stellaris`: what happened since the version before, as in its record."""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Under schedule `stellaris`: of the gradients that arrived, as in its record."""
+    sums: Sums | None = None
+    """Under schedule `stellaris`: those of `returns`, because more episodes may end before the record is written."""
 
 
 STATUS = TypeAdapter(JobStatus)

@@ -29,7 +29,7 @@ class Store:
         self.heads: dict[str, tuple[int, str]] = {}
         self.published: list[dict[str, bytes]] = []
 
-    async def publish(self, job, epoch, round_, writes):
+    async def publish(self, job, epoch, round_, writes, *, keep=0):
         if self.away:
             raise UnreachableError("param_store: away")
         if epoch < self.epoch:

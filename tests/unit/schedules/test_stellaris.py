@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from marless.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
 from marless.errors import InternalError, SpecError
 from marless.schedules.arrivals import Arrival, read, written
-from marless.schedules.stellaris import Learn, Progress, Publish, Sample, Stellaris, StellarisConfig, Step
+from marless.schedules.stellaris import Learn, Progress, Publish, Sample, Stellaris, Step
+from marless.schedules.stellaris_config import StellarisConfig
 
 RULES = [StellarisRule, SoftsyncRule, SSPRule, AsyncRule, SyncRule]
 

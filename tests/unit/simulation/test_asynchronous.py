@@ -2,7 +2,8 @@
 
 import pytest
 
-from marless.schedules.stellaris import Learn, Publish, Sample, Stellaris, StellarisConfig
+from marless.schedules.stellaris import Learn, Publish, Sample, Stellaris
+from marless.schedules.stellaris_config import StellarisConfig
 from marless.simulation.asynchronous import Durations, Machines, simulate
 
 
