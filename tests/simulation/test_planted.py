@@ -109,7 +109,7 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
         (_pending_is_not_written, 4, "before its rollout was written"),
         (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
         (_what_was_begun_is_unneeded, 24, "given twice"),
-        (_recovery_keeps_its_epoch, 60, "something else than its records"),
+        (_recovery_keeps_its_epoch, 60, "has aggregated again"),
     ],
     ids=["pending", "gradients stay", "found again", "epoch"],
 )
