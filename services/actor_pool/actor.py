@@ -117,12 +117,9 @@ class Actor:
     ) -> actor_pool_pb2.RolloutReceipt:
         """Run a lane on from where the round before left it; a large carry is published beside the upload."""
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
-        living, goes_on = await stoppable(
-            lambda _: self._lanes.take(_env_key(task.settings), (task.job, task.index), start.digest)
-        )
-        loaded = b"" if goes_on or not start.digest else await carries.fetch(self._store, task.job, start)
-        begins = not goes_on and not start.digest
-        trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, living, begins, loaded))
+        here = self._lanes.has(_env_key(task.settings), (task.job, task.index), start.digest)
+        loaded = b"" if here or not start.digest else await carries.fetch(self._store, task.job, start)
+        living, trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, self._lanes, loaded))
         left, returned = carries.after(start, carry), carries.is_returned(carry, task.actors)
         kept = {} if returned else {left: carry}
         reach("actor.carry.before")
@@ -232,18 +229,20 @@ def _made(make: Callable[..., BatchedEnv], key: EnvKey) -> BatchedEnv:
 def _run_on(
     task: actor_pool_pb2.RolloutTask,
     acting: Mapping[str, ActingState],
-    living: Living,
-    begins: bool,
+    lanes: Lanes,
     loaded: bytes,
     stop: threading.Event,
-) -> tuple[Trajectory, EpisodeStats, bytes]:
-    """Begin the lane, load it if there are bytes, and roll it on; returns its new carry as bytes, too."""
-    settings, lane = task.settings, living.lane
-    seed = actor_seed(settings.seed, task.mode, task.round, task.index)
-    if begins:
-        lane.begin(seed)
-    elif loaded:
+) -> tuple[Living, Trajectory, EpisodeStats, bytes]:
+    """Begin the lane if it is not here, or load it if there are bytes, and roll it on; returns its new carry as bytes,
+    too.
+    """
+    settings = task.settings
+    living, goes_on = lanes.take(_env_key(settings), (task.job, task.index), task.lane.digest)
+    lane, seed = living.lane, actor_seed(settings.seed, task.mode, task.round, task.index)
+    if loaded:
         lane.load(decode(loaded))
+    elif not goes_on:
+        lane.begin(seed)
     trajectory, stats = lane.roll(
         _policies(living.env, acting),
         steps=settings.steps,
@@ -252,7 +251,7 @@ def _run_on(
         index=task.index,
         stopped=stop.is_set,
     )
-    return trajectory, stats, encode(lane.save())
+    return living, trajectory, stats, encode(lane.save())
 
 
 def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:

@@ -36,12 +36,16 @@ class Lanes:
         self._living: list[Living] = []
         """Those used last are at the end."""
 
+    def has(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> bool:
+        """True if a lane was left with this carry, so that it need not be loaded."""
+        return self._left(env_key, whose, digest) is not None
+
     def take(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> tuple[Living, bool]:
         """The lane to run next, and whether it is the one that was left with this carry; if not, begin or load it.
 
         Until its new digest is set, no other task continues it: an interrupted one may have moved it.
         """
-        found = self._left(env_key, whose, digest) if digest else None
+        found = self._left(env_key, whose, digest)
         living = found or self._place(env_key, whose)
         if living in self._living:
             self._living.remove(living)
@@ -57,7 +61,8 @@ class Lanes:
 
     def _left(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> Living | None:
         wanted = (env_key, whose, digest)
-        return next((each for each in self._living if (each.env_key, each.whose, each.digest) == wanted), None)
+        left = (each for each in self._living if each.digest)
+        return next((each for each in left if (each.env_key, each.whose, each.digest) == wanted), None)
 
     def _place(self, env_key: EnvKey, whose: tuple[str, int]) -> Living:
         """Where a lane can begin or be loaded: one that nobody goes on with, a new one, or that used longest ago."""

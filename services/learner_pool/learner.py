@@ -89,7 +89,11 @@ class Learning:
     async def run(self, payload: bytes) -> bytes:
         """Run one serialised LearnTask; returns its serialised LearnResult."""
         task = learner_pool_pb2.LearnTask.FromString(payload)
-        held = await to_the_end(self._learner, task)
+        key = (task.job, task.epoch, task.spec_json, task.scope)
+        if key not in self._held:
+            await to_the_end(self._make, key, task)
+        self._held.move_to_end(key)
+        held = self._held[key]
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
         gradient = task.HasField("gradient")
         verb = self._gradient if gradient else self._update if task.trajectories else self._open
@@ -97,27 +101,24 @@ class Learning:
         result.device = held.device
         return result.SerializeToString()
 
-    def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
-        key = (task.job, task.epoch, task.spec_json, task.scope)
-        if key not in self._held:
-            spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
-            algorithm = registry.algorithm(spec.algorithm.name)
-            scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
-            device, why = choose_device(spec.learner.device)
-            _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
-            self._let_go(task)
-            mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
-            replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
-            carried = spec.actors.episodes == "carried"
-            context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
-            learner = algorithm.learner(spec.algorithm, context)
-            if similarity := _similarity(spec):
-                make_similarity(similarity)  # imports its libraries now, so that no round waits for them
-            self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
-            while len(self._held) > _HELD_LEARNERS:
-                self._drop(next(iter(self._held)))
-        self._held.move_to_end(key)
-        return self._held[key]
+    def _make(self, key: _Key, task: learner_pool_pb2.LearnTask) -> None:
+        """Make the learner of a task, which may take seconds."""
+        spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
+        algorithm = registry.algorithm(spec.algorithm.name)
+        scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
+        device, why = choose_device(spec.learner.device)
+        _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
+        self._let_go(task)
+        mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
+        replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
+        carried = spec.actors.episodes == "carried"
+        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
+        learner = algorithm.learner(spec.algorithm, context)
+        if similarity := _similarity(spec):
+            make_similarity(similarity)  # imports its libraries now, so that no round waits for them
+        self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
+        while len(self._held) > _HELD_LEARNERS:
+            self._drop(next(iter(self._held)))
 
     def _let_go(self, task: learner_pool_pb2.LearnTask) -> None:
         """Drop cached learners of other epochs or specs of this task's scope, and those whose replay file is gone.
