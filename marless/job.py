@@ -142,7 +142,7 @@ def prepare(spec: JobSpec) -> Job:
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     if isinstance(spec.schedule, StellarisConfig):
-        _check_asynchronous(spec, measures=bool(signals) or curvature)
+        _check_asynchronous(spec)
     return Job(
         spec=spec,
         spaces=spaces,
@@ -156,18 +156,12 @@ def prepare(spec: JobSpec) -> Job:
     )
 
 
-def _check_asynchronous(spec: JobSpec, *, measures: bool) -> None:
-    """Raise SpecError for what cannot be done by overlapping rollouts and by learners that measure nothing."""
+def _check_asynchronous(spec: JobSpec) -> None:
+    """Raise SpecError for what overlapping rollouts cannot do."""
     if spec.actors.episodes == "carried":
         raise SpecError(
             "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
             "actors.episodes: fresh, and actors.steps to the length of an episode"
-        )
-    if measures or sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing):
-        raise SpecError(
-            f"schedule.name stellaris: its learners measure nothing beside their gradients or updates, which "
-            f"scaling.name {spec.scaling.name} or sharing.name {spec.sharing.name} needs; use fixed ones, or "
-            "schedule.name pipelined"
         )
     made = schedules.made(spec.schedule)
     assert isinstance(made, StellarisSchedule)

@@ -89,8 +89,10 @@ class GradientOutput:
     "critic.returns", the sums of the batch's returns that normalise values. Gradients of several batches may be
     averaged array by array."""
     metrics: Mapping[str, Mapping[str, float]]
-    """As in `UpdateOutput`."""
+    """As in `UpdateOutput`; measurements that `RoundInput.measure` asks for are of the held state and this batch."""
     runs: tuple[FunctionRun, ...]
+    distances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """As in `UpdateOutput`."""
 
 
 @dataclass(frozen=True)

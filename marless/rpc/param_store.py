@@ -164,6 +164,7 @@ class ParamStore:
         *,
         separate: bool = False,
         discarded: Mapping[str, int] = MappingProxyType({}),
+        sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         keep: int = 0,
     ) -> Aggregated:
         """Apply gradients to policies, publish the next versions and remove the gradients: all of it, or nothing.
@@ -172,11 +173,12 @@ class ParamStore:
             job: Name of the job.
             epoch: Of the coordinator that asks.
             round: That the new versions are of. Repeated for a round that was published, it only returns its versions.
-            heads: The present version of every policy and joint critic that gets a next one.
+            heads: The present version of every policy and joint critic that gets a next one; 0 for a new policy.
             gradients: In order of arrival; together, the parts of each have a gradient of every policy in `heads`.
             steps: The step of each net; see `AlgorithmConfig.net_steps`.
             separate: One step for each gradient, instead of one for their weighted mean.
             discarded: Gradients that are removed without being applied; those that do not exist are ignored.
+            sources: Name and present version of another policy, by each policy whose next version starts from it.
             keep: Newest versions of each policy that are kept, if that is more than the store keeps.
 
         Raises ConflictError if a head is not the expected one, NotFoundError, naming it, if a gradient is not there,
@@ -191,6 +193,10 @@ class ParamStore:
                 param_store_pb2.WeightedGradient(parts=_pairs(each.parts), weight=each.weight) for each in gradients
             ),
             discarded=_pairs(discarded),
+            sources={
+                policy: common_pb2.PolicyVersion(policy=name, version=version)
+                for policy, (name, version) in sources.items()
+            },
             steps={prefix: _encode_step(step) for prefix, step in steps.items()},
             separate=separate,
             keep=keep,

@@ -166,6 +166,7 @@ def _tasks(known: OpenJob, request: Request) -> list[learner_pool_pb2.LearnTask]
         groups=request.groups,
         versions=request.versions,
         gradient=gradient,
+        measure=request.measure,
     )
     return by_scope(known, task)
 

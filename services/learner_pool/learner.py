@@ -234,11 +234,12 @@ class Learning:
             groups=groups,
             trajectories=await gather(map(self._trajectory, task.trajectories)),
             pooling=held.spec.sharing.samples,
+            measure=_measure(task.measure, held.spec),
             peers=await peers.weights(self._store, task.job, read, [group.start for group in groups]),
         )
         output = await stoppable(partial(_differentiated, held.learner, inputs))
         functions = _functions(task, output.runs, held.after(groups))
-        result = learner_pool_pb2.LearnResult(functions=functions)
+        result = learner_pool_pb2.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         write = gradient_results.write(task, output.gradients, result)
@@ -345,7 +346,7 @@ def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str,
     return sources | {name: heads[name] for name in joint}
 
 
-def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Distances]:
+def _distances(spaces: EnvSpaces, output: UpdateOutput | GradientOutput) -> list[common_pb2.Distances]:
     agents = {each.name: each.agents for each in spaces.classes}
     return [
         common_pb2.Distances(agents=agents[name], values=values.ravel().tolist())

@@ -216,9 +216,10 @@ def check_rollouts(rollouts: Sequence[int]) -> None:
 
 
 def join(response: _Response, results: Sequence[learner_pool_pb2.LearnResult]) -> _Response:
-    """Put the invocations and metrics of all scopes' results into a response, and return it."""
+    """Put the invocations, metrics and distances of all scopes' results into a response, and return it."""
     for result in results:
         response.invocations.extend(result.functions)
+        response.distances.extend(result.distances)
         for name, metrics in result.metrics.items():
             response.metrics[name].CopyFrom(metrics)
     return response

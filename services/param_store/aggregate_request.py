@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from marless.aggregation.net_step import NetStep, Returns
 from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
@@ -25,7 +25,8 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
     check_number("round", request.round)
     check_number("the number of versions to keep", request.keep, 0, MAX_KEPT)
     check_number("the number of gradients", len(request.gradients), 1, MAX_POLICIES)
-    heads = _versions("policies", request.policies)
+    sources = _sources(request)
+    heads = _versions("policies", request.policies, new=sources)
     check_number("the number of policies", len(heads), 1, MAX_POLICIES)
     if odd := [name for name in heads if gradients.is_gradient(name)]:
         raise SpecError(f"{odd[0]!r} is a gradient, and gets no next version")
@@ -44,6 +45,7 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
         epoch=request.epoch,
         round=request.round,
         heads=heads,
+        sources=sources,
         gradients=parts,
         weights=[each.weight for each in request.gradients],
         discarded=tuple(discarded),
@@ -53,12 +55,26 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
     )
 
 
-def _versions(what: str, pairs: Sequence[common_pb2.PolicyVersion]) -> dict[str, int]:
+def _versions(what: str, pairs: Sequence[common_pb2.PolicyVersion], *, new: Collection[str] = ()) -> dict[str, int]:
+    """Versions by name; only those of `new` policies may be 0."""
     check_names(what, [each.policy for each in pairs[: MAX_POLICIES + 1]], MAX_POLICIES)
     for each in pairs:
         check_name("policy", each.policy)
-        check_number(f"the version of {each.policy}", each.version, 1)
+        check_number(f"the version of {each.policy}", each.version, 0 if each.policy in new else 1)
     return {each.policy: each.version for each in pairs}
+
+
+def _sources(request: param_store_pb2.AggregateRequest) -> dict[str, tuple[str, int]]:
+    """The policies whose next versions start from other policies, with the versions of these."""
+    wanted = {each.policy for each in request.policies}
+    if odd := request.sources.keys() - wanted:
+        raise SpecError(f"a source of {shown(min(odd))}, which is not among the policies that get a next version")
+    for source in request.sources.values():
+        check_name("policy", source.policy)
+        check_number(f"the version of {source.policy}", source.version, 1)
+        if gradients.is_gradient(source.policy):
+            raise SpecError(f"{source.policy!r} is a gradient, and no policy starts from it")
+    return {name: (source.policy, source.version) for name, source in request.sources.items()}
 
 
 def _check_gradients(names: Sequence[str]) -> None:

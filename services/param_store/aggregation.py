@@ -36,7 +36,9 @@ class Aggregation:
     epoch: int
     round: int
     heads: Mapping[str, int]
-    """The present version of every policy that gets a next one."""
+    """The present version of every policy that gets a next one; 0 for a new one, which has a source."""
+    sources: Mapping[str, tuple[str, int]]
+    """Names and versions of other policies, by the policies whose next versions start from them."""
     gradients: Sequence[Mapping[str, int]]
     """Versions by the names of each gradient's parts, in order of arrival."""
     weights: Sequence[float]
@@ -46,6 +48,11 @@ class Aggregation:
     steps: Mapping[str, NetStep]
     separate: bool
     keep: int
+
+    @property
+    def starts(self) -> dict[str, tuple[str, int]]:
+        """Name and version of what the next version of each policy starts from."""
+        return {name: self.sources.get(name, (name, version)) for name, version in self.heads.items()}
 
     @property
     def parts(self) -> dict[str, int]:
@@ -114,8 +121,8 @@ class Aggregator:
 
     async def _aggregated(self, wanted: Aggregation) -> Aggregated:
         start_s = time.time()
-        heads, parts = await self._present(wanted)
-        state_bytes, gradient_bytes = _bytes(heads, STATE), _bytes(parts, (gradients.PART,))
+        starts, parts = await self._present(wanted)
+        state_bytes, gradient_bytes = _bytes(starts, STATE), _bytes(parts, (gradients.PART,))
         room_bytes = 2 * state_bytes + gradient_bytes  # the next versions are as large as the present ones
         if room_bytes > self._uploads.limit_bytes:
             raise TooLargeError(
@@ -123,7 +130,7 @@ class Aggregator:
                 "(--intake-bytes)"
             )
         async with self._uploads.room(wanted.job, room_bytes):
-            writes, vcpu_s = await self._computed(wanted, heads, parts, state_bytes + gradient_bytes)
+            writes, vcpu_s = await self._computed(wanted, starts, parts, state_bytes + gradient_bytes)
             versions = await self._store.advance(
                 *(wanted.job, wanted.epoch, wanted.round, writes),
                 applied=wanted.parts,
@@ -133,32 +140,39 @@ class Aggregator:
         return Aggregated(versions, start_s, time.time(), vcpu_s)
 
     async def _present(self, wanted: Aggregation) -> tuple[list[Version], list[Version]]:
-        """The heads of the policies and the parts of the gradients, read at one moment."""
-        found = await self._store.find(wanted.job, [*((name, 0) for name in wanted.heads), *wanted.parts.items()])
-        heads, parts = found[: len(wanted.heads)], found[len(wanted.heads) :]
+        """What each policy starts from, and the parts of the gradients, read at one moment with the heads."""
+        starts = list(wanted.starts.values())
+        named = [*((name, 0) for name in wanted.heads), *starts, *wanted.parts.items()]
+        found = await self._store.find(wanted.job, named)
+        heads, others = found[: len(wanted.heads)], found[len(wanted.heads) :]
         for (policy, expected), head in zip(wanted.heads.items(), heads, strict=True):
-            if head is None:
-                raise NotFoundError(f"policy {policy!r} of job {wanted.job!r} has no version any more")
-            if head.version != expected:
-                raise ConflictError(
-                    f"policy {policy!r} of job {wanted.job!r} is at version {head.version}; this aggregation expects "
-                    f"{expected}"
-                )
-        for (name, version), part in zip(wanted.parts.items(), parts, strict=True):
-            if part is None:
+            _check_head(wanted.job, policy, head, expected)
+        for (name, version), each in zip(named[len(heads) :], others, strict=True):
+            if each is None:
                 raise NotFoundError(missing(wanted.job, name, version))
-        return [each for each in heads if each], [each for each in parts if each]
+        there = [each for each in others if each]
+        return there[: len(starts)], there[len(starts) :]
 
     async def _computed(
-        self, wanted: Aggregation, heads: Sequence[Version], parts: Sequence[Version], read_bytes: int
+        self, wanted: Aggregation, starts: Sequence[Version], parts: Sequence[Version], read_bytes: int
     ) -> tuple[list[Write], float]:
         """The next versions, and the CPU seconds that they took."""
-        named = [*((head, part) for head in heads for part in STATE), *((each, gradients.PART) for each in parts)]
+        named = [*((each, part) for each in starts for part in STATE), *((each, gradients.PART) for each in parts)]
         blobs = iter(await self._store.blobs(wanted.job, named))
-        states = {head.policy: list(islice(blobs, len(STATE))) for head in heads}
+        states = {policy: list(islice(blobs, len(STATE))) for policy in wanted.heads}
         compute = partial(_compute, wanted, states, dict(zip(wanted.parts, blobs, strict=True)))
         made, vcpu_s = compute() if read_bytes <= HASH_INLINE_BYTES else await to_the_end(compute)
         return made, vcpu_s
+
+
+def _check_head(job: str, policy: str, head: Version | None, expected: int) -> None:
+    """Raise an error unless this is the expected head; None is that of a new policy."""
+    if head is None and expected:
+        raise NotFoundError(f"policy {policy!r} of job {job!r} has no version any more")
+    if head is not None and head.version != expected:
+        raise ConflictError(
+            f"policy {policy!r} of job {job!r} is at version {head.version}; this aggregation expects {expected}"
+        )
 
 
 def _bytes(versions: Sequence[Version], names: Sequence[str]) -> int:

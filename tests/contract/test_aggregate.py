@@ -181,6 +181,32 @@ async def test_a_gradient_may_have_a_part_of_each_scope(store, job):
         await store.aggregate(job, 1, 1, {"a": 2, "b": 2}, [whole], STEPS)
 
 
+async def test_a_policy_may_start_from_another_one(store, job):
+    states = {"a": policy(1.0, 1.0), "b": policy(5.0, 5.0)}
+    await begin(store, job, **states)
+    gradient = await leave(store, job, 0, {name: of_policy(1.0, -1.0) for name in ("a", "b", "new")})
+    heads, sources = {"a": 1, "b": 1, "new": 0}, {"a": ("b", 1), "new": ("a", 1)}
+    made = await store.aggregate(job, 1, 0, heads, [gradient], STEPS, sources=sources)
+    assert made.versions == {"a": 2, "b": 2, "new": 1}
+    for name, source in (("a", "b"), ("b", "b"), ("new", "a")):
+        expected = applied(states[source], [of_policy(1.0, -1.0)], [1.0], STEPS)
+        assert same(await state_of(store, job, name), expected)
+    again = await store.aggregate(job, 1, 0, heads, [gradient], STEPS, sources=sources)
+    assert again.versions == made.versions
+
+
+async def test_what_a_policy_starts_from_must_be_there(store, job):
+    await begin(store, job, a=policy(1.0, 1.0))
+    gradient = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)})
+    with pytest.raises(NotFoundError, match="b"):
+        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS, sources={"a": ("b", 1)})
+    with pytest.raises(NotFoundError, match="no version any more"):
+        await store.aggregate(job, 1, 0, {"b": 1}, [gradient], STEPS, sources={"b": ("a", 1)})
+    with pytest.raises(ConflictError, match="is at version 1; this aggregation expects 0"):
+        await store.aggregate(job, 1, 0, {"a": 0}, [gradient], STEPS, sources={"a": ("a", 1)})
+    assert (await store.list(job)).policies["a"].versions == (1,)
+
+
 async def test_gradients_are_gone_afterwards(store, job, redis):
     await begin(store, job, a=policy(1.0, 1.0))
     used = [await leave(store, job, number, {"a": of_policy(1.0, 1.0)}) for number in range(2)]
@@ -328,6 +354,10 @@ ONE = WeightedGradient({"gradient/0/0": 1}, 1.0)
         ({"heads": {"a": 0}}, "the version of a is 0"),
         ({"heads": {"gradient/1/0": 1}}, "'gradient/1/0' is a gradient, and gets no next version"),
         ({"heads": {"two words": 1}}, "policy name 'two words'"),
+        ({"sources": {"b": ("a", 1)}}, "a source of 'b', which is not among the policies that get a next version"),
+        ({"sources": {"a": ("b", 0)}}, "the version of b is 0"),
+        ({"sources": {"a": ("two words", 1)}}, "policy name 'two words'"),
+        ({"sources": {"a": ("gradient/1/0", 1)}}, "'gradient/1/0' is a gradient, and no policy starts from it"),
         ({"gradients": []}, "the number of gradients is 0"),
         ({"gradients": [WeightedGradient({}, 1.0)]}, "the number of parts of gradients is 0"),
         ({"gradients": [ONE, WeightedGradient({}, 1.0)]}, "the number of parts of gradient 1 is 0"),
@@ -441,6 +471,7 @@ def asked(job: str, parts: Mapping[str, int]) -> Aggregation:
         epoch=1,
         round=0,
         heads={"a": 1},
+        sources={},
         gradients=[parts],
         weights=[1.0],
         discarded=(),

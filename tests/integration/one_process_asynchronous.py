@@ -13,6 +13,8 @@ from marless.aggregation.queue import Aggregation
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput
+from marless.core.group import Group
+from marless.core.measures import Measure
 from marless.core.state import Arrays, PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
@@ -38,7 +40,8 @@ class Asynchronous:
         assert isinstance(job.schedule, StellarisSchedule)
         self._job = job
         self._config = job.schedule.config
-        self._groups = job.sharing.decide(()).groups
+        self._groups: list[tuple[Group, ...]] = [job.sharing.decide(()).groups]
+        """Of each clock, with what they start from."""
         self._rule = job.schedule.rule(job.spec.actors.count)
         algorithm = algorithms.algorithm(job.spec.algorithm.name)
         self._learners: list[Learner] = []
@@ -48,7 +51,7 @@ class Asynchronous:
                 job.spec.algorithm, LearnerContext(job.spec.nets, job.spaces, scope, "cpu", None, carried=False)
             )
             self._learners.append(learner)
-            for name in learner.names(self._of(len(self._learners) - 1)):
+            for name in learner.names(self._of(len(self._learners) - 1, 0)):
                 first[name] = learner.initial(name, job.spec.seed)
         self.states: list[States] = [first]
         self._trajectories: dict[int, Trajectory] = {}
@@ -59,6 +62,10 @@ class Asynchronous:
 
     def follow(self, records: Sequence[RoundRecord]) -> None:
         """Do what happened, in its order."""
+        self._groups = [
+            tuple(Group(each.policy, each.agents, each.source) for each in record.groups) for record in records
+        ]
+        self._groups.append(tuple(Group(each.policy, each.agents) for each in self._groups[-1]))
         step = self._rule.begin()
         self._do(step)
         for record in records:
@@ -74,7 +81,7 @@ class Asynchronous:
         for command in step.commands:
             match command:
                 case Sample(rollout, clock):
-                    self._trajectories[rollout] = self._play(rollout, self.states[clock])
+                    self._trajectories[rollout] = self._play(rollout, clock)
                 case Learn():
                     self._learns[command.learner] = command
                     if not self._makes_versions:
@@ -83,7 +90,7 @@ class Asynchronous:
                     self.aggregations.append(aggregation)
                     (self._update if self._makes_versions else self._apply)(aggregation)
 
-    def _of(self, scope: int):
+    def _of(self, scope: int, clock: int):
         agents = {
             agent
             for each in scopes(
@@ -91,14 +98,15 @@ class Asynchronous:
             )[scope].agent_classes(self._job.spaces)
             for agent in each.agents
         }
-        return tuple(group for group in self._groups if group.agents[0] in agents)
+        return tuple(group for group in self._groups[clock] if group.agents[0] in agents)
 
-    def _play(self, rollout: int, acting: States) -> Trajectory:
+    def _play(self, rollout: int, clock: int) -> Trajectory:
         spec, spaces = self._job.spec, self._job.spaces
         seed = actor_seed(spec.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, rollout, 0)
         lane = Lane(registry.make(spec.env.name, spec.env.options, spec.actors.envs, with_state=self._job.with_state))
         lane.begin(seed)
-        of_agent = {agent: acting[group.policy] for group in self._groups for agent in group.agents}
+        acting = self.states[clock]
+        of_agent = {agent: acting[group.start] for group in self._groups[clock] for agent in group.agents}
         policies = [
             ActingPolicies.from_states(each, [of_agent[agent] for agent in each.agents]) for each in spaces.classes
         ]
@@ -107,41 +115,59 @@ class Asynchronous:
     def _gradient(self, learn: Learn) -> dict[str, Arrays]:
         found: dict[str, Arrays] = {}
         for scope, learner in enumerate(self._learners):
-            groups = self._of(scope)
-            for name in learner.names(groups):
-                learner.load(name, self.states[learn.clock][name])
-            peers = tuple({name: s.acting for name, s in self.states[clock].items()} for clock in learn.peers)
-            taken = [self._trajectories[number] for number in learn.rollouts]
-            inputs = RoundInput(learn.learner, learn.after, self._job.spec.seed, groups, taken, peers=peers)
-            found |= learner.gradients(inputs).gradients
+            groups = self._of(scope, learn.clock)
+            self._load(learner, groups, self.states[learn.clock])
+            peers = tuple(map(self._peer, learn.peers))
+            found |= learner.gradients(self._inputs(learn.learner, learn, groups, peers)).gradients
         return found
+
+    def _load(self, learner: Learner, groups: tuple[Group, ...], states: States) -> None:
+        for name in learner.names([Group(group.start, group.agents) for group in groups]):
+            learner.load(name, states[name])
+
+    def _peer(self, clock: int) -> dict[str, Arrays]:
+        """The policies of another clock, without those that start from another one there."""
+        copied = {group.policy for group in self._groups[clock] if group.source}
+        return {name: state.acting for name, state in self.states[clock].items() if name not in copied}
+
+    def _inputs(
+        self, number: int, learn: Learn, groups: tuple[Group, ...], peers: tuple[dict[str, Arrays], ...] = ()
+    ) -> RoundInput:
+        taken, spec = [self._trajectories[number] for number in learn.rollouts], self._job.spec
+        asked = Measure(curvature=spec.curvature if self._job.curvature else None, noise=self._job.noise)
+        return RoundInput(number, learn.after, spec.seed, groups, taken, spec.sharing.samples, asked, peers)
 
     def _update(self, aggregation: Aggregation) -> None:
         """The usual update, only now: those of learners that were lost have changed nothing."""
         [weighted] = aggregation.gradients
         learn = self._learns[learner_of(weighted.gradient)]
         assert (learn.clock, weighted.staleness, weighted.weight) == (len(self.states) - 1, 0, 1.0)
-        taken = [self._trajectories[number] for number in learn.rollouts]
         found: States = {}
         for scope, learner in enumerate(self._learners):
-            groups = self._of(scope)
-            for name in learner.names(groups):
-                learner.load(name, self.states[-1][name])
-            learner.update(RoundInput(learn.clock, learn.after, self._job.spec.seed, groups, taken))
+            groups = self._of(scope, learn.clock)
+            self._load(learner, groups, self.states[-1])
+            learner.update(self._inputs(learn.clock, learn, groups))
             found |= {name: learner.state(name) for name in learner.names(groups)}
-        self.states.append(found)
+        self.states.append(self.states[-1] | found)
 
     def _apply(self, aggregation: Aggregation) -> None:
         gradients = [self._gradients[learner_of(each.gradient)] for each in aggregation.gradients]
         before = sum(each.gradient.env_steps for past in self.aggregations[:-1] for each in past.gradients)
         steps = self._job.spec.algorithm.net_steps(before)
         separate = self._config.aggregation.step == "separate"
+        before_states = self.states[-1]
+        starts = {group.policy: group.start for group in self._groups[len(self.states) - 1]}
         self.states.append(
-            {
-                name: applied(state, [each[name] for each in gradients], aggregation.weights, steps, separate=separate)
-                if name in gradients[0]
-                else state
-                for name, state in self.states[-1].items()
+            before_states
+            | {
+                name: applied(
+                    before_states[starts.get(name, name)],
+                    [each[name] for each in gradients],
+                    aggregation.weights,
+                    steps,
+                    separate=separate,
+                )
+                for name in gradients[0]
             }
         )
 

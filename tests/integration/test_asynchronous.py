@@ -246,8 +246,6 @@ async def test_a_resumed_job_goes_on_from_its_last_version(cluster, tmp_path):
     ("changes", "reason"),
     [
         ({"actors": {"count": 2, "envs": 2, "steps": 5}}, "actors.episodes: fresh"),
-        ({"scaling": "nitro"}, "measure nothing beside"),
-        ({"sharing": "marless"}, "measure nothing beside"),
         ({"schedule": {"name": "stellaris", "barrier": True, "batch": 2}}, "3 actors do not make whole batches"),
     ],
 )

@@ -27,9 +27,10 @@ from tests.simulation.system import System
 class CannedAsynchronous(Asynchronous):
     """A recorded job by plain function calls, with what the workers of a simulation compute."""
 
-    def _play(self, rollout: int, acting: Mapping[str, PolicyState]) -> Trajectory:
+    def _play(self, rollout: int, clock: int) -> Trajectory:
+        acting: Mapping[str, PolicyState] = self.states[clock]
         task = SimpleNamespace(settings=SimpleNamespace(seed=self._job.spec.seed), round=rollout, index=0)
-        of_agent = {agent: acting[group.policy] for group in self._groups for agent in group.agents}
+        of_agent = {agent: acting[group.start] for group in self._groups[clock] for agent in group.agents}
         return Canned(self._job).act(task, of_agent)[0]
 
 

@@ -77,13 +77,15 @@ class Canned:
         return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed)
 
     def run_on(
-        self, task: Any, acting: Mapping[str, Any], living: Any, begins: bool, loaded: bytes, stop: Any
-    ) -> tuple[Trajectory, EpisodeStats, bytes]:
+        self, task: Any, acting: Mapping[str, Any], lanes: Lanes, loaded: bytes, stop: Any
+    ) -> tuple[Any, Trajectory, EpisodeStats, bytes]:
         """As `_run_on` of the actor's module."""
-        before = b"" if begins else loaded or living.lane.carry
+        whose = task.job, task.index
+        living, goes_on = lanes.take(actors._env_key(task.settings), whose, task.lane.digest)
+        before = loaded or (living.lane.carry if goes_on else b"")
         seed = digest(task.settings.seed, task.round, task.index, _of(acting), before)
         carry = living.lane.carry = digest(seed, "carry")
-        return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed), carry
+        return living, self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed), carry
 
     def play(self, task: Any, acting: Mapping[str, Any]) -> Any:
         seed = digest(task.settings.seed, task.mode, task.round, task.index, _of(acting))

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from contextlib import suppress
@@ -30,7 +31,10 @@ from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
 from tests.simulation.surroundings import Descriptors, Trap, surroundings
 from tests.simulation.system import SERVICES, System, production
+from tests.templates import SCRIPTED
 
+if str(SCRIPTED) not in sys.path:  # where `scripted`, which changes groups, is installed as a third party's policy is
+    sys.path.append(str(SCRIPTED))
 MOST_S = 600.0
 """Virtual seconds within which a job must end."""
 ACTORS, ROUNDS = 2, 4
@@ -62,7 +66,9 @@ ASYNCHRONOUS: dict[str, Any] = {
 OF_GRADIENTS = tuple(Plan(name, "fresh") for name in ASYNCHRONOUS)
 OF_UPDATES = (Plan("off-policy", "fresh"),)
 """Jobs whose learner makes each version by itself."""
-PLANS = (*IN_ROUNDS, *OF_GRADIENTS, *OF_UPDATES)
+REGROUPING = (Plan("regrouping", "fresh"),)
+"""Jobs whose groups change every other version."""
+PLANS = (*IN_ROUNDS, *OF_GRADIENTS, *OF_UPDATES, *REGROUPING)
 ON_POLICY: dict[str, Any] = {"name": "ippo", "epochs": 1, "minibatches": 1}
 OFF_POLICY: dict[str, Any] = {"name": "iql", "updates": 1, "batch": 1, "warmup": 0, "replay": {"capacity": 64}}
 
@@ -86,7 +92,10 @@ def job_of(plan: Plan) -> Job:
                 "learner": {"timeout_s": 20},
                 "evaluation": {"every": 2, "episodes": 2, "random_episodes": 2},
                 "checkpoint": {"every": 2, "keep": 2},
-                "schedule": "stellaris" if plan in OF_UPDATES else ASYNCHRONOUS.get(plan.schedule, plan.schedule),
+                "schedule": "stellaris"
+                if plan in (*OF_UPDATES, *REGROUPING)
+                else ASYNCHRONOUS.get(plan.schedule, plan.schedule),
+                "sharing": {"name": "scripted", "period": 2} if plan in REGROUPING else "fixed",
                 "stop": {"rounds": rounds},
             },
             "spec",

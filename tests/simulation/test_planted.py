@@ -10,12 +10,13 @@ import pytest
 from marless.fleet.attendance import Attendance
 from marless.rpc import idempotency
 from services.coordinator.execution.asynchronous import Asynchronous
+from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
-from tests.simulation.run import IN_ROUNDS, OF_GRADIENTS, OF_UPDATES, Plan, simulate, undisturbed
+from tests.simulation.run import IN_ROUNDS, OF_GRADIENTS, OF_UPDATES, REGROUPING, Plan, simulate, undisturbed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 GRADIENTS_GO = "for i = gradients, others - 1, 2 do\n  remove(ARGV[i])\nend"
@@ -81,6 +82,10 @@ def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> 
     patched.setattr(update_results, "key_of", lambda update: update.round)
 
 
+def _what_was_under_way_goes_on_in_new_groups(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(Asynchronous, "_decided", lambda coordinator, plan: coordinator._clocks.enter(plan))
+
+
 def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(trajectory_buffer, "_is_there", lambda known, header: False)
 
@@ -92,7 +97,7 @@ def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
         (_departures_wake_nobody, 16, ""),
         (_uploads_are_never_there, 16, "was accepted twice"),
         (_in_script("_PUBLISH", "redis.call('HGET', requests, req_id)", "false"), 16, "this write expects"),
-        (_repeated_writes_are_new, 24, "this write expects"),
+        (_repeated_writes_are_new, 100, "this write expects"),
         (_in_script("_PUBLISH", "if epoch < newest then", "if epoch < newest - 1 then"), 60, "has begun"),
     ],
     ids=["pending", "lost wake-up", "upload's key", "publish's key", "published anew", "fence"],
@@ -108,8 +113,8 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
     [
         (_pending_is_not_written, 4, "before its rollout was written"),
         (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
-        (_what_was_begun_is_unneeded, 24, "given twice"),
-        (_recovery_keeps_its_epoch, 60, "has aggregated again"),
+        (_what_was_begun_is_unneeded, 60, "given twice"),
+        (_recovery_keeps_its_epoch, 400, "has aggregated again"),
     ],
     ids=["pending", "gradients stay", "found again", "epoch"],
 )
@@ -127,6 +132,18 @@ def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant,
 )
 def test_a_bug_that_is_planted_into_updates_without_rounds_is_found(plant: Plant, seeds: int, problem: str) -> None:
     _is_found(plant, seeds, problem, OF_UPDATES)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seeds", "problem"),
+    [
+        (_what_was_under_way_goes_on_in_new_groups, 4, "is to be applied to"),
+        (lambda patched: patched.setattr(Clocks, "sources", {}), 4, "something else than its records"),
+    ],
+    ids=["no restart", "no sources"],
+)
+def test_a_bug_that_is_planted_into_changes_of_groups_is_found(plant: Plant, seeds: int, problem: str) -> None:
+    _is_found(plant, seeds, problem, REGROUPING)
 
 
 def _is_found(plant: Plant, seeds: int, problem: str, plans: Sequence[Plan]) -> None:

@@ -41,7 +41,6 @@ from marless.algos.training.samples import Samples
 from marless.algos.training.table import tabulate
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
-from marless.core.measures import Measure
 from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError
 from marless.nets import actions
@@ -175,9 +174,9 @@ class PPOLearner:
                     found[name][_RETURNS] = job.returns[row].cpu().numpy().copy()
             return metrics
 
-        asked = replace(inputs, measure=Measure())
-        output = self._run(asked, (self._rewarded(asked),), differentiate, self._policies.copies, self._critics.copies)
-        return GradientOutput(found, output.metrics, output.runs)
+        uses = (self._rewarded(inputs),)
+        output = self._run(inputs, uses, differentiate, self._policies.copies, self._critics.copies)
+        return GradientOutput(found, output.metrics, output.runs, output.distances)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
         """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""

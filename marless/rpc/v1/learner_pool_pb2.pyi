@@ -476,6 +476,7 @@ class GradientRequest(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     OLDEST_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     epoch: _builtins.int
     learner: _builtins.int
@@ -500,6 +501,10 @@ class GradientRequest(_message.Message):
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSet]:
         """versions that other learners compute from now, for the truncation of ratios"""
 
+    @_builtins.property
+    def measure(self) -> Global___Measure:
+        """at these versions, from these rollouts"""
+
     def __init__(
         self,
         *,
@@ -512,10 +517,11 @@ class GradientRequest(_message.Message):
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         peers: _abc.Iterable[Global___VersionSet] | None = ...,
         oldest: _builtins.int = ...,
+        measure: Global___Measure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "learner", b"learner", "oldest", b"oldest", "peers", b"peers", "rollouts", b"rollouts", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "learner", b"learner", "measure", b"measure", "oldest", b"oldest", "peers", b"peers", "rollouts", b"rollouts", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,6 +575,7 @@ class GradientResponse(_message.Message):
     GRADIENTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     INVOCATIONS_FIELD_NUMBER: _builtins.int
+    DISTANCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gradients(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
         """names and versions in the store, one of each scope"""
@@ -579,16 +586,21 @@ class GradientResponse(_message.Message):
 
     @_builtins.property
     def invocations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Invocation]: ...
+    @_builtins.property
+    def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
+        """per agent class, if asked for"""
+
     def __init__(
         self,
         *,
         gradients: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
+        distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradients", b"gradients", "invocations", b"invocations", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "gradients", b"gradients", "invocations", b"invocations", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

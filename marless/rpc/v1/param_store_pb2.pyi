@@ -158,6 +158,27 @@ class AggregateRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _common_pb2.PolicyVersion: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _common_pb2.PolicyVersion | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
@@ -167,6 +188,7 @@ class AggregateRequest(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     SEPARATE_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -190,6 +212,12 @@ class AggregateRequest(_message.Message):
     def steps(self) -> _containers.MessageMap[_builtins.str, Global___NetStep]:
         """by the prefix of a net, "policy" or "critic" """
 
+    @_builtins.property
+    def sources(self) -> _containers.MessageMap[_builtins.str, _common_pb2.PolicyVersion]:
+        """By policy, if its next version starts from the present version of another one. A policy that starts so may be new:
+        its present head is 0.
+        """
+
     def __init__(
         self,
         *,
@@ -202,10 +230,11 @@ class AggregateRequest(_message.Message):
         steps: _abc.Mapping[_builtins.str, Global___NetStep] | None = ...,
         separate: _builtins.bool = ...,
         keep: _builtins.int = ...,
+        sources: _abc.Mapping[_builtins.str, _common_pb2.PolicyVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded", b"discarded", "epoch", b"epoch", "gradients", b"gradients", "job", b"job", "keep", b"keep", "policies", b"policies", "round", b"round", "separate", b"separate", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded", b"discarded", "epoch", b"epoch", "gradients", b"gradients", "job", b"job", "keep", b"keep", "policies", b"policies", "round", b"round", "separate", b"separate", "sources", b"sources", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,7 @@ from marless.schedules import arrivals as events
 from marless.schedules.arrivals import Arrival
 from marless.schedules.stellaris import Learn, Progress, Publish, Sample, StellarisSchedule, Step, learner_of
 from marless.schedules.stellaris_config import makes_versions
+from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.learner_versions import make_version
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
@@ -73,6 +74,7 @@ class Asynchronous:
         self._learns: dict[int, Learn] = {}
         """Learners under way, and those whose gradients wait."""
         self._since = Since()
+        self._clocks = Clocks(parts.job)
         self._versions = Versions(parts, schedule.config, is_last)
         self._gradients = StoredGradients(_scopes(parts.job))
         self._learner_publishes = makes_versions(parts.job.spec.algorithm)
@@ -132,11 +134,10 @@ class Asynchronous:
     def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
         """True if the store has the version after the recorded ones."""
         versions = self._parts.journal.versions or dict.fromkeys(present, FIRST_VERSION)
-        takes_steps = self._parts.job.spec.algorithm.takes_steps
-        return all(
-            present[name].head.version == version + 1
+        return any(
+            present[name].head.version > version
             for name, version in versions.items()
-            if takes_steps(name) and not is_gradient(name)
+            if name in present and not is_gradient(name)
         )
 
     async def __aexit__(self, *_: object) -> None:
@@ -147,9 +148,10 @@ class Asynchronous:
         """Go on until the version of this plan's round is recorded."""
         self._parts.timing.begin(plan.round)
         self._versions.evaluate()
-        if not self._order and plan.actors != self._progress.actors and not self._published:
-            self._take(Arrival("actors", plan.actors))
+        self._decided(plan)
         while self._published is None:
+            while self._order and self._order[0].kind in ("actors", "restart"):
+                self._take(self._order[0])
             self._start(plan)
             async with self._parts.steps.step(plan.round, self._what):
                 self._take(*await self._next())
@@ -160,6 +162,7 @@ class Asynchronous:
             progress=self._progress,
             learns=self._learns,
             pending=self._pending or self._as_pending(plan, _env_steps(published)),
+            clocks=self._clocks,
             made=self._made,
             updating=self._updating,
         )
@@ -169,9 +172,20 @@ class Asynchronous:
         self._since, self._pending, self._made, self._updating = Since(), None, None, None
         self._forget()
 
+    def _decided(self, plan: RoundPlan) -> None:
+        """What the policies have decided happens now, unless it has, or happens in its place in the order."""
+        regrouped = self._clocks.enter(plan)
+        if self._order or self._published:
+            return
+        if regrouped and all(each.kind != "restart" for each in self._since.arrivals):
+            self._take(Arrival("restart"))
+        if plan.actors != self._progress.actors:
+            self._take(Arrival("actors", plan.actors))
+
     def _begin(self) -> None:
         """Bring the rule to the state after the recorded events."""
         recorded = [each for text in arrivals(self._parts.folder.rounds_path) for each in events.read(text)]
+        self._clocks.follow(self._parts.journal.history)
         self._follow(self._rule.begin())
         for each in recorded:
             self._follow(self._rule.step(self._progress, each))
@@ -251,8 +265,6 @@ class Asynchronous:
 
     async def _in_order(self, wanted: Arrival) -> tuple[Arrival, _Result]:
         """Wait until this event can happen; raises SpecError if it cannot."""
-        if wanted.kind in ("actors", "restart"):
-            return wanted, None
         command = self._awaited(wanted)
         task = self._tasks.pop(command)
         if wanted.kind.startswith("lost"):
@@ -289,10 +301,11 @@ class Asynchronous:
 
     async def _sample(self, command: Sample, plan: RoundPlan) -> Sampled | None:
         """Run a rollout; None if its versions are gone."""
-        parts, versions = self._parts, self._at(command.clock, plan)
+        parts, versions = self._parts, self._clocks.versions(command.clock)
+        groups = self._clocks.groups(command.clock)
         try:
             return await parts.pools.sample(
-                parts.job_id, parts.job, command.rollout, plan.groups, versions, epoch=parts.recovery.epoch
+                parts.job_id, parts.job, command.rollout, groups, versions, epoch=parts.recovery.epoch
             )
         except NotFoundError:
             if not await self._are_gone(versions, plan):
@@ -303,11 +316,12 @@ class Asynchronous:
         """Compute a gradient; None if its versions or trajectories are gone."""
         if self._learner_publishes:
             return await self._make(command, plan)
-        parts, versions = self._parts, self._at(command.clock, plan)
+        parts, versions = self._parts, self._clocks.versions(command.clock)
+        groups, peers = self._clocks.groups(command.clock), [*map(self._clocks.peer, command.peers[-MOST_PEERS:])]
         try:
-            peers = [self._at(clock, plan) for clock in command.peers[-MOST_PEERS:]]
             return await parts.pools.gradient(
-                *(parts.job_id, command, plan.groups, versions, peers),
+                *(parts.job_id, command, groups, versions, peers),
+                measure=parts.planner.measure_at(command.clock),
                 oldest=self._oldest(),
                 epoch=parts.recovery.epoch,
             )
@@ -331,14 +345,6 @@ class Asynchronous:
         return await make_version(
             *(self._parts, command, plan), oldest=self._oldest(), keep=keep, beside=self._versions.beside
         )
-
-    def _at(self, clock: int, plan: RoundPlan) -> VersionNumbers:
-        """The versions of a clock: each round makes one of everything that takes steps."""
-        takes_steps = self._parts.job.spec.algorithm.takes_steps
-        return {
-            name: version - (plan.round - clock) if takes_steps(name) else version
-            for name, version in plan.versions.items()
-        }
 
     async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:
         """True if the store has kept newer versions instead of these; False if it has them, or has lost the newest."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marless.core.measures import Measure
 from marless.errors import ConflictError, StaleError
 from marless.rpc.concurrency import both, to_the_end
 from marless.schedules.stellaris import Learn
@@ -42,7 +41,7 @@ async def make_version(
         env_steps=plan.env_steps,
         groups=plan.groups,
         versions=plan.versions,
-        measure=Measure(),
+        measure=parts.planner.measure_at(plan.round),
         rollouts=command.rollouts,
         oldest=oldest,
         keep=keep,
@@ -54,4 +53,10 @@ async def make_version(
     except ConflictError as error:
         parts.recovery.go_back()
         raise StaleError(f"{error}; the job goes back to its newest checkpoint") from error
-    return Computed(parts={}, metrics=made.metrics, invocations=made.invocations, versions=made.versions)
+    return Computed(
+        parts={},
+        metrics=made.metrics,
+        invocations=made.invocations,
+        distances=made.distances,
+        versions=made.versions,
+    )

@@ -91,12 +91,23 @@ class Planner:
 
     def measure(self, returns: Returns | None) -> Measure:
         """What learners measure in addition to the update of the present round, whose rollout had these returns."""
+        return self._measure(self._job.sharing.asks(self._journal.history, returns))
+
+    def measure_at(self, clock: int) -> Measure:
+        """What learners of an asynchronous job measure in addition to a gradient of the version of this clock.
+
+        The similarity of agents, only if sharing would have begun with that version, had it been known. It depends on
+        records before it alone, so that a restarted learner measures the same.
+        """
+        history = [record for record in self._journal.history if record.round < clock]
+        return self._measure(bool(history) and self._job.sharing.asks(history[:-1], history[-1].returns))
+
+    def _measure(self, similarity: bool) -> Measure:
         job, sharing = self._job, self._job.spec.sharing
-        asks = job.sharing.asks(self._journal.history, returns)
         return Measure(
             curvature=job.spec.curvature if job.curvature else None,
             noise=job.noise,
-            similarity=sharing_policies.sharing(sharing.name).similarity(sharing) if asks else None,
+            similarity=sharing_policies.sharing(sharing.name).similarity(sharing) if similarity else None,
         )
 
 

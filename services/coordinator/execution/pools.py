@@ -95,6 +95,8 @@ class Computed:
     """Names and versions in the store, one of each scope."""
     metrics: Mapping[str, Mapping[str, float]]
     invocations: tuple[InvocationRecord, ...]
+    distances: tuple[Distances, ...] = ()
+    """Of the agents of each class, if asked for."""
     versions: Versions = field(default_factory=dict)
     """Of all that it has published by itself."""
 
@@ -288,6 +290,7 @@ class Pools:
         versions: Versions,
         peers: Sequence[Versions],
         *,
+        measure: Measure,
         oldest: int,
         epoch: int,
     ) -> Computed:
@@ -306,6 +309,7 @@ class Pools:
             groups=groups_of(groups, versions),
             versions=versions_of(versions),
             peers=[learner_pool_pb2.VersionSet(versions=versions_of(each)) for each in peers],
+            measure=measure_of(measure),
             oldest=oldest,
         )
         reply = await self._learner_pool.call(self._learners.Gradient, request, timeout_s=CALL_TIMEOUT_S)
@@ -313,6 +317,7 @@ class Pools:
             parts={each.policy: each.version for each in reply.gradients},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
             invocations=invocations_of(reply.invocations),
+            distances=tuple(distances_of(each) for each in reply.distances),
         )
 
     def _rollout(

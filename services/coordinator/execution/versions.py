@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ from marless.machine import MachineRecord
 from marless.pricing.usage import PARAMETER
 from marless.record import (
     AggregationRecord,
+    Distances,
     EpisodeSums,
     GradientRecord,
     InvocationRecord,
@@ -28,6 +29,7 @@ from marless.schedules.arrivals import Arrival, written
 from marless.schedules.stellaris import Learn, Progress, learner_of
 from marless.schedules.stellaris_config import StellarisConfig
 from services.coordinator.execution import recording
+from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
@@ -35,6 +37,7 @@ from services.coordinator.execution.pools import Computed, Rollout, Sampled, Upd
 from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.status import Pending, Sums
 
+_Matrix = tuple[tuple[float, ...], ...]
 SPARE_VERSIONS = 2
 """Versions that are kept beside those in use."""
 
@@ -48,6 +51,8 @@ class Since:
     episodes: list[EpisodeSums] = field(default_factory=list)
     metrics: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
     """Of each gradient that has arrived."""
+    distances: list[tuple[Distances, ...]] = field(default_factory=list)
+    """Likewise, if they were measured."""
 
     @classmethod
     def resumed(cls, pending: Pending) -> Since:
@@ -63,6 +68,7 @@ class Since:
             self.episodes.append(result.sums)
         elif result:
             self.metrics.append(result.metrics)
+            self.distances.append(result.distances)
 
     def pending(self, round_: int, actors: int, waited_s: float, env_steps: int) -> Pending:
         """It as a line of pending.json."""
@@ -75,6 +81,7 @@ class Since:
             actors=actors,
             arrivals=written(self.arrivals),
             metrics=mean(self.metrics),
+            distances=mean_distances(self.distances),
             sums=Sums.of(self.episodes),
         )
 
@@ -92,6 +99,24 @@ def mean(metrics: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict
     }
 
 
+def mean_distances(measured: Iterable[Iterable[Distances]]) -> tuple[Distances, ...]:
+    """The mean of the distances of each class, over the gradients that have them."""
+    found: defaultdict[tuple[str, ...], list[_Matrix]] = defaultdict(list)
+    for each in measured:
+        for distances in each:
+            found[distances.agents].append(distances.values)
+    return tuple(
+        Distances(
+            agents=agents,
+            values=tuple(
+                tuple(sum(cells) / len(cells) for cells in zip(*rows, strict=True))
+                for rows in zip(*matrices, strict=True)
+            ),
+        )
+        for agents, matrices in found.items()
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Version:
     """What the next version is made of."""
@@ -103,6 +128,7 @@ class Version:
     learns: Mapping[int, Learn]
     """What the learners of its gradients did."""
     pending: Pending
+    clocks: Clocks
     made: Computed | None = None
     """By its learner, which has published it by itself; None: its gradients are in the store, and are to be applied."""
     updating: Stopwatch | None = None
@@ -158,15 +184,15 @@ class Versions:
 
     async def _updated(self, version: Version, gradients: StoredGradients) -> tuple[Update, tuple[MachineRecord, ...]]:
         """The version as an update, and what the machines did."""
-        parts, plan, metrics = self._parts, version.plan, version.pending.metrics
+        parts, plan, metrics, distances = self._parts, version.plan, version.pending.metrics, version.pending.distances
         if version.made:
-            return Update(version.made.versions, metrics, (), ()), await parts.machines.look()
+            return Update(version.made.versions, metrics, (), distances), await parts.machines.look()
         if plan.round not in parts.rolled_out.rounds:
             parts.rolled_out.put(version.pending)
         async with parts.steps.step(plan.round, "the store applies gradients"):
             beside = both(parts.machines.look(), to_the_end(self.beside))
             applied, (machines, _) = await both(self._applied(version, gradients), beside)
-        return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), ()), machines
+        return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
 
     async def _applied(self, version: Version, gradients: StoredGradients) -> Aggregated:
         parts, plan, rule = self._parts, version.plan, self._config.aggregation
@@ -179,9 +205,10 @@ class Versions:
             parts.job_id,
             parts.recovery.epoch,
             plan.round,
-            {name: each for name, each in plan.versions.items() if config.takes_steps(name)},
+            version.clocks.heads,
             weighted,
             config.net_steps(plan.env_steps),
+            sources=version.clocks.sources,
             separate=rule.step == "separate",
             discarded=gradients.unneeded,
             keep=self.kept(version.progress, version.progress.queue.clock),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from marless.record import EpisodeSums, InvocationRecord, LaneRecord, Returns
+from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -101,6 +101,8 @@ class Pending:
     """Under schedule `stellaris`: what happened since the version before, as in its record."""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Under schedule `stellaris`: of the gradients that arrived, as in its record."""
+    distances: tuple[Distances, ...] = ()
+    """Under schedule `stellaris`: as in its record."""
     sums: Sums | None = None
     """Under schedule `stellaris`: those of `returns`, because more episodes may end before the record is written."""
 

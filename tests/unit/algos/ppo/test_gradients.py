@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from marless.core.group import Group
+from marless.core.measures import CurvatureSpec, Measure
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, NotFoundError
 from marless.nets.model import ModelSpec
+from marless.sharing.policy_distance import PolicyDistanceConfig
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))
@@ -61,6 +63,28 @@ def test_gradients_of_a_group_are_those_of_the_policy_that_it_starts_from() -> N
     learner.load("a", learner.state("b"))
     from_a = learner.gradients(rounds.inputs((Group("a", ("a", "b")), *merged[1:]), trajectories)).gradients["a"]
     assert {key: array.tobytes() for key, array in from_b.items()} == {k: v.tobytes() for k, v in from_a.items()}
+
+
+def test_what_gradients_measure_is_what_an_update_measures_that_changes_nothing() -> None:
+    asked = Measure(
+        curvature=CurvatureSpec(samples=32, steps=4, probes=1),
+        noise=True,
+        similarity=PolicyDistanceConfig.model_validate({"samples": 8}),
+    )
+    still = {"epochs": 1, "minibatches": 1, "lr": 0.0}
+    updated, gave = (rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT, **still) for _ in range(2))
+    given = rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)])
+    plain, given = gave.gradients(given), replace(given, measure=asked)
+    found, output = gave.gradients(given), updated.update(given)
+    assert found.metrics == output.metrics
+    assert {"curvature", "lambda_max", "noise_scale"} <= found.metrics["a"].keys()
+    assert found.distances.keys() == output.distances.keys() != set()
+    for name, matrix_NN in found.distances.items():
+        np.testing.assert_array_equal(matrix_NN, output.distances[name])
+    for name, arrays in plain.gradients.items():  # to measure changes no gradient
+        assert {key: array.tobytes() for key, array in arrays.items()} == {
+            key: array.tobytes() for key, array in found.gradients[name].items()
+        }
 
 
 def test_gradients_of_two_batches_may_be_averaged() -> None:

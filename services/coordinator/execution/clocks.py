@@ -1,0 +1,79 @@
+"""Groups and versions by clock: what the commands of an asynchronous job are computed with.
+
+Groups change between two versions. What is under way then is lost and counted, so that all commands are of the present
+groups. Those of the clock at which the groups changed start from the policies that the change names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from marless.core.group import Group, Versions
+from marless.job import Job
+from marless.record import RoundRecord
+from services.coordinator.execution.planning import RoundPlan
+
+
+class Clocks:
+    """The clocks of one job. `follow` its records first, then `enter` the plan of each version."""
+
+    def __init__(self, job: Job) -> None:
+        self._takes_steps = job.spec.algorithm.takes_steps
+        self._groups = job.sharing.decide(()).groups
+        self._changed_at, self._changed = 0, self._groups
+        """The clock since which there are these groups, and the groups with what they started from."""
+        self._policies = {group.policy for group in self._groups}
+        """Those of all groups that are known, also of earlier ones."""
+        self._round = 0
+        self._versions: Versions = {}
+
+    def follow(self, records: Iterable[RoundRecord]) -> None:
+        """Take note of the groups of recorded versions, in order."""
+        for record in records:
+            self._note(record.round, tuple(Group(each.policy, each.agents, each.source) for each in record.groups))
+
+    def enter(self, plan: RoundPlan) -> bool:
+        """Go on to the next version; returns True if it has other groups than the one before."""
+        self._round, self._versions = plan.round, plan.versions
+        return self._note(plan.round, plan.groups)
+
+    def _note(self, clock: int, groups: tuple[Group, ...]) -> bool:
+        """True if the groups change."""
+        self._policies.update(group.policy for group in groups)
+        changed = groups != self._groups
+        if changed:
+            self._changed_at, self._changed = clock, groups
+        self._groups = tuple(Group(group.policy, group.agents) for group in groups)
+        return changed
+
+    def groups(self, clock: int) -> tuple[Group, ...]:
+        """The groups of a clock, with what they start from."""
+        return self._changed if clock == self._changed_at else self._groups
+
+    def versions(self, clock: int) -> Versions:
+        """The versions of a clock: each version of the job is one of everything that takes steps."""
+        behind = self._round - clock
+        found = {name: each - behind if self._steps(name) else each for name, each in self._versions.items()}
+        return {name: each for name, each in found.items() if each > 0}
+
+    def peer(self, clock: int) -> Versions:
+        """The same, without policies that start from another one there."""
+        copied = {group.policy for group in self.groups(clock) if group.source}
+        return {name: each for name, each in self.versions(clock).items() if name not in copied}
+
+    @property
+    def heads(self) -> Versions:
+        """The present versions of all that gets a next one; 0 for policies that are new."""
+        new = {group.policy: 0 for group in self._groups}
+        return new | {name: each for name, each in self._versions.items() if self._steps(name)}
+
+    @property
+    def sources(self) -> Mapping[str, tuple[str, int]]:
+        """The policies, with their present versions, from which the next versions of others start."""
+        groups = self.groups(self._round)
+        return {each.policy: (each.source, self._versions[each.source]) for each in groups if each.source}
+
+    def _steps(self, name: str) -> bool:
+        """False for what gradients do not change, and for policies that no agent has."""
+        unused = name in self._policies and all(group.policy != name for group in self._groups)
+        return self._takes_steps(name) and not unused
