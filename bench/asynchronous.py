@@ -20,7 +20,8 @@ not used again. Systems:
 - `stellaris`; with data of up to 64 versions; without its bound; without its weights; with ratios truncated over the
   learners, as printed and as in the authors' code (a floor); `softsync`, `ssp` and `async`.
 `uneven` machines have a quarter of the actors at half speed, and stragglers: one function in twenty takes five times as
-long.
+long. With `--lengths`, rollouts also differ by themselves, as where episodes end at different times: they take a
+quarter to 1.75 times as long, and are learned from as if all had as many steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -46,6 +47,8 @@ MEASURED, ROUNDS = 40, 4
 """Gradients and updates whose durations are measured."""
 TUNING = 1000
 """The first seed of those that choose a learning rate."""
+LENGTHS = (0.25, 0.5, 1.0, 1.5, 1.75)
+"""How long rollouts take with `--lengths`, relative to their mean."""
 MACHINES = {"even": Machines(), "uneven": Machines(slow=0.25, straggling=0.05)}
 SYSTEMS: Mapping[str, System] = {
     "synchronous": System(rounds="synchronous"),
@@ -109,8 +112,9 @@ def _updates(game: Game, actors: int) -> list[float]:
 class Runs:
     """Runs by system, seed and learning rate; with a file, those that it has are not made again."""
 
-    def __init__(self, setting: Setting, file: Path | None) -> None:
+    def __init__(self, setting: Setting, file: Path | None, *, lengths: bool = False) -> None:
         self._setting = setting
+        self._lengths = ", lengths differ" if lengths else ""
         self._file = file
         self._found: dict[str, Result] = {}
         for line in file.read_text("utf-8").splitlines() if file and file.exists() else ():
@@ -121,7 +125,7 @@ class Runs:
         """This run, made if it is not known."""
         setting = self._setting
         slots = f"{setting.game.env}, {setting.actors}+{setting.learners} slots, {setting.machines}"
-        key = f"{name}, seed {seed}, rate {lr:g}, {slots}, {setting.rollouts} rollouts"
+        key = f"{name}, seed {seed}, rate {lr:g}, {slots}, {setting.rollouts} rollouts{self._lengths}"
         if key not in self._found:
             self._found[key] = trained(SYSTEMS[name], setting, seed=seed, lr=lr)
             harness.say(f"{key}: last {setting.game.measure} {last(self._found[key]):.2f}")
@@ -203,6 +207,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--actors", type=int, default=16, help="slots of actors")
     parser.add_argument("--learners", type=int, default=8, help="slots of learners")
     parser.add_argument("--machines", choices=MACHINES, default="even")
+    parser.add_argument("--lengths", action="store_true", help="rollouts differ in how long they take")
     parser.add_argument("--rollouts", type=int, default=1600, help="rollouts of a run, of 500 env steps each")
     parser.add_argument("--rates", default="2e-3,4e-3,8e-3", help="learning rates to choose from, by comma")
     parser.add_argument("--tuning-seeds", type=int, default=1, help="seeds for that choice")
@@ -216,13 +221,13 @@ def parsed() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    """Run the benchmark, print the table, and write it to the file of --json if given."""
-    args = parsed()
-    on_one_thread()
+def setting_of(args: argparse.Namespace) -> Setting:
+    """What the command line asks for, with durations that are measured now or with the first runs of its file."""
     game = GAMES[args.game]
-    about, (durations, update_s) = harness.machine(), durations_of(game, args.actors, args.run_file)
-    setting = Setting(
+    durations, update_s = durations_of(game, args.actors, args.run_file)
+    if args.lengths:
+        durations = replace(durations, sample_s=[length * each for each in durations.sample_s for length in LENGTHS])
+    return Setting(
         game=game,
         actors=args.actors,
         learners=args.learners,
@@ -231,24 +236,38 @@ def main() -> None:
         update_s=update_s,
         rollouts=args.rollouts,
     )
-    if args.slots:
-        harness.report("asynchronous_slots", about, slot_rows(setting, (None, 24, 40, 64)), {}, args.json)
-        return
-    runs, names, rates = Runs(setting, args.run_file), args.systems.split(","), [*map(float, args.rates.split(","))]
-    target = game.target if args.target is None else args.target
+
+
+def compared(args: argparse.Namespace, setting: Setting) -> list[Row]:
+    """A line for each system, at its best rate."""
+    target = setting.game.target if args.target is None else args.target
+    rates = [*map(float, args.rates.split(","))]
+    runs, names = Runs(setting, args.run_file, lengths=args.lengths), args.systems.split(",")
     chosen = {name: best_rate(runs, name, rates, args.tuning_seeds, target) for name in names}
     found = {name: [runs.get(name, seed, chosen[name]) for seed in range(args.runs)] for name in names}
     reference = found[names[0]]
-    rows = [row(name, chosen[name], each, reference, target, game.measure) for name, each in found.items()]
+    return [row(name, chosen[name], each, reference, target, setting.game.measure) for name, each in found.items()]
+
+
+def main() -> None:
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
+    args = parsed()
+    on_one_thread()
+    about, setting = harness.machine(), setting_of(args)
+    if args.slots:
+        harness.report("asynchronous_slots", about, slot_rows(setting, (None, 24, 40, 64)), {}, args.json)
+        return
+    durations = setting.durations
     headline = {
         "cpu_ms": {
             "rollout": round(1e3 * spread(durations.sample_s).median, 2),
             "gradient": round(1e3 * spread(durations.learn_s).median, 2),
             "aggregation": round(1e3 * durations.publish_s, 2),
-            "update": round(1e3 * spread(update_s).median, 1),
+            "update": round(1e3 * spread(setting.update_s).median, 1),
         }
     }
-    harness.report(args.json.stem if args.json else f"asynchronous_{args.machines}", about, rows, headline, args.json)
+    name = args.json.stem if args.json else f"asynchronous_{args.machines}"
+    harness.report(name, about, compared(args, setting), headline, args.json)
 
 
 if __name__ == "__main__":
