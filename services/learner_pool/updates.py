@@ -281,5 +281,4 @@ def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_p
     response = join(learner_pool_pb2.UpdateResponse(), results)
     for result in results:
         response.versions.extend(result.versions)
-        response.distances.extend(result.distances)
     return response

@@ -37,7 +37,7 @@ class Aggregation:
     round: int
     heads: Mapping[str, int]
     """The present version of every policy that gets a next one; 0 for a new one, which has a source."""
-    sources: Mapping[str, tuple[str, int]]
+    sources: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Names and versions of other policies, by the policies whose next versions start from them."""
     gradients: Sequence[Mapping[str, int]]
     """Versions by the names of each gradient's parts, in order of arrival."""

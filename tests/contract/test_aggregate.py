@@ -471,7 +471,6 @@ def asked(job: str, parts: Mapping[str, int]) -> Aggregation:
         epoch=1,
         round=0,
         heads={"a": 1},
-        sources={},
         gradients=[parts],
         weights=[1.0],
         discarded=(),

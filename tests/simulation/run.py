@@ -11,7 +11,8 @@ import shutil
 import sys
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,8 +34,6 @@ from tests.simulation.surroundings import Descriptors, Trap, surroundings
 from tests.simulation.system import SERVICES, System, production
 from tests.templates import SCRIPTED
 
-if str(SCRIPTED) not in sys.path:  # where `scripted`, which changes groups, is installed as a third party's policy is
-    sys.path.append(str(SCRIPTED))
 MOST_S = 600.0
 """Virtual seconds within which a job must end."""
 ACTORS, ROUNDS = 2, 4
@@ -78,8 +77,21 @@ def plan_of(seed: int) -> Plan:
     return PLANS[seed % len(PLANS)]
 
 
+@contextmanager
+def scripted() -> Iterator[pytest.MonkeyPatch]:
+    """While the context lasts, the policy that changes groups is installed, as a third party's is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
+        yield patched
+
+
 @cache
 def job_of(plan: Plan) -> Job:
+    with scripted():
+        return _job_of(plan)
+
+
+def _job_of(plan: Plan) -> Job:
     actors, rounds = (ACTORS, ROUNDS) if plan in IN_ROUNDS else (MORE_ACTORS, VERSIONS)
     return prepare(
         specs.parse(
@@ -141,7 +153,7 @@ class Simulation:
         self.problems.append(problem)
 
     def run(self) -> None:
-        with pytest.MonkeyPatch.context() as patched:
+        with scripted() as patched:
             production(patched, self.system)
             self._watch(patched)
             with surroundings(self.loop, self.network, self.chance, self.trap, self.descriptors) as complaints:
