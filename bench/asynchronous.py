@@ -17,8 +17,9 @@ not used again. Systems:
 - `synchronous`, `pipelined`: rounds of all actors, each followed by one learner's PPO update (epochs and minibatches as
   usual);
 - `sync`: several learners, one gradient of each rollout, and a barrier: every version waits for all of them;
-- `stellaris`; with data of up to 64 versions; without its bound; without its weights; with ratios truncated over the
-  learners, as printed and as in the authors' code (a floor); `softsync`, `ssp` and `async`.
+- `stellaris`; with data of up to 64 versions; with gradients of three rollouts each, and so a third of the versions of
+  lag; without its bound; without its weights; with ratios truncated over the learners, as printed and as in the
+  authors' code (a floor); `softsync`, `ssp` and `async`.
 `uneven` machines have a quarter of the actors at half speed, and stragglers: one function in twenty takes five times as
 long. With `--lengths`, rollouts also differ by themselves, as where episodes end at different times: they take a
 quarter to 1.75 times as long, and are learned from as if all had as many steps.
@@ -56,6 +57,7 @@ SYSTEMS: Mapping[str, System] = {
     "sync": System(settings={"barrier": True, "aggregation": "sync"}),
     "stellaris": System(settings={"aggregation": "stellaris"}),
     "stellaris of older data": System(settings={"aggregation": "stellaris", "data_lag": 64}),
+    "stellaris in threes": System(settings={"aggregation": "stellaris", "batch": 3}),
     "stellaris without bound": System(
         settings={"aggregation": {"rule": "stellaris", "decay": 1.0, "first_round": 10_000}}
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from marless.aggregation.applying import applied
@@ -208,8 +208,9 @@ class Training:
 class Functions:
     """The functions of schedule `stellaris`, run in the order in which they begin (`Work`)."""
 
-    def __init__(self, training: Training, *, truncates: bool) -> None:
+    def __init__(self, training: Training, *, truncates: bool, batch: int = 1) -> None:
         self._training = training
+        self._batch = batch
         self._truncates = truncates
         self._history = {0: training.states}
         """By clock, as far as learners may need them."""
@@ -239,7 +240,7 @@ class Functions:
                 self._clock += 1
                 self._history[self._clock] = states
                 self._history.pop(self._clock - OLDEST_PEER, None)
-                training.advance(states, len(taken_))
+                training.advance(states, len(taken_) * self._batch)
 
 
 def trained(system: System, setting: Setting, *, seed: int, lr: float) -> Result:
@@ -250,10 +251,11 @@ def trained(system: System, setting: Setting, *, seed: int, lr: float) -> Result
 
 def _overlapping(system: System, setting: Setting, training: Training, seed: int) -> Result:
     config = StellarisConfig.model_validate({"learners": setting.learners, **system.settings})
-    work = Functions(training, truncates=training.config.truncation != "none")
-    rule = Stellaris(config, setting.actors)
-    durations = setting.durations
-    course = simulate(rule, durations, setting.machines, gradients=setting.rollouts, seed=seed, work=work)
+    batch, durations = config.batch, setting.durations
+    work = Functions(training, truncates=training.config.truncation != "none", batch=batch)
+    rule, gradients = Stellaris(config, setting.actors), -(-setting.rollouts // batch)
+    durations = replace(durations, learn_s=[batch * each for each in durations.learn_s])
+    course = simulate(rule, durations, setting.machines, gradients=gradients, seed=seed, work=work)
     at_s = [course.published_s[version - 1] for version in training.evaluated_at]
     slots = course.actors_busy * setting.actors + course.learners_busy * setting.learners
     applying = durations.publish_s * len(course.aggregations) / course.ended_s
