@@ -8,7 +8,8 @@ from marless.core.state import REPLAY
 from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
-from marless.spec import JobSpec, StopSpec
+from marless.sections import StopSpec
+from marless.spec import JobSpec
 
 
 def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:

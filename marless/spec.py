@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BeforeValidator,
     Field,
-    JsonValue,
     SerializeAsAny,
     TypeAdapter,
     ValidationError,
@@ -29,7 +28,6 @@ from pydantic import (
 from marless import documents
 from marless.algos import registry
 from marless.algos.algorithm import AlgorithmConfig
-from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.core.measures import CurvatureSpec
 from marless.core.settings import Strict, name_of, named
 from marless.core.sizes import FunctionsSpec
@@ -40,6 +38,16 @@ from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
 from marless.schedules import registry as schedules
 from marless.schedules.base import ScheduleConfig
+from marless.sections import (
+    ActorsSpec,
+    BillSpec,
+    CheckpointSpec,
+    EnvSpec,
+    EvaluationSpec,
+    LearnerSpec,
+    StartSpec,
+    StopSpec,
+)
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import SharingConfig
 from marless.sharing.similarity import similarity_type
@@ -50,134 +58,8 @@ from marless.validation_messages import sentences
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
-MOST_ROUNDS = 10**9
-MOST_ENV_STEPS = 10**15
 MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-
-
-class EnvSpec(Strict):
-    """The environment and its options."""
-
-    name: str = Field(max_length=MAX_NAME, description="mpe/<game>, game/<game> or pettingzoo/<module>")
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
-
-
-class ActorsSpec(Strict):
-    """How many env steps each round samples: count · envs · steps."""
-
-    count: int = Field(2, ge=1, le=MAX_ACTORS, description="actors per round, unless a scaling policy decides")
-    envs: int = Field(80, ge=1, le=MAX_ENVS, description="environment copies per actor")
-    steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy")
-    episodes: Literal["carried", "fresh"] = Field(
-        "carried",
-        description="carried: episodes that a round leaves unfinished go on in the next one; fresh: every round starts "
-        "new ones",
-    )
-    timeout_s: float = Field(
-        300.0, gt=0, le=MAX_TIMEOUT_S, description="an actor that takes longer is given to another worker"
-    )
-
-
-class BillSpec(Strict):
-    """Which accounting gives the job's cost, and at what prices."""
-
-    accounting: Literal["billed", "paper", "serverful", "machines"] = Field(
-        "billed",
-        description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
-        "for the whole run; machines: those that its workers ran on",
-    )
-    prices: dict[str, JsonValue] | None = Field(
-        None, description="prices in place of marless's; in a job file also the path of a file that holds them"
-    )
-
-    @field_validator("prices")
-    @classmethod
-    def _are_prices(cls, given: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
-        try:
-            if given is not None:
-                price_tables.merged(given, "prices")
-        except SpecError as error:
-            raise ValueError("; ".join(str(error).splitlines())) from None
-        return given
-
-
-class EvaluationSpec(Strict):
-    """Periodic greedy evaluation, and the random baseline, evaluated once per job, concurrently with training."""
-
-    every: int = Field(10, ge=0, le=MOST_ROUNDS, description="rounds between evaluations; 0: only at the end")
-    episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
-    random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes of the random baseline, at most")
-    limit_s: float | None = Field(
-        10.0,
-        gt=0,
-        le=MAX_TIMEOUT_S,
-        description="seconds of play after which an evaluation, or the random baseline, starts no further batch of "
-        "episodes; null: no limit",
-    )
-    relative_error: float = Field(
-        0.01,
-        ge=0,
-        lt=1,
-        description="a standard error of this fraction of |mean return| suffices, once each actor has played 30 "
-        "episodes; 0: play all episodes",
-    )
-
-
-class LearnerSpec(Strict):
-    """The device for updates, and their time limit."""
-
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto: a GPU if there is one")
-    timeout_s: float = Field(
-        600.0,
-        gt=0,
-        le=MAX_TIMEOUT_S,
-        description="an update that takes longer is given to another worker, once; then the job fails",
-    )
-
-
-class CheckpointSpec(Strict):
-    """How often checkpoints are written to the run folder, and how many are kept."""
-
-    every: int = Field(50, ge=0, le=MOST_ROUNDS, description="rounds between checkpoints; 0: only at the end")
-    keep: int = Field(3, ge=1, le=MOST_ROUNDS, description="newest checkpoints kept")
-
-
-class StartSpec(Strict):
-    """The initial weights of the policies: new, or from a checkpoint."""
-
-    checkpoint: str | None = Field(
-        None,
-        min_length=1,
-        description="id of a job; in a job file also the path of a run folder or checkpoint; else new weights",
-    )
-
-
-class StopSpec(Strict):
-    """Stop rules: the job succeeds as soon as one of them is reached; at least one must be set."""
-
-    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
-    env_steps: int | None = Field(None, ge=1, le=MOST_ENV_STEPS, description="env steps sampled for training")
-    greedy_return: float | None = Field(
-        None, alias="return", description="mean greedy evaluation return per agent reached"
-    )
-    wall_s: float | None = Field(
-        None,
-        gt=0,
-        le=MOST_ROUNDS,
-        description="seconds of training: rounds and the time between them; interruptions do not count",
-    )
-    cost_usd: float | None = Field(
-        None, gt=0, le=MOST_ROUNDS, description="US dollars by `bill.accounting`; no round starts beyond"
-    )
-
-    @model_validator(mode="after")
-    def _some_rule(self) -> StopSpec:
-        if self.model_dump(exclude_none=True) == {}:
-            raise ValueError(
-                "set at least one of rounds, env_steps, return, wall_s, cost_usd: a job must be able to end"
-            )
-        return self
 
 
 def _algorithm_type(name: str) -> type[AlgorithmConfig]:

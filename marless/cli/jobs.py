@@ -27,7 +27,7 @@ from marless.errors import JobStateError, MarlessError, NotFoundError, SpecError
 if TYPE_CHECKING:
     from marless.cli.progress import TrainingProgress
     from marless.client import Client, Job
-    from marless.spec import StopSpec
+    from marless.sections import StopSpec
 
 RECENT_ROUNDS = 50
 """Number of past rounds that `watch` reads at its start, to compute the present rate."""

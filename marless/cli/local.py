@@ -25,7 +25,8 @@ SOON_S = 0.4
 
 if TYPE_CHECKING:
     from marless.cli.train import Outcome, Show
-    from marless.spec import JobSpec, StopSpec
+    from marless.sections import StopSpec
+    from marless.spec import JobSpec
 
 
 def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options

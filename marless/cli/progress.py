@@ -19,7 +19,7 @@ from marless.cli.working import EVERY_S, QUIET_S
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
-    from marless.spec import StopSpec
+    from marless.sections import StopSpec
 
 _RATE_ROUNDS = 50
 _WIDE = 110

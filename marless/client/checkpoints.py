@@ -13,7 +13,8 @@ from marless.client.connection import Connection
 from marless.core.job_id import is_id
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb
-from marless.spec import JobSpec, StartSpec
+from marless.sections import StartSpec
+from marless.spec import JobSpec
 
 TIMEOUT_S = 600.0
 _UPLOADED = "upload:"

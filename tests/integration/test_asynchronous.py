@@ -16,7 +16,7 @@ from marless.job import prepare
 from marless.replay import replayed
 from marless.rpc.param_store import ParamStore
 from marless.schedules.arrivals import read
-from marless.spec import StopSpec
+from marless.sections import StopSpec
 from services.coordinator.execution import asynchronous
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder

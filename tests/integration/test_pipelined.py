@@ -13,7 +13,7 @@ from marless.explanation import changes
 from marless.job import prepare, schema_of
 from marless.record import InvocationRecord, RoundRecord
 from marless.schedules.pipelined import PipelinedConfig
-from marless.spec import StopSpec
+from marless.sections import StopSpec
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marless.record import Returns, RoundRecord
-from marless.spec import StopSpec
+from marless.sections import StopSpec
 from services.coordinator.state.journal import Journal
 
 

@@ -16,7 +16,7 @@ from marless.cli.options import Output
 from marless.cli.progress import TrainingProgress, fraction_done, summary_table
 from marless.client import Job, JobState
 from marless.errors import CorruptError
-from marless.spec import StopSpec
+from marless.sections import StopSpec
 from tests.unit.test_record import EARLIER, RETURNS, WON, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 10}}, "spec")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from marless.record import Evaluation
-from marless.spec import StopSpec
+from marless.sections import StopSpec
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.stop_rules import ending, may_end
 from services.coordinator.state.costs import Costs
