@@ -17,6 +17,7 @@ from marless import spec as specs
 from marless.checkpoint import newest
 from marless.job import prepare
 from marless.record import Evaluation, RoundRecord
+from marless.replay import replayed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
@@ -215,6 +216,16 @@ async def succeeded(cluster: Cluster, folder: RunFolder) -> None:
     run = await go_on(folder, cluster.pools)
     expected = "SUCCEEDED", f"{len(list(folder.records()))} rounds done"
     assert (run.status.state, run.status.reason) == expected, f"{run.status.state}: {run.status.reason}\n{run.detail}"
+
+
+async def check_replay(cluster: Cluster, folder: RunFolder, place: Path) -> None:
+    """Replay an asynchronous job that has ended; its events must happen in the same order, and lead to equal weights."""
+    before = list(folder.records())
+    again = created(place, replayed(folder.load()[0], before))
+    await succeeded(cluster, again)
+    events = [[each.aggregation and each.aggregation.arrivals for each in some] for some in (before, again.records())]
+    assert events[1] == events[0]
+    assert outcome(again)[1] == outcome(folder)[1]
 
 
 def facts(record: RoundRecord) -> tuple[object, ...]:

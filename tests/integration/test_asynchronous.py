@@ -13,7 +13,6 @@ from redis import Redis
 
 from marless.errors import SpecError, StaleError, UnreachableError
 from marless.job import prepare
-from marless.replay import replayed
 from marless.rpc.param_store import ParamStore
 from marless.schedules.arrivals import read
 from marless.sections import StopSpec
@@ -21,7 +20,7 @@ from services.coordinator.execution import asynchronous
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
-from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import KilledError, check_replay, created, dying, go_on, restarted, succeeded
 from tests.integration.running import spec as spec_of
 from tests.integration.test_same_weights import RIVALS
 
@@ -87,12 +86,7 @@ async def test_a_record_has_what_was_billed(cluster, tmp_path):
 async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path):
     folder = new(tmp_path)
     await succeeded(cluster, folder)
-    again = created(tmp_path / "again", replayed(folder.load()[0], list(folder.records())))
-    await succeeded(cluster, again)
-    assert [each.aggregation.arrivals for each in again.records()] == [
-        each.aggregation.arrivals for each in folder.records()
-    ]
-    assert outcome(again)[1] == outcome(folder)[1]
+    await check_replay(cluster, folder, tmp_path / "again")
 
 
 async def test_an_order_that_is_another_jobs_is_refused(cluster, tmp_path):

@@ -8,11 +8,10 @@ from itertools import count, pairwise
 import pytest
 
 from marless.job import prepare
-from marless.replay import replayed
 from marless.schedules.arrivals import read
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_counts, check_same_weights
-from tests.integration.running import STEPS, KilledError, created, go_on, outcome, succeeded
+from tests.integration.running import STEPS, KilledError, check_replay, created, go_on, succeeded
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -122,9 +121,4 @@ async def test_scaling_policies_get_what_they_measure(cluster, tmp_path, scaling
 async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path):
     folder = new(tmp_path)
     await succeeded(cluster, folder)
-    again = created(tmp_path / "again", replayed(folder.load()[0], list(folder.records())))
-    await succeeded(cluster, again)
-    assert [each.aggregation.arrivals for each in again.records()] == [
-        each.aggregation.arrivals for each in folder.records()
-    ]
-    assert outcome(again)[1] == outcome(folder)[1]
+    await check_replay(cluster, folder, tmp_path / "again")

@@ -20,7 +20,7 @@ from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool.tasks import LearnTasks
-from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import KilledError, check_replay, created, dying, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of
 from tests.integration.test_asynchronous import PLACES, ROUNDS, check
 from tests.integration.test_same_weights import RIVALS
@@ -106,12 +106,7 @@ async def test_a_record_has_what_was_billed(cluster, tmp_path):
 async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path, name):
     folder = new(tmp_path, name)
     await succeeded(cluster, folder)
-    again = created(tmp_path / "again", replayed(folder.load()[0], list(folder.records())))
-    await succeeded(cluster, again)
-    assert [each.aggregation.arrivals for each in again.records()] == [
-        each.aggregation.arrivals for each in folder.records()
-    ]
-    assert outcome(again)[1] == outcome(folder)[1]
+    await check_replay(cluster, folder, tmp_path / "again")
 
 
 async def test_a_replay_of_a_run_that_has_lost_something_does_not_make_what_was_lost(cluster, tmp_path, after):
