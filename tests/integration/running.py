@@ -219,7 +219,7 @@ async def succeeded(cluster: Cluster, folder: RunFolder) -> None:
 
 
 async def check_replay(cluster: Cluster, folder: RunFolder, place: Path) -> None:
-    """Replay an asynchronous job that has ended; its events must happen in the same order, and lead to equal weights."""
+    """Replay an asynchronous job that has ended; its events must come in the same order, and lead to equal weights."""
     before = list(folder.records())
     again = created(place, replayed(folder.load()[0], before))
     await succeeded(cluster, again)
