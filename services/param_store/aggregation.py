@@ -20,8 +20,9 @@ from marless.errors import ConflictError, NotFoundError, TooLargeError
 from marless.rpc import gradients, idempotency
 from marless.rpc.concurrency import to_the_end
 from services.param_store.pieces import HASH_INLINE_BYTES
-from services.param_store.store import Version, VersionStore
+from services.param_store.store import VersionStore
 from services.param_store.uploads import Uploads
+from services.param_store.versions import Version
 from services.param_store.writes import Write, missing
 
 STATE = ("acting", "learning")

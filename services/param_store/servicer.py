@@ -21,8 +21,9 @@ from services.param_store.aggregate_request import aggregation_of
 from services.param_store.aggregation import Aggregator
 from services.param_store.frames import SharedFrames
 from services.param_store.keys import Part
-from services.param_store.store import Listed, Version, VersionStore
+from services.param_store.store import VersionStore
 from services.param_store.uploads import Uploads
+from services.param_store.versions import Listed, Version
 from services.param_store.writes import Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods

@@ -6,9 +6,7 @@ Every change is one Redis transaction: it is atomic, and costs one write to Redi
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,22 @@ from marless.errors import (
     MarlessError,
     NotFoundError,
     OverloadedError,
-    SpecError,
     TooLargeError,
     UnavailableError,
-    shown,
     unknown_name,
 )
 from marless.failpoint import reach
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
-from services.param_store.keys import JobKeys, Part, check_name, decode_manifest
+from services.param_store.keys import JobKeys, Part, check_name
 from services.param_store.pieces import Checksums, batches, pieces_of
+from services.param_store.versions import Listed, Version, position, version_from
 from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
 
 FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000
 WATCHES = 64
-_CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 WATCH_POLL_MS = 500
 READY_TIMEOUT_S = 1.0
 
@@ -51,51 +47,6 @@ _PUBLISH, _READ, _ACQUIRE_EPOCH, _PIN, _DELETE_JOB = map(
 )
 _FLIP = _script("flip")
 _PUBLISH, _ADVANCE = _FLIP + _PUBLISH, _FLIP + _script("advance")
-
-
-@dataclass(frozen=True)
-class Version:
-    """The metadata of a published version: everything but its bytes."""
-
-    policy: str
-    version: int
-    round: int
-    epoch: int
-    req_id: str
-    published_s: float
-    cursor: str
-    """Id of its publication in the job's stream of events."""
-    parts: tuple[Part, ...]
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """The cursor as a pair, which orders as the events do."""
-        return position(self.cursor)
-
-    def part(self, name: str) -> Part:
-        """The part of this name; raises NotFoundError."""
-        for part in self.parts:
-            if part.name == name:
-                return part
-        have = ", ".join(part.name for part in self.parts)
-        raise NotFoundError(f"{self.policy}@{self.version} has no part {name!r}; it has {have}")
-
-
-@dataclass(frozen=True)
-class Listed:
-    """The head of a policy, with the numbers of its existing and its pinned versions."""
-
-    head: Version
-    versions: tuple[int, ...]
-    pinned: tuple[int, ...]
-
-
-def position(cursor: str) -> tuple[int, int]:
-    """A cursor as a pair, which orders as the events do; "" comes first. Raises SpecError for an invalid cursor."""
-    first, _, second = (cursor or "0-0").partition("-")
-    if not _CURSOR.fullmatch(cursor or "0-0") or max(int(first), int(second)) >= 2**64:
-        raise SpecError(f"{shown(cursor)} is not a cursor: continue from one that this store gave, or from ''")
-    return int(first), int(second)
 
 
 class VersionStore:
@@ -373,7 +324,7 @@ class VersionStore:
 
     async def _metadata(self, keys: JobKeys, *wanted: str | int) -> list[Version | None]:
         found = await self._eval(_READ, [keys.heads], keys.versions, *wanted)
-        return [_version(fields) if fields[-1] else None for fields in found]
+        return [version_from(fields) if fields[-1] else None for fields in found]
 
     async def _missing(self, job: str, policy: str, version: int) -> str:
         _, listed = await self.listing(job)
@@ -386,20 +337,6 @@ class VersionStore:
     async def _eval(self, script: str, keys: list[str], *args: str | int) -> Any:  # Any: what the script answers
         with redis_errors(self._trouble):
             return await self._redis.execute_command("EVAL", script, len(keys), *keys, *args)
-
-
-def _version(fields: Sequence[bytes]) -> Version:
-    policy, version, round_, epoch, req_id, published_s, event, manifest = fields
-    return Version(
-        policy=policy.decode(),
-        version=int(version),
-        round=int(round_),
-        epoch=int(epoch),
-        req_id=req_id.decode(),
-        published_s=float(published_s),
-        cursor=event.decode(),
-        parts=decode_manifest(manifest),
-    )
 
 
 def _numbers(members: Iterable[bytes]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from marless.data.trajectory import TrajectorySchema
 from marless.estimates import calibration as calibrations
 from marless.pricing import prices as price_tables
 from services.coordinator.state.job_index import _read_token
-from services.param_store.store import position
+from services.param_store.versions import position
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, text
 
