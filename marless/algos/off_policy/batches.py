@@ -1,4 +1,4 @@
-"""Batches of off-policy algorithms: draws from the replay buffer, as tensors for all agents.
+"""Batches of off-policy algorithms: what was drawn from the replay buffer, as tensors for all agents.
 
 A draw has T time steps of E columns, time-major: column t · E + e. Single env steps are episodes of T = 1. Features
 have one more time step, which serves only as a successor: samples are the first T · E columns, and their successors
@@ -8,30 +8,14 @@ actions or action components, S state, M = T · E, F = (T + 1) · E.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from marless.algos.off_policy.config import OffPolicyConfig
-from marless.algos.training.rewards import RewardMoments
-from marless.data.frames import ReplaySchema
-from marless.data.replay import Replay
-from marless.data.trajectory import returned
-from marless.envs.base import ActionArray, AgentClass, Discrete
-from marless.nets.inputs import Inputs
-
-_AT_ONCE = 2**23
-"""Maximum number of bytes of frames that are gathered at once, for several batches. Gathering batch by batch is much
-slower, because every gradient step evicts the CPU caches."""
-_CACHED = 512
-"""Number of frames that are transposed to columns at once."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +23,7 @@ class Gains:
     """The rewards before the target net's value in a TD target, and the discount of that value."""
 
     reward: Tensor
-    """float32 [N, M], normalised, see `RewardMoments`; for single env steps, summed over the n steps of a target."""
+    """float32 [N, M], normalised (`RewardMoments`); for single env steps, summed over the n steps of a target."""
     discount: Tensor
     """float32 [N, M], discount of the successor's value; 0 after a terminal state."""
 
@@ -125,296 +109,6 @@ class Batch:
             )
 
 
-@dataclass(frozen=True)
-class _Frames:
-    """The frames of a draw, and the relations between them."""
-
-    frame: NDArray[np.int64]
-    """[F], rows of T + 1 time steps of E columns; of several batches, one after another."""
-    then: NDArray[np.int64]
-    """[n, M], the frames whose rewards a sample sums: its own and, for n-step targets of single env steps, those after
-    it as long as they are `taken`."""
-    steps: int
-    """T."""
-    follows: NDArray[np.bool_]
-    """[T, E]; see `Batch`."""
-    valid: NDArray[np.float32] | None
-    """[M]; see `Batch`."""
-    taken: NDArray[np.bool_] | None = None
-    """[n, M]: false beyond the segment's end, and after a step in which an agent was truncated; None if n = 1."""
-    first: NDArray[np.int64] | None = None
-    """[E], first frames of whole episodes, or of parts of them; None for single env steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSource:
-    """Draws batches from a replay buffer."""
-
-    replay: Replay
-    schema: ReplaySchema
-    """Schema of the replay buffer."""
-    classes: tuple[tuple[int, AgentClass, Inputs], ...]
-    """The classes of the scope: index, class, and inputs of its nets."""
-    config: OffPolicyConfig
-    longest: int | None
-    """Maximum number of steps of an episode; None if unknown."""
-    team: bool
-    """True if batches have the rewards of the team, False if those of each agent."""
-    everlasting: bool
-    """True if agents have values after their death, as they still earn the team's reward."""
-    units: int
-    """Units of the nets' memory; 0 if they have none."""
-    device: torch.device
-
-    @cached_property
-    def _fields(self) -> frozenset[str]:
-        """Names of the fields of a frame."""
-        return frozenset(self.schema.fields())
-
-    def draws(
-        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
-    ) -> Iterator[Sequence[Batch]]:
-        """Draw `times` batches of `count` env steps or episodes each, by the config's unit, in lists of one or more.
-
-        A batch is drawn only when it is requested, with the priorities of that time; only for uniform draws of env
-        steps are several batches drawn and gathered at once. `beta` is the exponent of importance weights.
-        """
-        if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
-            most = max(_AT_ONCE // (2 * count * self.schema.frame_bytes), 1)
-            for begun in range(0, times, most):
-                yield self._uniform(rng, count, min(times - begun, most), moments)
-        else:
-            for _ in range(times):
-                yield [self._one(rng, count, moments, beta)]
-
-    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
-        row = self.replay.draw(rng, times * count).row
-        frames = self._single(row, count)
-        together = self._batch(row, frames, self._gains(frames, moments), None)
-        return list(together.parts(count))
-
-    def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
-        if self.config.replay.unit == "episodes":
-            episodes = self.replay.draw_episodes(rng, count, beta)
-            row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
-        else:
-            draw = self.replay.draw(rng, count, beta)
-            row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
-        importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
-        return self._batch(row, frames, self._gains(frames, moments), importance)
-
-    def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
-        """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`.
-
-        The successor is one for all agents: where one is truncated before, the sums of all end with that step.
-        """
-        then, taken, after_M = [row_M], [np.ones(len(row_M), np.bool_)], row_M + 1
-        for _ in range(self.config.n_step - 1):
-            taken.append(taken[-1] & ~self._is("last", after_M) & ~self._truncated(after_M - 1))
-            then.append(after_M)
-            after_M = after_M + taken[-1]
-        follows = np.zeros((1, len(row_M)), np.bool_)
-        frame = np.stack([row_M.reshape(-1, width), after_M.reshape(-1, width)], axis=1)
-        return _Frames(frame.ravel(), np.stack(then), 1, follows, None, np.stack(taken) if len(taken) > 1 else None)
-
-    def _truncated(self, row_M: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
-        found_M = np.zeros(len(row_M), np.bool_)
-        for k, _, _ in self.classes:
-            if self._leave(k) and not self.team:
-                left_MN = self._is(f"alive/{k}", row_M) & ~self._is(f"alive/{k}", row_M + 1)
-                found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
-        return found_M
-
-    def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
-        """Whole episodes, padded with their last frame."""
-        steps = _padded(int(length_E.max()), self.longest)
-        time_T1 = np.arange(steps + 1)[:, None]
-        frame_TE = first_E + np.minimum(time_T1, length_E)
-        valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= self._burnt(first_E, length_E))
-        valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
-        return _Frames(
-            frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid, None, first_E
-        )
-
-    def _burnt(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Steps of burn-in (Kapturowski et al. 2019, §3): where a part of an episode starts from a memory that older
-        weights computed, the first steps only bring the memory up to date.
-        """
-        if not self.units or not self.schema.memory:
-            return np.zeros_like(length_E)
-        burnt_E = np.minimum(self.config.replay.burn_in, length_E // 2)
-        return np.where(self._is("resumed", first_E), burnt_E, 0)
-
-    def _batch(
-        self,
-        row: NDArray[np.int64],
-        frames: _Frames,
-        gains: tuple[Gains, ...],
-        importance_M: NDArray[np.float32] | None,
-    ) -> Batch:
-        return Batch(
-            classes=tuple(self._class_batch(k, agents, inputs, frames) for k, agents, inputs in self.classes),
-            gains=gains,
-            steps=frames.steps,
-            width=len(row),
-            importance=None if importance_M is None else self._to(importance_M),
-            valid=None if frames.valid is None else self._to(frames.valid),
-            follows=self._to(frames.follows),
-            state=self._state(frames) if self.schema.with_state else None,
-            row=row,
-        )
-
-    def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames) -> ClassBatch:
-        take, fields = self.replay.take, self._fields
-        action = take(f"action/{k}", frames.then[0])
-        columns = (
-            action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
-        )
-        legal_FNA = take(f"mask/{k}", frames.frame) if f"mask/{k}" in fields else None
-        alive_FN = take(f"alive/{k}", frames.frame) if self._leave(k) else None
-        return ClassBatch(
-            features=self._to(self._features(k, agents, inputs, frames.frame)),
-            action=self._to(columns),
-            legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
-            alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
-            returned=self._returned(k, frames),
-            memory=self._memory(k, frames),
-        )
-
-    def _leave(self, k: int) -> bool:
-        """True if agents of the class may leave, and have no values then."""
-        return f"alive/{k}" in self._fields and not self.everlasting
-
-    def _returned(self, k: int, frames: _Frames) -> Tensor | None:
-        if not self.units or f"alive/{k}" not in self._fields:
-            return None
-        alive_FN = self._is(f"alive/{k}", frames.frame)
-        found_TEN = returned(alive_FN.reshape(frames.steps + 1, -1, alive_FN.shape[1]))
-        return self._to(found_TEN.reshape(alive_FN.shape).T[:, None])
-
-    def _memory(self, k: int, frames: _Frames) -> Tensor | None:
-        """[N, H, E] of the nets; a memory's last numbers are the last action, see `_last`."""
-        if not self.units or not self.schema.memory or frames.first is None:
-            return None
-        return self._to(self._numbers(f"memory/{k}", frames.first)[:, :, : self.units].transpose(1, 2, 0))
-
-    def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: NDArray[np.int64]) -> NDArray[np.float32]:
-        input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
-        for some in _pieces(len(frame)):
-            row = frame[some]
-            obs_NFO = self._numbers(f"obs/{k}", row).swapaxes(0, 1)
-            before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
-            inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
-            if inputs.last_action and self.schema.memory:
-                self._last(k, agents, row, input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some])
-        return input_NIF
-
-    def _last(self, k: int, agents: AgentClass, row: NDArray[np.int64], input_NAF: NDArray[np.float32]) -> None:
-        """Write the last actions of earlier rounds, which are no frames of the segment."""
-        resumed_F = self._is("resumed", row)
-        if resumed_F.any():
-            memory_RNH = self._numbers(f"memory/{k}", row[resumed_F])
-            input_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
-
-    def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
-        """The agents' actions in the step before; and [F] or [N, F], True where there is none, because agents begin
-        anew.
-        """
-        first_F = self._is("first", row)
-        before = self.replay.take(f"action/{k}", row - ~first_F).swapaxes(0, 1)
-        anew = first_F
-        if f"alive/{k}" in self._fields:
-            alive_2FN = np.stack([self._is(f"alive/{k}", each) for each in (row - ~first_F, row)])
-            anew = first_F | returned(alive_2FN)[1].T
-        if isinstance(agents.action, Discrete):
-            return before.astype(np.int32, copy=False), anew
-        return before.astype(np.float32, copy=False), anew
-
-    def _state(self, frames: _Frames) -> Tensor:
-        state_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
-        for some in _pieces(len(frames.frame)):
-            state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
-        return self._to(state_1SF)
-
-    def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
-        got = [
-            (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
-            for k, _, _ in self.classes
-        ]
-        if self.team:
-            reward_n1M = got[0][0][:, :1]  # all agents have the team's
-            over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, frames.taken, moments, 0),)
-        return tuple(
-            self._discounted(reward_nNM, over_nNM, frames.taken, moments, index)
-            for index, (reward_nNM, over_nNM) in enumerate(got)
-        )
-
-    def _everyone_gone(self, over: Sequence[NDArray[np.bool_]], frames: _Frames) -> NDArray[np.bool_]:
-        """bool [n, 1, M]: no agent of the scope is left after the step; `over` has the terminations [n, N, M]."""
-        gone = []
-        for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
-            gone_nNM = over_nNM
-            if self._leave(k):
-                gone_nNM = over_nNM | ~_by_agent(self._is(f"alive/{k}", frames.then))
-            gone.append(gone_nNM.all(axis=1, keepdims=True))
-        everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)
-        return everyone_n1M
-
-    def _discounted(
-        self,
-        reward_nNM: NDArray[np.float32],
-        over_nNM: NDArray[np.bool_],
-        taken_nM: NDArray[np.bool_] | None,
-        moments: RewardMoments,
-        row: int,
-    ) -> Gains:
-        """Discounted sums of rewards up to the terminal state, or as long as frames are `taken`.
-
-        With `reward_normalisation` values are shifted and scaled, see `RewardMoments`.
-        """
-        gamma, normalised = np.float32(self.config.gamma), self.config.reward_normalisation
-        scale, centre = (moments.scale(row), moments.centre(row)) if normalised else (1.0, 0.0)
-        gained_nNM = reward_nNM * np.float32(scale)
-        reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
-        later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
-        for gained_NM, over_NM, taken_M in later:
-            reward_NM += np.where(taken_M, discount_NM * gained_NM, np.float32(0))
-            discount_NM *= np.where(taken_M, np.where(over_NM, np.float32(0), gamma), np.float32(1))
-        reward_NM += (discount_NM - np.float32(1)) * np.float32(centre * scale)
-        return Gains(self._to(reward_NM), self._to(discount_NM))
-
-    def _numbers(self, name: str, row: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.replay.take(name, row).astype(np.float32, copy=False)
-
-    def _is(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self.replay.take(name, row).astype(np.bool_, copy=False)
-
-    def _to(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-
 def _split(tensor: Tensor | None, width: int) -> Iterable[Tensor | None]:
     """Views of `width` columns each; None endlessly for a missing tensor."""
     return repeat(None) if tensor is None else torch.split(tensor, width, -1)
-
-
-def _pieces(frames: int) -> Iterator[slice]:
-    """Slices of all frames, so small that the first-level cache holds the rows until they are transposed."""
-    return (slice(begun, begun + _CACHED) for begun in range(0, frames, _CACHED))
-
-
-def _by_agent(rows_nMN: NDArray[Any]) -> NDArray[Any]:  # Any: of each dtype
-    """[n, M, N] → [n, N, M], contiguous along the columns."""
-    return np.ascontiguousarray(rows_nMN.swapaxes(1, 2))
-
-
-def _padded(length: int, longest: int | None) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 … not below `length`, at most `longest`.
-
-    Few distinct lengths, because every net has buffers for each.
-    """
-    power = 1 << (length - 1).bit_length()
-    rounded = power * 3 // 4 if power >= 4 and length <= power * 3 // 4 else power
-    return min(rounded, longest) if longest is not None and longest >= length else rounded

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from marless.algos.algorithm import remembered
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
-from marless.algos.off_policy.batches import Batch, BatchSource
+from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.off_policy.draws import BatchSource
 from marless.algos.rates import Rate, value_at
 from marless.algos.training import measuring, similarity
 from marless.algos.training.meter import Meter

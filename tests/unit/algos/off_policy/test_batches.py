@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.off_policy import batches
-from marless.algos.off_policy.batches import Batch, BatchSource, _padded
+from marless.algos.off_policy import draws
+from marless.algos.off_policy.batches import Batch
+from marless.algos.off_policy.draws import BatchSource, _padded
 from marless.algos.q.iql import IQLConfig
 from marless.algos.team import RewardRule
 from marless.algos.training.rewards import RewardMoments, rewarded
@@ -57,9 +58,9 @@ def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = Non
 @pytest.mark.parametrize(("frames", "sizes"), [(2**17, [5]), (48, [2, 2, 1]), (0, [1] * 5)])
 def test_batches_that_are_drawn_together_say_what_each_would_alone(frames, sizes, monkeypatch):
     made, replay = source(n_step=3, seen={1: KNOWING})
-    monkeypatch.setattr(batches, "_AT_ONCE", frames * made.schema.frame_bytes)
+    monkeypatch.setattr(draws, "_AT_ONCE", frames * made.schema.frame_bytes)
     with monkeypatch.context() as patched:
-        patched.setattr(batches, "_CACHED", 7)  # frames of several batches, and batches in several pieces
+        patched.setattr(draws, "_CACHED", 7)  # frames of several batches, and batches in several pieces
         drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1), GAMMA), 1.0))
     assert [len(batches) for batches in drawn] == sizes
     together = [batch for batches in drawn for batch in batches]
