@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from marless.errors import OverloadedError
 from services.coordinator.jobs.live_job import LiveJob
+
+MAX_WAITING = 1000
+WAITING_RETRY_S = 60.0
 
 
 class JobQueue:
@@ -20,11 +24,6 @@ class JobQueue:
         self._stopping = False
 
     @property
-    def waiting(self) -> int:
-        """Number of queued jobs."""
-        return len(self._queue)
-
-    @property
     def in_trouble(self) -> int:
         """Number of jobs that wait for a service or retry a round."""
         return sum(live.in_trouble for live in self._live.values())
@@ -34,6 +33,15 @@ class JobQueue:
         """The `reason` that a job added now would show."""
         running = self._running()
         return f"waits for its turn: {running} jobs run" if running >= self._limit else "starts"
+
+    def check_room(self) -> None:
+        """Raise OverloadedError if no further job may be queued."""
+        if len(self._queue) >= MAX_WAITING:
+            raise OverloadedError(
+                f"no room in the coordinator: {MAX_WAITING} jobs wait for their turn already; try again when some have "
+                "ended",
+                retry_after_s=WAITING_RETRY_S,
+            )
 
     def get(self, job: str) -> LiveJob | None:
         """The job if it is queued or runs here, else None."""

@@ -15,14 +15,7 @@ from weakref import WeakValueDictionary
 
 from marless.bucket import reading
 from marless.core.job_id import check_id, is_id
-from marless.errors import (
-    CorruptError,
-    JobStateError,
-    NotFoundError,
-    OverloadedError,
-    SpecError,
-    shown,
-)
+from marless.errors import CorruptError, JobStateError, NotFoundError, SpecError, shown
 from marless.job import Job
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
@@ -35,7 +28,7 @@ from services.coordinator.jobs.failover import Failover
 from services.coordinator.jobs.job_queue import JobQueue
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.preparation import Preparing, changed
-from services.coordinator.jobs.submission import Submission, answered, check_request_id
+from services.coordinator.jobs.submission import Submission, accepted, answered, check_request_id
 from services.coordinator.jobs.tally import Tally
 from services.coordinator.jobs.view import Progress, View
 from services.coordinator.state import start_checkpoint
@@ -47,8 +40,6 @@ from services.coordinator.state.runs import Runs
 from services.coordinator.state.status import JobStatus
 from services.coordinator.state.uploads import Uploads
 
-MAX_WAITING = 1000
-WAITING_RETRY_S = 60.0
 T = TypeVar("T")
 
 
@@ -216,7 +207,7 @@ class Jobs:
             there, _ = await asyncio.to_thread(self.folder(request.job).load)
             if answered(request, spec, there, known.status):
                 return known
-        self._check_room()
+        self._queue.check_room()
         job = await self._preparing.prepared(spec, new=True)
         if (other := spec.start.checkpoint) and is_id(other):
             with suppress(NotFoundError):
@@ -224,16 +215,7 @@ class Jobs:
         source = await asyncio.to_thread(start_checkpoint.of, job, request.job, self.runs, self.uploads)
         if known:
             await self._remove(request.job)
-        status = JobStatus(
-            job=request.job,
-            state="PENDING",
-            reason=self._queue.prospect,
-            accepted_s=time.time(),
-            request_id=request.request_id,
-            attached=request.attached,
-            env=spec.env.name,
-            algorithm=spec.algorithm.name,
-        )
+        status = accepted(request, spec, self._queue.prospect)
         folder = self.folder(request.job)
         await asyncio.to_thread(folder.create, spec, status, source)
         if spec.start.checkpoint:
@@ -270,7 +252,7 @@ class Jobs:
             return await self.get(job)
         if not known.ended:
             raise JobStateError(f"job {job!r} has not ended; there is nothing to resume")
-        self._check_room()
+        self._queue.check_room()
         folder = self.folder(job)
         await self._own(folder)
         try:
@@ -289,17 +271,8 @@ class Jobs:
         job = await self._preparing.prepared(spec, new=True)
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
-        status = replace(
-            status,
-            state="PENDING",
-            reason=self._queue.prospect,
-            attached=status.job == self._options.only,
-            cancelling=False,
-            resumes=status.resumes + 1,
-            resume_request_id=request_id,
-            ended_s=0.0,
-            summary_json="",
-        )
+        attached = status.job == self._options.only
+        status = status.resumed(request_id, reason=self._queue.prospect, attached=attached)
         await asyncio.to_thread(folder.write_status, status)
         await asyncio.to_thread(folder.settle)
         progress = await asyncio.to_thread(view.progress_of, folder)
@@ -359,14 +332,6 @@ class Jobs:
     async def _own(self, folder: RunFolder) -> None:
         if not await to_the_end(folder.own):
             raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
-
-    def _check_room(self) -> None:
-        if self._queue.waiting >= MAX_WAITING:
-            raise OverloadedError(
-                f"no room in the coordinator: {MAX_WAITING} jobs wait for their turn already; try again when some have "
-                "ended",
-                retry_after_s=WAITING_RETRY_S,
-            )
 
     def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
         """Queue a job whose status is on the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 
@@ -37,6 +38,20 @@ def check_request_id(request_id: str) -> None:
     """Raise SpecError for an id longer than MAX_NAME."""
     if len(request_id) > MAX_NAME:
         raise SpecError(f"a request_id of {len(request_id):,} characters; at most {MAX_NAME} are taken")
+
+
+def accepted(request: Submission, spec: JobSpec, reason: str) -> JobStatus:
+    """The first status of the job, accepted now."""
+    return JobStatus(
+        job=request.job,
+        state="PENDING",
+        reason=reason,
+        accepted_s=time.time(),
+        request_id=request.request_id,
+        attached=request.attached,
+        env=spec.env.name,
+        algorithm=spec.algorithm.name,
+    )
 
 
 def answered(request: Submission, spec: JobSpec, known_spec: JobSpec, known: JobStatus) -> bool:

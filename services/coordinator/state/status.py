@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -53,6 +53,20 @@ class JobStatus:
     def ended(self) -> bool:
         """True in a terminal state, which only `resume` leaves."""
         return self.state in ENDED
+
+    def resumed(self, request_id: str, *, reason: str, attached: bool) -> JobStatus:
+        """The status of an ended job that this request continues."""
+        return replace(
+            self,
+            state="PENDING",
+            reason=reason,
+            attached=attached,
+            cancelling=False,
+            resumes=self.resumes + 1,
+            resume_request_id=request_id,
+            ended_s=0.0,
+            summary_json="",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
