@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from marless.bucket.address import Address
 from marless.errors import CorruptError
 
 HEAD = "head.json"
+ROUNDS = "rounds.jsonl"
 FORMAT = 1
 MOST_HEAD_BYTES = 2**26
 MOST_FILES = 2**14
@@ -84,6 +86,15 @@ class Head:
         """Rounds that have a checkpoint, ascending."""
         found = (_ROUND.fullmatch(path) for path in self.files)
         return tuple(sorted(int(each[1]) for each in found if each))
+
+    def keys(self, place: Address) -> set[str]:
+        """The keys of all objects that this head names; `place` is that of the job."""
+        pieces = {place.key(key_of(ROUNDS, segment.part)) for segment in self.segments}
+        return pieces | {place.key(key_of(path, part)) for path, part in self.files.items()}
+
+    def same_content(self, other: Head) -> bool:
+        """True if both hold the same run folder, whoever wrote them."""
+        return replace(self, owner=other.owner, holder=other.holder, serial=other.serial) == other
 
     def encoded(self) -> bytes:
         """The object's bytes."""

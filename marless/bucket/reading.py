@@ -7,6 +7,7 @@ digests are compared. A plain copy of a run folder (`aws s3 sync`) has no head.j
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,24 @@ from pathlib import Path
 from typing import BinaryIO
 
 from marless.bucket.address import Address
-from marless.bucket.head import HEAD, MOST_FILES, MOST_HEAD_BYTES, MOST_PART_BYTES, Head, Part, Segment, is_path, key_of
+from marless.bucket.head import (
+    HEAD,
+    MOST_FILES,
+    MOST_HEAD_BYTES,
+    MOST_PART_BYTES,
+    ROUNDS,
+    Head,
+    Part,
+    Segment,
+    is_path,
+    key_of,
+)
 from marless.bucket.objects import Objects
 from marless.bucket.s3 import S3Objects
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.machine import MACHINES
 
-ROUNDS, STATUS, SPEC, PENDING = "rounds.jsonl", "job.json", "spec.yaml", "pending.json"
+STATUS, SPEC, PENDING = "job.json", "spec.yaml", "pending.json"
 AT_ONCE = 8
 ATTEMPTS = 3
 """A running job drops old checkpoints while they are copied; then its newest ones are looked up again."""
@@ -121,6 +133,20 @@ def restore(objects: Objects, place: Address, head: Head, folder: Path, choice: 
     partial = folder / f"{STATUS}.partial"  # others may be reading it
     partial.write_text(head.status, encoding="utf-8")
     partial.replace(folder / STATUS)
+
+
+def restore_whole(objects: Objects, place: Address, head: Head, folder: Path) -> None:
+    """As `restore` of everything; and pending.json, start/ and checkpoints that are not in the head are removed.
+
+    What a head never holds, such as logs, stays. Raises the errors of `restore`.
+    """
+    restore(objects, place, head, folder)
+    if not head.pending:
+        (folder / PENDING).unlink(missing_ok=True)
+    tops = {path.rpartition("/")[0] for path in head.files}
+    for directory in (folder / "start", *(folder / _CHECKPOINTS).glob("*")):
+        if str(directory.relative_to(folder)) not in tops:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def digest(path: Path) -> str:

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import threading
 from collections.abc import Iterable
@@ -27,9 +26,9 @@ from pathlib import Path
 
 from marless.bucket import reading
 from marless.bucket.address import Address
-from marless.bucket.head import HEAD, MOST_HEAD_BYTES, Head, Part, Segment, key_of, without
+from marless.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, Head, Part, Segment, key_of, without
 from marless.bucket.objects import Objects
-from marless.bucket.reading import ROUNDS, Choice, digest
+from marless.bucket.reading import Choice, digest
 from marless.errors import (
     ConflictError,
     CorruptError,
@@ -100,7 +99,7 @@ class Home:
             found = self.look()
             assert found
             head, etag = found
-            if head.owner and head.owner not in self._own_names():
+            if head.owner and head.owner not in self._read_names()[0]:
                 return False
             if self._take(head, etag):
                 return True
@@ -189,9 +188,7 @@ class Home:
     def settled(self) -> bool:
         """True if the bucket holds all that was noted."""
         with self._state:
-            return (
-                not self._unsent and self._committed is not None and _content(self._next) == _content(self._committed)
-            )
+            return not self._unsent and self._committed is not None and self._next.same_content(self._committed)
 
     def settle(self) -> None:
         """Make durable all that was noted; raises FencedError if another coordinator owns the job."""
@@ -245,7 +242,7 @@ class Home:
             self._etag = found[1]
         self.lost, self._committed, self._next, self._unsent = False, ours, ours, set()
         try:
-            self._restore(ours)
+            reading.restore_whole(self._objects, self.place, ours, self._folder)
             if head.owner:
                 self._sweep(head.owner, ours)
         except BaseException:
@@ -253,19 +250,9 @@ class Home:
             raise
         return True
 
-    def _restore(self, head: Head) -> None:
-        """Make the working copy equal to a head; what a head never holds, such as logs, stays."""
-        reading.restore(self._objects, self.place, head, self._folder)
-        if not head.pending:
-            (self._folder / reading.PENDING).unlink(missing_ok=True)
-        tops = {path.rpartition("/")[0] for path in head.files}
-        for directory in (self._folder / "start", *(self._folder / _CHECKPOINTS).glob("*")):
-            if str(directory.relative_to(self._folder)) not in tops:
-                shutil.rmtree(directory, ignore_errors=True)
-
     def _sweep(self, owner: str, head: Head) -> None:
         """Delete what the last owner sent and no head names."""
-        named = _keys(self.place, head)
+        named = head.keys(self.place)
         with suppress(MarlessError):
             stray = (each.key for each in self._objects.listing(self.place.key(f"{owner}-")) if each.key not in named)
             self._objects.delete(stray)
@@ -330,7 +317,7 @@ class Home:
                 with self._state:
                     wanted = self._next
                 before = self._committed
-                if before and not always and _content(wanted) == _content(before):
+                if before and not always and wanted.same_content(before):
                     return
                 if self.lost or not self._owner:
                     raise self._fenced()
@@ -363,7 +350,7 @@ class Home:
 
     def _drop(self, before: Head | None, head: Head) -> None:
         """Delete what the last head named and this one does not."""
-        if before and (gone := _keys(self.place, before) - _keys(self.place, head)):
+        if before and (gone := before.keys(self.place) - head.keys(self.place)):
             with suppress(MarlessError):
                 self._objects.delete(gone)
 
@@ -387,9 +374,6 @@ class Home:
         names, etag = self._read_names()
         self._write_names([*names, self._owner][-_KEPT_OWNERS:], etag)
 
-    def _own_names(self) -> list[str]:
-        return self._read_names()[0]
-
     def _read_names(self) -> tuple[list[str], str]:
         try:
             held = json.loads((self._folder / _OWNERS).read_bytes())
@@ -401,16 +385,6 @@ class Home:
         partial = self._folder / f"{_OWNERS}.partial"
         partial.write_text(json.dumps({"owners": names, "etag": etag}), encoding="utf-8")
         partial.replace(self._folder / _OWNERS)
-
-
-def _content(head: Head) -> Head:
-    return replace(head, owner="", holder="", serial=0)
-
-
-def _keys(place: Address, head: Head) -> set[str]:
-    """The keys of all objects that a head names."""
-    pieces = {place.key(key_of(ROUNDS, segment.part)) for segment in head.segments}
-    return pieces | {place.key(key_of(path, part)) for path, part in head.files.items()}
 
 
 def _holder() -> str:
