@@ -158,6 +158,14 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
             yield rest
 
 
+def complete_bytes(path: Path) -> int:
+    """Number of bytes up to the end of the last complete line; 0 without one, or without a file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return _line_start(file.fileno(), file.seek(0, os.SEEK_END), 0)
+
+
 def _number(line: bytes) -> int | None:
     """The round number in a line, or in the beginning of one; None if there is none."""
     if found := _HEAD.match(line):

@@ -29,10 +29,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from marless import private_files
 from marless import spec as specs
@@ -43,7 +43,7 @@ from marless.failpoint import reach
 from marless.machine import MACHINES, Kept, kept_from_json
 from marless.private_files import UntrustedPathError
 from marless.record import RoundRecord
-from marless.round_file import read
+from marless.round_file import complete_bytes, read
 from marless.spec import JobSpec
 from services.coordinator.state.ownership import Ownership, inherit
 from services.coordinator.state.status import STATUS, JobStatus, Pending, pending_lines, pending_of
@@ -142,8 +142,8 @@ class RunFolder:
             reach("coordinator.take_over.before")
             for partial in self.path.glob("*.partial"):
                 partial.unlink()
-            self._rounds = self._renew(self.rounds_path, _whole_lines(self.rounds_path))
-            self._pending = self._renew(self._pending_path, _whole_lines(self._pending_path))
+            self._rounds = self._renew(self.rounds_path, complete_bytes(self.rounds_path))
+            self._pending = self._renew(self._pending_path, complete_bytes(self._pending_path))
             reach("coordinator.take_over.after")
 
     # The job
@@ -187,11 +187,13 @@ class RunFolder:
 
     def read_status(self) -> JobStatus:
         """The content of job.json; raises NotFoundError or CorruptError."""
+        path = self.path / "job.json"
         try:
-            status: JobStatus = _read_json(self.path / "job.json", STATUS)
-            return status
+            return STATUS.validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+        except ValidationError:
+            raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
 
     def write_spec(self, spec: JobSpec) -> None:
         """Replace spec.yaml."""
@@ -366,32 +368,10 @@ class _DiskErrors:
             raise UnavailableError(f"run folder {self._path}: {error.strerror}; {advice}") from None
 
 
-def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's type
-    try:
-        return kind.validate_json(path.read_bytes())
-    except ValidationError:
-        raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
-
-
 def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
     """Write a whole line at an offset; raises OSError (ENOSPC) if the disk takes only a part of it."""
     if os.pwrite(file.fileno(), line, at_byte) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _whole_lines(path: Path) -> int:
-    """Number of bytes up to the end of the last whole line."""
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 2**16)
-            newline = os.pread(file.fileno(), end - start, start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0
 
 
 def _copy_directory(source: Path, target: Path) -> None:
