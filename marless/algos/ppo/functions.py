@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from marless.algos.ppo import losses, normalise, truncation, value
+from marless.algos.ppo.config import ActorCriticConfig, PPOConfig
+from marless.algos.rates import value_at
 from marless.algos.training.samples import Samples, weights
 from marless.core.interruption import Stopped, check, never
 from marless.curvature.lanczos import Product
@@ -87,6 +89,21 @@ class Settings:
     huber: float | None
     target_steps: int | None = None
     """Optimizer steps between two updates of a policy's target network; None if it has none."""
+
+    @classmethod
+    def at(cls, env_steps: int, config: ActorCriticConfig, surrogate: Sequence[str]) -> Settings:
+        """Those of a config after this many env steps; `surrogate` names the settings that the policies' loss gets."""
+        return cls(
+            lr=value_at(config.lr, env_steps),
+            adam_eps=config.adam_eps,
+            max_grad_norm=config.max_grad_norm,
+            surrogate={name: value_at(getattr(config, name), env_steps) for name in surrogate},
+            entropy=value_at(config.entropy, env_steps),
+            truncation=config.truncation if isinstance(config, PPOConfig) else "none",
+            truncation_rho=config.truncation_rho if isinstance(config, PPOConfig) else 1.0,
+            value_clip=config.value_clip,
+            huber=config.huber,
+        )
 
 
 class _Trained(ABC):

@@ -32,7 +32,6 @@ from marless.algos.ppo.post_process import (
 )
 from marless.algos.ppo.replayed_actions import Peer, log_probs, ratios
 from marless.algos.ppo.segments import Segments
-from marless.algos.rates import value_at
 from marless.algos.training import measuring, similarity
 from marless.algos.training.graph import Graph, Pass
 from marless.algos.training.policy_batching import Stack, drawn_stacks, stacks
@@ -359,18 +358,7 @@ class PPOLearner:
         self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
 
     def _settings(self, function: _Function, env_steps: int) -> Settings:
-        config, names = self._configs[function], self.policy_function.surrogate.settings
-        return Settings(
-            lr=value_at(config.lr, env_steps),
-            adam_eps=config.adam_eps,
-            max_grad_norm=config.max_grad_norm,
-            surrogate={name: value_at(getattr(config, name), env_steps) for name in names},
-            entropy=value_at(config.entropy, env_steps),
-            truncation=config.truncation if isinstance(config, PPOConfig) else "none",
-            truncation_rho=config.truncation_rho if isinstance(config, PPOConfig) else 1.0,
-            value_clip=config.value_clip,
-            huber=config.huber,
-        )
+        return Settings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)
 
 
 class _Orders:
