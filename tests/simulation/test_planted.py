@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -16,6 +17,9 @@ from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
+from tests.simulation import run
+from tests.simulation.chaos import SPAN_S, Fault, drawn
+from tests.simulation.network import Weather
 from tests.simulation.run import IN_ROUNDS, OF_GRADIENTS, OF_UPDATES, REGROUPING, Plan, simulate, undisturbed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -61,7 +65,10 @@ def _what_was_begun_is_unneeded(patched: pytest.MonkeyPatch) -> None:
 
 
 def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
-    """Numbers of rollouts that were forgotten are given again, and what was sampled under them before is kept."""
+    """Numbers of rollouts that were forgotten are given again, and what was sampled under them before is kept.
+
+    It shows if the store loses everything, so it does in each seed.
+    """
     begin, drop = Recovery._begin_epoch, Recovery._drop
 
     async def begun(recovery: Recovery) -> None:
@@ -74,6 +81,12 @@ def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
 
     patched.setattr(Recovery, "_begin_epoch", begun)
     patched.setattr(Recovery, "_drop", dropped)
+    patched.setattr(run, "drawn", _with_a_wipe)
+
+
+def _with_a_wipe(chance: random.Random) -> tuple[Weather, list[Fault]]:
+    weather, faults = drawn(chance)
+    return weather, sorted((*faults, Fault(chance.uniform(0.05, SPAN_S), "wipe")), key=lambda fault: fault.at_s)
 
 
 def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> None:
@@ -114,7 +127,7 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
         (_pending_is_not_written, 4, "before its rollout was written"),
         (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
         (_what_was_begun_is_unneeded, 60, "given twice"),
-        (_recovery_keeps_its_epoch, 400, "has aggregated again"),
+        (_recovery_keeps_its_epoch, 100, "has aggregated again"),
     ],
     ids=["pending", "gradients stay", "found again", "epoch"],
 )
