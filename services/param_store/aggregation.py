@@ -51,11 +51,6 @@ class Aggregation:
     keep: int
 
     @property
-    def starts(self) -> dict[str, tuple[str, int]]:
-        """Name and version of what the next version of each policy starts from."""
-        return {name: self.sources.get(name, (name, version)) for name, version in self.heads.items()}
-
-    @property
     def parts(self) -> dict[str, int]:
         """All parts of all gradients."""
         return {name: version for each in self.gradients for name, version in each.items()}
@@ -142,8 +137,8 @@ class Aggregator:
 
     async def _present(self, wanted: Aggregation) -> tuple[list[Version], list[Version]]:
         """What each policy starts from, and the parts of the gradients, read at one moment with the heads."""
-        starts = list(wanted.starts.values())
-        named = [*((name, 0) for name in wanted.heads), *starts, *wanted.parts.items()]
+        sources = dict.fromkeys(wanted.sources.values())
+        named = [*((name, 0) for name in wanted.heads), *sources, *wanted.parts.items()]
         found = await self._store.find(wanted.job, named)
         heads, others = found[: len(wanted.heads)], found[len(wanted.heads) :]
         for (policy, expected), head in zip(wanted.heads.items(), heads, strict=True):
@@ -152,7 +147,12 @@ class Aggregator:
             if each is None:
                 raise NotFoundError(missing(wanted.job, name, version))
         there = [each for each in others if each]
-        return there[: len(starts)], there[len(starts) :]
+        copied = dict(zip(sources, there, strict=False))
+        starts = [
+            copied[wanted.sources[policy]] if policy in wanted.sources else head
+            for policy, head in zip(wanted.heads, heads, strict=True)
+        ]
+        return [each for each in starts if each], there[len(sources) :]
 
     async def _computed(
         self, wanted: Aggregation, starts: Sequence[Version], parts: Sequence[Version], read_bytes: int
