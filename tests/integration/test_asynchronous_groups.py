@@ -3,10 +3,12 @@
 Each job is computed once more from its records, in one process, and must have come to the same weights.
 """
 
+import importlib
 from itertools import count, pairwise
 
 import pytest
 
+from marless.core.group import Group
 from marless.job import prepare
 from marless.schedules.arrivals import read
 from services.coordinator.state.run_folder import RunFolder
@@ -80,6 +82,23 @@ async def test_a_coordinator_that_is_killed(cluster, tmp_path, kill_at, place, p
         await go_on(folder, cluster.pools)
     await succeeded(cluster, folder)
     check(folder)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm": {"name": "mappo"}}, VDN], ids=["ippo", "joint critic", "updates"]
+)
+async def test_groups_may_have_policies_of_new_names(cluster, tmp_path, monkeypatch, changes):
+    scripted = importlib.import_module("scripted")
+
+    def merged(sharing, now, newest):
+        return tuple(Group(f"all-{each.name}", each.agents, now[0].policy) for each in sharing.spaces.classes)
+
+    monkeypatch.setattr(scripted.ScriptedSharing, "_merged", merged)
+    folder = new(tmp_path, **changes)
+    await succeeded(cluster, folder)
+    records = list(folder.records())
+    assert [record.versions.get("all-agent", 0) for record in records] == [0, 0, 1, 2, 2, 2, 3, 4, 4]
+    check_same_weights(folder)
 
 
 async def test_sharing_measures_how_alike_agents_are(cluster, tmp_path):
