@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -139,7 +140,7 @@ class Runs:
 
 def last(result: Result) -> float:
     """The mean of the last three evaluations."""
-    return sum(result.scores[-3:]) / 3
+    return -math.inf if result.diverged else sum(result.scores[-3:]) / 3
 
 
 def best_rate(runs: Runs, name: str, rates: Sequence[float], seeds: int, target: float) -> float:
@@ -154,7 +155,7 @@ def best_rate(runs: Runs, name: str, rates: Sequence[float], seeds: int, target:
 
 
 def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result], target: float, measure: str) -> Row:
-    """A line of the table."""
+    """A line of the table; figures of slots and queues are those of runs that have not diverged."""
     places, theirs = ([each.reached(target) for each in some] for some in (runs, reference))
     there = [(each, at) for each, at in zip(runs, places, strict=True) if at is not None]
     ratios = [
@@ -162,21 +163,26 @@ def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result
         for ours, at, before, then in zip(runs, places, reference, theirs, strict=True)
         if at is not None and then is not None
     ]
+    whole = [each for each in runs if not each.diverged]
     return {
         "system": name,
         "rate": lr,
-        f"seconds to {target:g}": spread([each.at_s[at] for each, at in there]).cell(2) if there else "never",
-        "function seconds": spread([each.worked_s[at] for each, at in there]).cell(1) if there else "",
+        f"seconds to {target:g}": _cell([each.at_s[at] for each, at in there], 2) or "never",
+        "function seconds": _cell([each.worked_s[at] for each, at in there], 1),
         "seeds there": f"{len(there)} of {len(runs)}",
-        "sooner": spread(ratios).cell(2) if ratios else "",
-        f"last {measure}": spread([last(each) for each in runs]).cell(1),
-        "staleness": spread([each.staleness for each in runs]).cell(2),
-        "versions": round(sum(each.versions for each in runs) / len(runs)),
-        "actors busy": spread([each.actors_busy for each in runs]).cell(2),
-        "learners busy": spread([each.learners_busy for each in runs]).cell(2),
-        "longest queue": max(each.longest_queue for each in runs),
-        "dropped": sum(each.dropped for each in runs),
+        "sooner": _cell(ratios, 2),
+        f"last {measure}": _cell([last(each) for each in whole], 1) or "diverged",
+        "staleness": _cell([each.staleness for each in whole], 2),
+        "versions": round(sum(each.versions for each in whole) / max(len(whole), 1)),
+        "actors busy": _cell([each.actors_busy for each in whole], 2),
+        "learners busy": _cell([each.learners_busy for each in whole], 2),
+        "longest queue": max((each.longest_queue for each in whole), default=0),
+        "dropped": sum(each.dropped for each in whole),
     }
+
+
+def _cell(values: Sequence[float], digits: int) -> Row | str:
+    return spread(values).cell(digits) if values else ""
 
 
 def slot_rows(setting: Setting, lags: Sequence[int | None], seed: int = 0) -> list[Row]:

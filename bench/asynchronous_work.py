@@ -18,6 +18,7 @@ from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
+from marless.errors import CorruptError
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
 from marless.policies.sides import sides
@@ -82,6 +83,8 @@ class Result:
     learners_busy: float
     longest_queue: int
     dropped: int
+    diverged: bool = False
+    """It ended early, because a gradient was not finite."""
 
     def reached(self, target: float) -> int | None:
         """The first evaluation whose mean with the two before it is at least `target`; None if there is none."""
@@ -89,6 +92,20 @@ class Result:
             if sum(self.scores[number - 2 : number + 1]) / 3 >= target:
                 return number
         return None
+
+
+DIVERGED = Result(
+    scores=(),
+    at_s=(),
+    worked_s=(),
+    staleness=0.0,
+    versions=0,
+    actors_busy=0.0,
+    learners_busy=0.0,
+    longest_queue=0,
+    dropped=0,
+    diverged=True,
+)
 
 
 @dataclass(frozen=True)
@@ -246,7 +263,10 @@ class Functions:
 def trained(system: System, setting: Setting, *, seed: int, lr: float) -> Result:
     """Train once; equal arguments give equal results."""
     training = Training(setting.game, seed, lr, system.algorithm)
-    return (_in_rounds if system.rounds else _overlapping)(system, setting, training, seed)
+    try:
+        return (_in_rounds if system.rounds else _overlapping)(system, setting, training, seed)
+    except CorruptError:
+        return DIVERGED
 
 
 def _overlapping(system: System, setting: Setting, training: Training, seed: int) -> Result:

@@ -1,9 +1,12 @@
-"""Blobs as pieces of bounded size, as they are stored in Redis: batches to read together, and checks of checksums."""
+"""Blobs as pieces of bounded size, as they are stored in Redis: batches to read together, checks of checksums, and the
+pieces that were published last, which need not be read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,3 +82,29 @@ class Checksums:
                     raise CorruptError(
                         f"{piece.part.name!r} of {piece.key} is not what was published; use another version"
                     )
+
+
+class Published:
+    """The parts that were published last, so that they need not be read from Redis, and checked, again.
+
+    They are known by their checksums, so they can never be those of something else. Parts of several pieces are not
+    kept.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    def add(self, part: Part, data: memoryview) -> None:
+        """Keep a copy of a part, whose bytes match its checksum; those that were added first make room for it."""
+        if part.sha256 in self._kept or part.size_bytes > PIECE_BYTES:
+            return
+        self._kept[part.sha256] = bytes(data)
+        self._kept_bytes += len(data)
+        while self._kept_bytes > self._limit_bytes:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+    def get(self, part: Part) -> bytes | None:
+        """The bytes of a part, if they are kept."""
+        return self._kept.get(part.sha256)

@@ -27,13 +27,15 @@ from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
 from services.param_store.keys import JobKeys, Part, check_name
-from services.param_store.pieces import Checksums, batches, pieces_of
+from services.param_store.pieces import Checksums, Piece, Published, batches, pieces_of
 from services.param_store.versions import Listed, Version, position, version_from
 from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
 
 FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000
 WATCHES = 64
+PUBLISHED_BYTES = 64 * 2**20
+"""Bytes of the parts published last that are kept in memory."""
 WATCH_POLL_MS = 500
 READY_TIMEOUT_S = 1.0
 
@@ -61,6 +63,7 @@ class VersionStore:
         self._keep = keep
         self._free_watches = watches
         self._draining = False
+        self._published = Published(PUBLISHED_BYTES)
 
     async def ready(self) -> bool:
         """True while Redis answers."""
@@ -109,6 +112,7 @@ class VersionStore:
             await self._check_fits(job, writes, kept)
             raise
         reach("param_store.publish.after")
+        self._keep_parts(writes)
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
             write.policy: version_of(job, epoch, write, outcome)
@@ -159,6 +163,7 @@ class VersionStore:
             await self._check_fits(job, writes, kept)
             raise
         reach("param_store.aggregate.after")
+        self._keep_parts(writes)
         return advanced(job, epoch, writes, list(applied.items()), answer)
 
     async def published(self, job: str, req_ids: Mapping[str, str]) -> dict[str, int] | None:
@@ -170,6 +175,11 @@ class VersionStore:
         with redis_errors(self._trouble):
             found = await reads.execute()
         return None if None in found else dict(zip(req_ids, map(int, found), strict=True))
+
+    def _keep_parts(self, writes: Iterable[Write]) -> None:
+        for write in writes:
+            for part, blob in zip(write.parts, write.blobs, strict=True):
+                self._published.add(part, blob)
 
     async def _check_fits(self, job: str, writes: Sequence[Write], keep: int) -> None:
         """Raise TooLargeError if an otherwise empty Redis could not hold these versions and their predecessors."""
@@ -239,15 +249,21 @@ class VersionStore:
         blobs = [(keys.version(each.policy, each.version), part) for each, part in parts]
         checksums = Checksums()
         for batch in batches(piece for key, part in blobs for piece in pieces_of(key, part)):
-            reads = self._redis.pipeline(transaction=False)
-            for piece in batch:
-                reads.execute_command("HGET", piece.key, piece.field)
-            with redis_errors(self._trouble):
-                values = await reads.execute()
-            if None in values:
-                raise NotFoundError(f"a version of job {keys.job!r} was retired while it was read; read the head again")
-            await checksums.check(batch, values)
-            yield values
+            kept = [self._published.get(piece.part) for piece in batch]
+            lacking = [piece for piece, value in zip(batch, kept, strict=True) if value is None]
+            read = iter(await self._read(keys, lacking, checksums) if lacking else ())
+            yield [next(read) if value is None else value for value in kept]
+
+    async def _read(self, keys: JobKeys, pieces: Sequence[Piece], checksums: Checksums) -> list[bytes]:
+        reads = self._redis.pipeline(transaction=False)
+        for piece in pieces:
+            reads.execute_command("HGET", piece.key, piece.field)
+        with redis_errors(self._trouble):
+            values: list[bytes] = await reads.execute()
+        if None in values:
+            raise NotFoundError(f"a version of job {keys.job!r} was retired while it was read; read the head again")
+        await checksums.check(pieces, values)
+        return values
 
     async def watch(self, job: str, cursor: str) -> AsyncIterator[Version]:
         """Stream the heads published after `cursor`, in order, without end; superseded heads may be left out.

@@ -443,8 +443,9 @@ async def test_bytes_that_changed_in_redis_are_not_applied(store, job, redis):
     data = bytearray(await redis.hget(key, "gradient:0"))
     data[-1] ^= 1
     await redis.hset(key, "gradient:0", bytes(data))
+    restarted = Aggregator(VersionStore(redis, str, keep=3), Uploads(10_000))  # it has to read the gradient
     with pytest.raises(CorruptError, match="not what was published"):
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS)
+        await restarted.run(asked(job, gradient.parts))
 
 
 # Room, and turns of jobs

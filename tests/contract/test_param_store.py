@@ -24,9 +24,11 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.__main__ import build
-from services.param_store.keys import Part
+from services.param_store.keys import PIECE_BYTES, Part
+from services.param_store.pieces import Published
 from services.param_store.store import VersionStore
 from services.param_store.uploads import Uploads
+from services.param_store.writes import Write
 
 MIB = 2**20
 
@@ -300,9 +302,39 @@ async def test_wrong_checksums_publish_nothing(store, store_address, job):
 async def test_bytes_that_changed_in_redis_are_not_handed_out(store, job, redis):
     await store.publish(job, 0, 0, [write("a", 0, acting=b"weights", learning=b"moments")])
     await redis.hset(f"marless:{{{job}}}:v:1:a", "acting:0", b"weighty")
+    assert (await store.get(job, {"a": LATEST}, ["acting"]))["a"].blobs["acting"] == b"weights"  # it has them still
+
+    restarted = VersionStore(redis, str, keep=1)
+    [version] = await restarted.read(job, [("a", LATEST)])
     with pytest.raises(CorruptError, match="not what was published"):
-        await store.get(job, {"a": LATEST}, ["acting"])
-    assert (await store.get(job, {"a": LATEST}, ["learning"]))["a"].blobs["learning"] == b"moments"
+        await restarted.blobs(job, [(version, "acting")])
+    assert await restarted.blobs(job, [(version, "learning")]) == [b"moments"]
+
+
+async def test_a_store_reads_what_it_does_not_have_from_redis(store, job, redis):
+    await store.publish(job, 0, 0, [write("a", 0, acting=b"weights", learning=b"moments")])
+    restarted = VersionStore(redis, str, keep=2)
+    blobs = [b"weights", b"newer"]
+    parts = tuple(Part("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
+    await restarted.publish(job, 0, 1, [Write("a", 1, "a/1", parts[1:], (memoryview(blobs[1]),))])
+    old, new = await restarted.read(job, [("a", 1), ("a", 2)])
+    await redis.hdel(f"marless:{{{job}}}:v:2:a", "acting:0")  # not read any more
+    wanted = [(old, "learning"), (new, "acting"), (old, "acting")]
+    assert await restarted.blobs(job, wanted) == [b"moments", b"newer", b"weights"]
+
+
+def test_the_parts_published_last_are_kept_within_a_bound():
+    blobs = [b"first", b"second", b"x" * 20]
+    first, second, large = (Part("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
+    kept = Published(limit_bytes=11)
+    for part, blob in zip((first, second, second), (blobs[0], blobs[1], blobs[1]), strict=True):
+        kept.add(part, memoryview(blob))
+    assert (kept.get(first), kept.get(second)) == (b"first", b"second")
+    kept.add(large, memoryview(blobs[2]))
+    assert (kept.get(first), kept.get(second), kept.get(large)) == (None, None, None)
+    several_pieces = Part("acting", PIECE_BYTES + 1, b"sha")
+    kept.add(several_pieces, memoryview(b""))
+    assert kept.get(several_pieces) is None
 
 
 async def test_unknown_names_get_the_nearest(store, job):
