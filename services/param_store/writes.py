@@ -11,7 +11,7 @@ from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.errors import ConflictError, FencedError, NotFoundError, SpecError
 from marless.rpc.requests import check_names, check_number, check_text
 from services.param_store.keys import Part, check_name, encode_manifest
-from services.param_store.pieces import pieces_of
+from services.param_store.pieces import batches, pieces_of
 
 ATTEMPT_TTL_S = 60
 LONGEST_REQUEST = 1000
@@ -48,18 +48,21 @@ def check_writes(epoch: int, round_: int, writes: Sequence[Write]) -> None:
 
 def add_attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) -> None:  # Any: Pipeline
     """Add the commands that put a write into Redis under a key of its own; it expires unless a script publishes it."""
-    for part, blob in zip(write.parts, write.blobs, strict=True):
-        for piece in pieces_of(key, part):
-            value = blob[piece.start : piece.start + piece.size_bytes]
-            transaction.execute_command("HSET", key, piece.field, value)
-    facts = {
+    facts: dict[str, object] = {
         "round": round_,
         "epoch": epoch,
         "req_id": write.req_id,
         "published_s": time.time(),
         "manifest": encode_manifest(write.parts),
     }
-    transaction.execute_command("HSET", key, *(word for fact in facts.items() for word in fact))
+    blobs = {part.name: blob for part, blob in zip(write.parts, write.blobs, strict=True)}
+    pieces = [piece for part in write.parts for piece in pieces_of(key, part)]
+    values: list[dict[str, object]] = [
+        {piece.field: blobs[piece.part.name][piece.start : piece.start + piece.size_bytes] for piece in batch}
+        for batch in batches(pieces)
+    ]
+    for fields in (facts | (values[0] if values else {}), *values[1:]):
+        transaction.execute_command("HSET", key, *(word for pair in fields.items() for word in pair))
     transaction.execute_command("EXPIRE", key, ATTEMPT_TTL_S)
 
 
