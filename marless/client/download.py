@@ -83,9 +83,10 @@ async def _contents(connection: Connection, job: str, path: str) -> AsyncGenerat
         response_deserializer=None,
     )
     async with aclosing(connection.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
-        lacking = (await chunks.read_header(frames, pb.FileInfo)).bytes
-        async for frame in frames:
-            data = chunks.parse(frame)[1]
+        info, contents = await chunks.read_header(frames, pb.FileInfo)
+        lacking = info.bytes
+        async for frame in contents:
+            data = chunks.data_of(frame)
             lacking -= len(data)
             yield data
     if lacking:

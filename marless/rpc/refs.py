@@ -102,13 +102,13 @@ class Loans:
 
     async def write(self, stream: AsyncIterator[bytes]) -> None:
         """Receive a piece, for WriteRef; raises PermissionDeniedError, SpecError, CorruptError, UnavailableError."""
-        header = await chunks.read_header(stream, common_pb2.WriteRefHeader, within_s=chunks.STALL_S)
+        header, frames = await chunks.read_header(stream, common_pb2.WriteRefHeader, within_s=chunks.STALL_S)
         loan, ranges = self._loan(header.piece), _ranges(header.piece)
         if loan.write is None:
             raise PermissionDeniedError("this file is lent for reading")
         async with loan.pieces:
             data = memoryview(bytearray(_total(ranges)))
-            await chunks.read_data(stream, data)
+            await chunks.read_data(frames, data)
             _check(zlib.crc32(data), header.crc32)
             async with loan.writing:
                 self._loan(header.piece)  # another worker may run the task by now

@@ -229,9 +229,9 @@ class TrajectoryBuffer:
         (the actor has uploaded another trajectory), CorruptError, OverloadedError, TooLargeError, UnavailableError
         (disk full) or UnreachableError (the stream stalled).
         """
-        header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
+        header, frames = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
         with self._counting():
-            applied = await self._receive(header, stream)
+            applied = await self._receive(header, frames)
         self._count("applied" if applied else "duplicate")
         return applied
 
@@ -280,7 +280,7 @@ class TrajectoryBuffer:
         self._store(known, TrajectoryFile(path, header, len(content)))
         return True
 
-    async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: AsyncIterator[bytes]) -> bool:
+    async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: chunks.Frames) -> bool:
         known = self._admit(header)
         if _is_there(known, header):
             return False

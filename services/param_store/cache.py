@@ -117,10 +117,11 @@ class Upstream:
         )
         checked = _Checked(parts_of(header))
         async with self._peer.download(_GET, exact, timeout_s=READ_TIMEOUT_S) as frames:
-            if await chunks.read_header(frames, param_store_pb2.GetHeader) != header:
+            found, contents = await chunks.read_header(frames, param_store_pb2.GetHeader)
+            if found != header:
                 raise NotFoundError(f"a version of job {request.job!r} was replaced while it was read; read it again")
-            async for frame in frames:
-                data = chunks.parse(frame)[1]
+            async for frame in contents:
+                data = chunks.data_of(frame)
                 checked.add(data)
                 yield [bytes(data)]
         checked.end()
@@ -200,12 +201,12 @@ class CacheServicer:
         self._reads += 1
         header_only, request.header_only = request.header_only, False
         header = await self._upstream.header(request)
-        for frame in chunks.frames(header, ()):
-            await chunks.write(context, frame)
         if header_only:
+            await chunks.write(context, chunks.header_frame(header))
             return
         what = (request.job, header.SerializeToString(deterministic=True))
-        async for frame in self._frames.of(what, parts_of(header), partial(self._upstream.pieces, request, header)):
+        read = self._frames.of(what, parts_of(header), partial(self._upstream.pieces, request, header))
+        async for frame in chunks.after(header, read):
             await chunks.write(context, frame)
 
     def _check(self, request: param_store_pb2.GetRequest) -> None:

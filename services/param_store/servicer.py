@@ -49,13 +49,15 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> param_store_pb2.PublishResponse:
         """Publish the next versions."""
-        header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S)
+        header, frames = await chunks.read_header(
+            request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S
+        )
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         check_number("the number of versions to keep", header.keep, 0, MAX_KEPT)
         parts = [_parts(policy.blobs) for policy in header.policies]
         every = [part for each in parts for part in each]
         carries.check_publish(header)
-        async with self._uploads.receive(request_iterator, every, header.job) as blobs:
+        async with self._uploads.receive(frames, every, header.job) as blobs:
             writes = _writes(header.policies, parts, blobs)
             begins = roles.caller.get() is not roles.Role.ACTOR  # else an actor could end its coordinator's epoch
             versions = await self._store.publish(
@@ -84,14 +86,13 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         roles.check_parts(frozenset(request.parts))
         versions = await self._store.read(request.job, [(each.policy, each.version) for each in request.policies])
         header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
-        for frame in chunks.frames(header, ()):
-            await chunks.write(context, frame)
         if request.header_only:
+            await chunks.write(context, chunks.header_frame(header))
             return
         parts = [version.part(name) for version in versions for name in request.parts]
         read = partial(self._store.pieces, request.job, versions, request.parts)
         what = (request.job, tuple((each.policy, each.version) for each in versions), tuple(request.parts))
-        async for frame in self._frames.of(what, parts, read):
+        async for frame in chunks.after(header, self._frames.of(what, parts, read)):
             await chunks.write(context, frame)
 
     async def Watch(  # noqa: N802

@@ -31,7 +31,7 @@ class Uploads:
 
     @asynccontextmanager
     async def receive(
-        self, stream: AsyncIterator[bytes], parts: Sequence[Part], job: str = ""
+        self, stream: chunks.Frames, parts: Sequence[Part], job: str = ""
     ) -> AsyncIterator[list[memoryview]]:
         """Receive the bytes of each part, and hold them while the context lasts; jobs take turns if room is short.
 
@@ -61,7 +61,7 @@ class Uploads:
         return self._room.limit_bytes
 
 
-async def _received(stream: AsyncIterator[bytes], parts: Sequence[Part], total: int) -> list[memoryview]:
+async def _received(stream: chunks.Frames, parts: Sequence[Part], total: int) -> list[memoryview]:
     buffer = memoryview(bytearray(total))
     await chunks.read_data(stream, buffer)
     blobs, at = [], 0

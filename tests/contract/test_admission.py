@@ -183,7 +183,7 @@ def part(data: bytes) -> Part:
 
 
 async def joined(frames) -> bytes:
-    return b"".join([bytes(chunks.parse(frame)[1]) async for frame in frames])
+    return b"".join([bytes(chunks.data_of(frame)) async for frame in frames])
 
 
 async def test_what_many_read_at_once_is_read_once_and_the_frames_are_the_same_objects():

@@ -224,14 +224,14 @@ async def test_an_upload_that_reserved_nothing_waits_before_its_bytes_are_read(j
             yield frame
 
     waiting = await waits(jobs.buffer.receive(stream()))
-    assert len(read) == 1, "only the header"
+    assert len(read) == 1, "only the first message"
     jobs.buffer.close("a")
     assert await waiting
 
 
 def header_only(index: int) -> Callable[[], AsyncIterator[bytes]]:
     async def stream() -> AsyncIterator[bytes]:
-        yield next(iter(chunks.frames(header_of(sized(1), job="a", index=index), [])))
+        yield chunks.header_frame(header_of(sized(1), job="a", index=index))
         await asyncio.Event().wait()
 
     return stream
@@ -240,7 +240,7 @@ def header_only(index: int) -> Callable[[], AsyncIterator[bytes]]:
 async def trickle() -> AsyncIterator[bytes]:
     """One byte after the other, for ever soon enough."""
     header = header_of(sized(1), job="a")
-    yield next(iter(chunks.frames(header, [])))
+    yield chunks.header_frame(header)
     while True:
         await asyncio.sleep(0.01)
         yield next(iter(chunks.data_frames([b"\0"])))

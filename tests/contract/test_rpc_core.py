@@ -63,7 +63,7 @@ class Probe:
             self.raise_if_told(request)
 
     async def send(self, frames, context):
-        header = await chunks.read_header(frames, common_pb2.PolicyVersion)
+        header, frames = await chunks.read_header(frames, common_pb2.PolicyVersion)
         data = memoryview(bytearray(header.version))
         await chunks.read_data(frames, data)
         return common_pb2.PolicyVersion(policy=data.hex())
@@ -335,10 +335,9 @@ async def stream(frames):
 
 
 async def received(frames, into: int) -> tuple[common_pb2.PolicyVersion, bytes]:
-    source = stream(frames)
-    header = await chunks.read_header(source, common_pb2.PolicyVersion)
+    header, rest = await chunks.read_header(stream(frames), common_pb2.PolicyVersion)
     data = memoryview(bytearray(into))
-    await chunks.read_data(source, data)
+    await chunks.read_data(rest, data)
     return header, bytes(data)
 
 
@@ -352,10 +351,19 @@ def test_transfers_arrive_whole_and_as_chunk_messages(sizes, fill):
 
     messages = [common_pb2.Chunk.FromString(frame) for frame in frames]  # any gRPC client can read them …
     assert messages[0].header == header.SerializeToString()
-    assert [message.WhichOneof("part") for message in messages[1:]] == ["data"] * (len(frames) - 1)
-    assert b"".join(message.data for message in messages[1:]) == whole
-    assert all(0 < len(message.data) <= chunks.PIECE_BYTES for message in messages[1:])
+    assert not any(message.header for message in messages[1:])
+    assert b"".join(message.data for message in messages) == whole
+    assert len(messages) == max(-(-len(whole) // chunks.PIECE_BYTES), 1)
+    assert all(len(message.data) == chunks.PIECE_BYTES for message in messages[:-1])
     assert [message.SerializeToString() for message in messages] == frames  # … and write them
+
+    alone = [chunks.header_frame(header), *chunks.data_frames(buffers)]  # as others may send it
+    assert asyncio.run(received(alone, len(whole))) == (header, whole)
+    assert asyncio.run(all_of(chunks.after(header, stream(alone[1:])))) == frames
+
+
+async def all_of(frames):
+    return [frame async for frame in frames]
 
 
 @given(st.lists(SIZES, min_size=1, max_size=3), st.integers(1, 100))
@@ -372,11 +380,11 @@ def test_transfers_of_another_length_are_refused(sizes, by):
 @given(st.binary(max_size=64))
 def test_what_is_no_frame_is_refused(frame):
     try:
-        tag, body = chunks.parse(frame)
+        body = chunks.data_of(frame)
     except errors.CorruptError:
         return
     message = common_pb2.Chunk.FromString(frame)
-    assert bytes(body) == (message.header if tag == 0x0A else message.data)
+    assert (message.header, message.data) == (b"", bytes(body))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +397,10 @@ def test_what_is_no_frame_is_refused(frame):
         [b"\x0a\x02\x08"],
         [b"\x0a\xff\xff\xff\xff\xff\x00"],
         [b"\x0a\x00", b"\x0a\x01a"],
+        [b"\x0a\x00\x0a\x01a"],
+        [b"\x0a\x00\x12\x01a\x12\x01a"],
+        [b"\x0a\x00\x12\x01a", b"\x12\x01a"],
+        [b"\x12\x01a\x0a\x00"],
     ],
 )
 def test_broken_transfers_are_refused(frames):

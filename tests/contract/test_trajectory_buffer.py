@@ -168,10 +168,9 @@ async def test_a_round_that_ends_during_an_upload_makes_it_stale_and_leaves_noth
     arrays, go = blank(TINY), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
-        header, *data = chunks.frames(header_of(arrays), [array.tobytes() for array in arrays.values()])
-        yield header
+        yield chunks.header_frame(header_of(arrays))
         await go.wait()
-        for frame in data:
+        for frame in chunks.data_frames([array.tobytes() for array in arrays.values()]):
             yield frame
 
     receiving = asyncio.create_task(buffer.receive(slow()))
@@ -384,7 +383,7 @@ async def test_an_upload_that_its_actor_gives_up_leaves_nothing(buffer, tmp_path
     started = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
-        yield next(iter(chunks.frames(header_of(blank(TINY)), [])))
+        yield chunks.header_frame(header_of(blank(TINY)))
         started.set()
         await asyncio.Event().wait()
 

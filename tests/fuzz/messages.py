@@ -56,23 +56,24 @@ _DTYPES = ("float32", "int32", "bool", "float64", "object", "V8", "", "float32\x
 def frame(choices: Choices) -> None:
     """One frame: a tag, a length, a body."""
     body = bytes(choices.below(4)) + bytes(choices.pick((0, 0, 1, 2, 126, 127, 128, 129, 300)))
-    made = chunks._frame(choices.pick((0x0A, 0x12, 0x12, 0x00, 0x1A, 0xFF)), [body])
-    tag, there = chunks.parse(raw(made, choices))
-    assert tag in (0x0A, 0x12)
+    made = chunks._field(choices.pick((0x0A, 0x12, 0x12, 0x00, 0x1A, 0xFF)), [body])
+    there = chunks.data_of(raw(made, choices))
     assert len(there) < 2**20
 
 
 def _sent(header: bytes, data: bytes, choices: Choices) -> list[bytes]:
     """A transfer with pieces of any size, one of them maybe lost, doubled, empty or broken."""
     at = choices.below(len(data) + 1)
-    frames = [chunks._frame(0x0A, [header]), chunks._frame(0x12, [data[:at]]), chunks._frame(0x12, [data[at:]])]
-    what, which = choices.below(12), choices.below(3)
+    frames = [chunks._field(0x0A, [header]), chunks._field(0x12, [data[:at]]), chunks._field(0x12, [data[at:]])]
+    if choices.sometimes(2):  # the header comes with the first piece
+        frames = [chunks._field(0x12, [data[:at]], frames[0]), frames[2]]
+    what, which = choices.below(12), choices.below(len(frames))
     if what == 1:
         del frames[which]
     elif what == 2:
-        frames.insert(which, frames[choices.below(3)])
+        frames.insert(which, frames[choices.below(len(frames))])
     elif what == 3:
-        frames.insert(which, chunks._frame(0x12, [b""]))
+        frames.insert(which, chunks._field(0x12, [b""]))
     elif what == 4:
         frames[which] = raw(frames[which], choices)
     return frames
@@ -86,8 +87,8 @@ def transfer(choices: Choices) -> None:
 
     async def receive() -> None:
         frames = scratch.stream(_sent(header.SerializeToString(), bytes(size), choices))
-        await chunks.read_header(frames, learner_pool_pb2.UploadHeader)
-        await chunks.read_data(frames, memoryview(bytearray(declared)))
+        _, rest = await chunks.read_header(frames, learner_pool_pb2.UploadHeader)
+        await chunks.read_data(rest, memoryview(bytearray(declared)))
 
     scratch.wait(receive())
 
@@ -247,8 +248,7 @@ def publish(choices: Choices) -> None:
 
 
 async def _published(frames: Iterable[bytes]) -> None:
-    stream = scratch.stream(frames)
-    header = await chunks.read_header(stream, param_store_pb2.PublishHeader)
+    header, stream = await chunks.read_header(scratch.stream(frames), param_store_pb2.PublishHeader)
     parts = [_parts(policy.blobs) for policy in header.policies]
     async with _uploads().receive(stream, [part for each in parts for part in each]) as blobs:
         _writes(header.policies, parts, blobs)

@@ -223,8 +223,9 @@ Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """One piece of a bulk transfer: first `header` (a serialised message, named at the RPC), then pieces of `data` of at
-    most 1 MiB each. marless encodes and decodes this message by hand, so that protobuf does not copy the data.
+    """One piece of a bulk transfer: at most 1 MiB of `data`. Only the first one has a `header`, a serialised message that is
+    named at the RPC; it need not have data. marless encodes and decodes this message by hand, so that protobuf does not
+    copy the data.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -239,13 +240,11 @@ class Chunk(_message.Message):
         header: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
-    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 

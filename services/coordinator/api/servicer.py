@@ -58,9 +58,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> pb.UploadCheckpointResponse:
         """Receive a checkpoint."""
-        header = await chunks.read_header(request_iterator, pb.CheckpointHeader, within_s=chunks.STALL_S)
+        header, frames = await chunks.read_header(request_iterator, pb.CheckpointHeader, within_s=chunks.STALL_S)
         sizes = (header.manifest_bytes, *header.file_bytes)
-        return pb.UploadCheckpointResponse(checkpoint=await self._jobs.uploads.receive(sizes, request_iterator))
+        return pb.UploadCheckpointResponse(checkpoint=await self._jobs.uploads.receive(sizes, frames))
 
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:  # noqa: N802
         """Read one job."""

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Uploads:
         self._directory = runs / DIRECTORY
         self._room = Room("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
 
-    async def receive(self, sizes: Sequence[int], stream: AsyncIterator[bytes]) -> str:
+    async def receive(self, sizes: Sequence[int], stream: chunks.Frames) -> str:
         """Receive and keep a checkpoint; returns the reference to it for `start.checkpoint`.
 
         Args:
