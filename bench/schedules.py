@@ -1,6 +1,7 @@
 """Measures schedules side by side on the common task: env steps per second, and greedy returns against env steps.
 
-`python -m bench.schedules --json schedules.json` measures rates, beside the plain script on one thread and on all.
+`python -m bench.schedules --json schedules.json` measures rates, beside the plain script on one thread and on all; with
+`--before ../earlier`, beside the synchronous rounds of an earlier checkout, too, which has its environment in `.venv`.
 `python -m bench.schedules --returns --runs 5 --json schedule_returns.json` evaluates the policies of every `EVERY`-th
 round, and of the last. Runs of the systems alternate, so that other load on the machine affects all of them.
 """
@@ -9,28 +10,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from bench import harness
 from bench.harness import Row, spread
-from bench.systems import Curve, Measure, Request, marless_job, rounds, settings, steady_rate, systems
+from bench.systems import Curve, Job, Measure, Request, marless_job, rounds, settings, steady_rate, systems
 from bench.task import TASK
 from marless.comparison.statistics import difference
 
 SCHEDULES = ("synchronous", "pipelined")
 """Those that train in rounds, with the same updates; `stellaris` computes one gradient of each rollout instead."""
+ACTORS = 2
+"""Of the benchmark; one actor does the same in fewer calls, with twice as many environment copies."""
+BEFORE = "synchronous, before"
 ENV_STEPS = 400_000
 EVERY = 20
 """Rounds between evaluations."""
 
 
-def marless(schedule: str, request: Request) -> Curve:
+def marless(schedule: str, actors: int, request: Request) -> Curve:
     """A run of marless under this schedule."""
-    given = settings(request) | {"schedule": schedule}
+    given = settings(request) | {"schedule": schedule, "actors": _actors(actors)}
     if schedule == "stellaris":
-        actors = {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": TASK.episode_steps}
-        given["actors"] = actors | {"episodes": "fresh"}
+        given["actors"] = _actors(actors) | {"episodes": "fresh"}
         given["evaluation"] = {"every": 2 * request.eval_every, "episodes": TASK.evaluation_episodes}
-    job = marless_job(given, request.timeout_s)
+    return _curve(marless_job(given, request.timeout_s))
+
+
+def earlier(root: Path, actors: int, request: Request) -> Curve:
+    """A run of another checkout's marless, in synchronous rounds."""
+    return _curve(marless_job(settings(request) | {"actors": _actors(actors)}, request.timeout_s, root=root))
+
+
+def _actors(count: int) -> dict[str, object]:
+    """The actors of the task: as many env steps a round, whatever their number."""
+    envs = TASK.iteration_env_steps // TASK.episode_steps // count
+    return {"count": count, "envs": envs, "steps": TASK.episode_steps}
+
+
+def _curve(job: Job) -> Curve:
     return rounds(job.records, job.started_s)
 
 
@@ -51,10 +69,20 @@ def rate_row(name: str, of: Sequence[Curve]) -> Row:
 
 
 def rate_headline(of: Mapping[str, Sequence[Curve]]) -> Row:
-    """The rate of `pipelined`, and its ratio to that of each other system."""
-    rates = {name: spread([steady_rate(curve) for curve in each]).median for name, each in of.items()}
-    ours = rates.pop("pipelined")
-    return {"env_steps_per_s": round(ours), "ratio_to": {name: round(ours / rate, 2) for name, rate in rates.items()}}
+    """The rates of `pipelined`, and their ratios to those of the others: medians, of ratios in one turn."""
+    rates = {name: [steady_rate(curve) for curve in each] for name, each in of.items()}
+    return {
+        ours: {
+            "env_steps_per_s": round(spread(rates[ours]).median),
+            "ratio_to": {
+                name: round(spread([a / b for a, b in zip(rates[ours], each, strict=True)]).median, 2)
+                for name, each in rates.items()
+                if name != ours
+            },
+        }
+        for ours in rates
+        if ours.startswith("pipelined")
+    }
 
 
 def return_rows(of: Mapping[str, Sequence[Curve]]) -> list[Row]:
@@ -80,14 +108,18 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--returns", action="store_true", help="compare returns instead of rates")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, whose rates are measured, too")
     args = parser.parse_args()
     about = harness.machine()
-    found: dict[str, Measure] = {name: partial(marless, name) for name in SCHEDULES}
+    found: dict[str, Measure] = {name: partial(marless, name, ACTORS) for name in SCHEDULES}
     if args.returns:
         done = curves(found, args.runs, EVERY)
         harness.report("schedule_returns", about, return_rows(done), {"iteration": TASK.iteration_env_steps}, args.json)
         return
-    found["stellaris"] = partial(marless, "stellaris")
+    found["stellaris"] = partial(marless, "stellaris", ACTORS)
+    found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in SCHEDULES}
+    if before := args.before and args.before.resolve():
+        found |= {BEFORE: partial(earlier, before, ACTORS), f"{BEFORE}, 1 actor": partial(earlier, before, 1)}
     done = curves(found | systems((), without_marless=True), args.runs, 0)
     rows = [rate_row(name, each) for name, each in done.items()]
     harness.report("schedules", about, rows, rate_headline(done) | {"iteration": TASK.iteration_env_steps}, args.json)

@@ -109,12 +109,15 @@ def marless_job(
     timeout_s: float,
     watch: Watch = lambda _: None,
     look: Callable[[Path], None] = lambda _: None,
+    root: Path = ROOT,
 ) -> Job:
     """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails.
 
-    `look` is called with the run folder before it is removed.
+    `look` is called with the run folder before it is removed. `root` is the checkout whose marless trains; another one
+    than this has an environment of its own, in `.venv`.
     """
-    command = [str(MARLESS), "train", str(ROOT / "examples" / "spread.yaml"), "-o", "json"]
+    program = MARLESS if root == ROOT else root / ".venv" / "bin" / "marless"
+    command = [str(program), "train", str(root / "examples" / "spread.yaml"), "-o", "json"]
     sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder), watch=watch)
