@@ -36,14 +36,14 @@ async def retry(operation: Callable[[], Awaitable[Result]], *, patience_s: float
 
     Raises that error if the next attempt would begin more than `patience_s` seconds after the first.
     """
-    give_up = time.monotonic() + patience_s
-    # Unseeded on purpose: jitter must differ between processes, and results do not depend on it.
-    for delay in delays(random.Random()):
+    give_up, pauses = time.monotonic() + patience_s, None
+    while True:
         try:
             return await operation()
         except (UnavailableError, OverloadedError) as trouble:
-            pause = pause_s(delay, trouble)
+            # Unseeded on purpose: jitter must differ between processes, and results do not depend on it.
+            pauses = pauses or delays(random.Random())  # made at the first error, because a seed takes time
+            pause = pause_s(next(pauses), trouble)
             if time.monotonic() + pause > give_up:
                 raise
         await asyncio.sleep(pause)
-    raise AssertionError("delays never end")

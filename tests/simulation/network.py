@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from marless.errors import SpecError
 from tests.simulation.loop import Process, VirtualLoop, nobody
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Network:
         return max(0.0, self.cut.get(frozenset((kind(first), kind(second))), 0.0) - self.loop.time())
 
     def listen(self, address: str, server: Server) -> None:
+        """Let a server take an address, unless one that was started after it has it."""
+        present = self.servers.get(address)
+        if present and present.serves and number_of(present.process) > number_of(server.process):
+            raise SpecError(f"cannot listen on {address}: it is in use")
         self.servers[address] = server
         server.process.ended.append(lambda: self.gone(server.process))
 
@@ -90,3 +95,8 @@ class Network:
 def kind(process: Process | None) -> str:
     """The kind of a process: its name without its number."""
     return process.name.partition("-")[0] if process else ""
+
+
+def number_of(process: Process) -> int:
+    """The number of a process; later ones have higher numbers."""
+    return int(process.name.partition("-")[2])

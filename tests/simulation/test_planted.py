@@ -18,9 +18,10 @@ from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
 from tests.simulation import run
-from tests.simulation.chaos import SPAN_S, Fault, drawn
+from tests.simulation.chaos import LONG_S, SPAN_S, Fault, drawn
 from tests.simulation.network import Weather
 from tests.simulation.run import IN_ROUNDS, OF_GRADIENTS, OF_UPDATES, REGROUPING, Plan, simulate, undisturbed
+from tests.simulation.system import LEASE_S
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 GRADIENTS_GO = "for i = gradients, others - 1, 2 do\n  remove(ARGV[i])\nend"
@@ -89,6 +90,19 @@ def _with_a_wipe(chance: random.Random) -> tuple[Weather, list[Fault]]:
     return weather, sorted((*faults, Fault(chance.uniform(0.05, SPAN_S), "wipe")), key=lambda fault: fault.at_s)
 
 
+def _earlier_epochs_publish(patched: pytest.MonkeyPatch) -> None:
+    """The store takes what was asked for by a coordinator that has been replaced; each seed may have one."""
+    _in_script("_PUBLISH", "if epoch < newest then", "if epoch < newest - 1 then")(patched)
+    patched.setattr(run, "drawn", _with_a_late_learner)
+
+
+def _with_a_late_learner(chance: random.Random) -> tuple[Weather, list[Fault]]:
+    """A learner goes on after another coordinator has taken the place of the one that asked for its update."""
+    at_s, paused_s = chance.uniform(0.03, SPAN_S / 2), chance.uniform(LEASE_S, LONG_S)
+    killed = Fault(at_s + chance.uniform(0.0, 0.02), "kill", "coordinator")
+    return Weather(), [Fault(at_s, "pause", "learner", for_s=paused_s), killed]
+
+
 def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> None:
     """A coordinator that takes a job over forgets which update it has asked for; the pool answers for any rollouts."""
     patched.setattr(Asynchronous, "_go_on_from", lambda coordinator, pending: None)
@@ -111,7 +125,7 @@ def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
         (_uploads_are_never_there, 16, "was accepted twice"),
         (_in_script("_PUBLISH", "redis.call('HGET', requests, req_id)", "false"), 16, "this write expects"),
         (_repeated_writes_are_new, 100, "this write expects"),
-        (_in_script("_PUBLISH", "if epoch < newest then", "if epoch < newest - 1 then"), 60, "has begun"),
+        (_earlier_epochs_publish, 60, "has begun"),
     ],
     ids=["pending", "lost wake-up", "upload's key", "publish's key", "published anew", "fence"],
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 
 import pytest
 
-from tests.simulation.run import PLANS, plan_of, simulate
+from tests.simulation import run
+from tests.simulation.chaos import LONG_S, SPAN_S, Fault, drawn
+from tests.simulation.network import Weather
+from tests.simulation.run import IN_ROUNDS, PLANS, plan_of, simulate
+from tests.simulation.system import LEASE_S
 
 SEEDS = range(1000)
 REPLAYED = range(4)
@@ -24,6 +29,20 @@ def test_whatever_befalls_the_system_a_job_comes_to_what_it_must() -> None:
     command = [sys.executable, "-m", "tests.simulation", f"--seeds={SEEDS.start}:{SEEDS.stop}"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stdout[-10_000:]
+
+
+def test_a_coordinator_that_goes_on_after_it_was_replaced_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one has taken the job over, or the client's request; in seed 4, both accept the same one."""
+    monkeypatch.setattr(run, "drawn", _with_a_replaced_coordinator)
+    found = {seed: simulate(seed, IN_ROUNDS[seed % len(IN_ROUNDS)]).problems for seed in range(30)}
+    assert not any(found.values()), found
+
+
+def _with_a_replaced_coordinator(chance: random.Random) -> tuple[Weather, list[Fault]]:
+    weather, faults = drawn(chance)
+    paused_s = chance.uniform(LEASE_S, LONG_S)
+    paused = Fault(chance.uniform(0.05, SPAN_S), "pause", "coordinator", for_s=paused_s)
+    return weather, sorted((*faults, paused), key=lambda fault: fault.at_s)
 
 
 def test_seeds_take_turns_among_all_plans() -> None:

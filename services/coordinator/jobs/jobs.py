@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from marless.bucket import reading
 from marless.core.job_id import check_id, is_id
-from marless.errors import CorruptError, JobStateError, NotFoundError, SpecError, shown
+from marless.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
 from marless.job import Job
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
@@ -197,7 +197,7 @@ class Jobs:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(task)
 
-    async def _submit(self, request: Submission) -> View:
+    async def _submit(self, request: Submission, *, again: bool = False) -> View:
         spec = await asyncio.to_thread(from_json, request.spec_json)
         try:
             known: View | None = await self.get(request.job)
@@ -217,7 +217,12 @@ class Jobs:
             await self._remove(request.job)
         status = accepted(request, spec, self._queue.prospect)
         folder = self.folder(request.job)
-        await asyncio.to_thread(folder.create, spec, status, source)
+        try:
+            await asyncio.to_thread(folder.create, spec, status, source)
+        except AlreadyExistsError:  # a coordinator whose place this one has taken may have accepted the same request
+            if again:
+                raise
+            return await self._submit(request, again=True)
         if spec.start.checkpoint:
             await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
         return self._take(job, folder, status, Progress(), "job.accepted")
