@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from bench import harness
+from bench import harness, schedules
 from bench.harness import Row, spread
 from bench.systems import Curve, Measure, Request, crossing, named, systems
 from bench.task import TASK
@@ -64,7 +65,10 @@ def main() -> None:
     args = parser.parse_args()
     about, targets = harness.machine(), sorted(float(target) for target in args.targets.split(","))
     requests = [Request(seed, args.env_steps, EVAL_EVERY, targets[-1], args.limit_s) for seed in range(args.runs)]
-    curves = measure(systems(args.peers, args.without_marless), requests)
+    found = systems(args.peers, args.without_marless)
+    if not args.without_marless:
+        found["marless, pipelined, 1 actor"] = partial(schedules.marless, "pipelined", 1)
+    curves = measure(found, requests)
     rows = [row(name, of, target) for target in targets for name, of in curves.items()]
     harness.report("time_to_return", about, rows, headline(curves, targets[0]), args.json)
 
