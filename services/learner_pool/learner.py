@@ -247,8 +247,8 @@ class Learning:
         try:
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
         except ConflictError:
-            before = (await self._store.list(task.job)).policies[write.policy].head.version
-            again = replace(write, expected=before)
+            known = (await self._store.list(task.job)).policies.get(write.policy)
+            again = replace(write, expected=known.head.version if known else 0)  # it may be gone meanwhile
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [again])
         reach("learner.publish.after")
         return gradient_results.located(task, versions[write.policy], result)

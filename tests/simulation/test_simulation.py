@@ -31,6 +31,10 @@ def test_whatever_befalls_the_system_a_job_comes_to_what_it_must() -> None:
     assert ended.returncode == 0, ended.stdout[-10_000:]
 
 
+def test_a_store_that_loses_a_gradient_while_its_learner_publishes_the_next_one() -> None:
+    assert not simulate(3831, plan_of(3831)).problems
+
+
 def test_a_coordinator_that_goes_on_after_it_was_replaced_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one has taken the job over, or the client's request; in seed 4, both accept the same one."""
     monkeypatch.setattr(run, "drawn", _with_a_replaced_coordinator)
