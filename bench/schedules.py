@@ -14,38 +14,42 @@ from pathlib import Path
 
 from bench import harness
 from bench.harness import Row, spread
-from bench.systems import Curve, Job, Measure, Request, marless_job, rounds, settings, steady_rate, systems
+from bench.systems import (
+    ACTORS,
+    Curve,
+    Job,
+    Measure,
+    Request,
+    actors,
+    marless_job,
+    rounds,
+    settings,
+    steady_rate,
+    systems,
+)
 from bench.task import TASK
 from marless.comparison.statistics import difference
 
 SCHEDULES = ("synchronous", "pipelined")
 """Those that train in rounds, with the same updates; `stellaris` computes one gradient of each rollout instead."""
-ACTORS = 2
-"""Of the benchmark; one actor does the same in fewer calls, with twice as many environment copies."""
 BEFORE = "synchronous, before"
 ENV_STEPS = 400_000
 EVERY = 20
 """Rounds between evaluations."""
 
 
-def marless(schedule: str, actors: int, request: Request) -> Curve:
-    """A run of marless under this schedule."""
-    given = settings(request) | {"schedule": schedule, "actors": _actors(actors)}
+def marless(schedule: str, count: int, request: Request) -> Curve:
+    """A run of marless under this schedule, with so many actors."""
+    given = settings(request) | {"schedule": schedule, "actors": actors(count)}
     if schedule == "stellaris":
-        given["actors"] = _actors(actors) | {"episodes": "fresh"}
+        given["actors"] = actors(count) | {"episodes": "fresh"}
         given["evaluation"] = {"every": 2 * request.eval_every, "episodes": TASK.evaluation_episodes}
     return _curve(marless_job(given, request.timeout_s))
 
 
-def earlier(root: Path, actors: int, request: Request) -> Curve:
+def earlier(root: Path, count: int, request: Request) -> Curve:
     """A run of another checkout's marless, in synchronous rounds."""
-    return _curve(marless_job(settings(request) | {"actors": _actors(actors)}, request.timeout_s, root=root))
-
-
-def _actors(count: int) -> dict[str, object]:
-    """The actors of the task: as many env steps a round, whatever their number."""
-    envs = TASK.iteration_env_steps // TASK.episode_steps // count
-    return {"count": count, "envs": envs, "steps": TASK.episode_steps}
+    return _curve(marless_job(settings(request) | {"actors": actors(count)}, request.timeout_s, root=root))
 
 
 def _curve(job: Job) -> Curve:

@@ -20,6 +20,8 @@ from bench.task import SIMULATORS, TASK
 MARLESS = Path(sys.executable).with_name("marless")
 WARM_UP = 5
 """Number of first iterations that do not count for the steady rate."""
+ACTORS = 2
+"""Actors of the task, if nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,18 @@ def settings(request: Request) -> dict[str, object]:
             "max_grad_norm": TASK.max_grad_norm,
         },
         "model": {"hidden": TASK.hidden, "activation": "tanh"},
-        "actors": {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": 25},
+        "actors": actors(ACTORS),
         "sharing": {"name": "fixed", "groups": "independent"},
         "evaluation": {"every": request.eval_every, "episodes": TASK.evaluation_episodes},
         "learner": {"device": "cpu"},
         "stop": stop if request.stop_return is None else stop | {"return": request.stop_return},
     }
+
+
+def actors(count: int) -> dict[str, object]:
+    """The actors of the task: as many env steps a round, whatever their number."""
+    envs = TASK.iteration_env_steps // TASK.episode_steps // count
+    return {"count": count, "envs": envs, "steps": TASK.episode_steps}
 
 
 def marless(request: Request) -> Curve:

@@ -1,4 +1,4 @@
-"""Bulk transfers: a header message and raw bytes, in pieces of at most 1 MiB, of which the first comes with the header.
+"""Bulk transfers: a header message and raw bytes. The bytes come in pieces of at most 1 MiB, the first with the header.
 
 On the wire each piece is a `Chunk` of common.proto, so that any gRPC client can take part. It is framed and parsed by
 hand here, because protobuf's own `bytes` fields copy the data twice more (measured 2–4× slower at 64 MB).
@@ -70,7 +70,7 @@ def header_frame(header: Message) -> bytes:
 
 
 def _frames(before: bytes, buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
-    """The data frames of `buffers`; the first one has `before` in front of it, or is only that if there are no data."""
+    """The data frames of `buffers`, with `before` in front of the first one; only `before` if there are no data."""
     batch: list[memoryview] = []
     size = 0
     for buffer in buffers:
@@ -164,7 +164,7 @@ async def read_data(stream: Frames, into: memoryview) -> None:
 
 
 def data_of(frame: bytes | memoryview) -> memoryview:
-    """The data of a frame after the header, without copying; raises CorruptError if it is no Chunk message of data."""
+    """The data of a frame without a header, as a view; raises CorruptError for anything but a Chunk of data alone."""
     body, rest = _body(memoryview(frame), _DATA_TAG)
     if rest:
         raise CorruptError(_NO_CHUNK)
@@ -172,7 +172,7 @@ def data_of(frame: bytes | memoryview) -> memoryview:
 
 
 def _header_of(frame: bytes) -> tuple[memoryview, memoryview]:
-    """The header in a transfer's first frame, and what follows it there, which is a frame of data or empty."""
+    """The header in a transfer's first frame, and the rest of that frame: a frame of data, or nothing."""
     return _body(memoryview(frame), _HEADER_TAG)
 
 

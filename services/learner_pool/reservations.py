@@ -18,7 +18,9 @@ from marless.log import structlog
 from marless.rpc.room import Room
 
 UPLOAD_WAIT_S = 20.0
-"""Seconds that an upload without a reservation waits for room, before any of its bytes are read."""
+"""Seconds that an upload without a reservation waits for room; until then, only its first message is read, with 1 MiB
+of its data at most.
+"""
 LOOK_S = 1.0
 _AFTER_S = 60.0
 """A retry delay longer than any sender waits, so that senders give up, and the coordinator reserves again."""

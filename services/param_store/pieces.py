@@ -1,5 +1,5 @@
 """Blobs as pieces of bounded size, as they are stored in Redis: batches to read together, checks of checksums, and the
-pieces that were published last, which need not be read.
+parts that were published last, which need not be read.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class Checksums:
 class Published:
     """The parts that were published last, so that they need not be read from Redis, and checked, again.
 
-    They are known by their checksums, so they can never be those of something else. Parts of several pieces are not
-    kept.
+    They are known by their checksums, so they can never be those of something else.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -97,7 +96,7 @@ class Published:
         self._kept_bytes = 0
 
     def add(self, part: Part, data: memoryview) -> None:
-        """Keep a copy of a part, whose bytes match its checksum; those that were added first make room for it."""
+        """Keep a copy of a part of one piece, whose bytes match its checksum; the first ones added make room for it."""
         if part.sha256 in self._kept or part.size_bytes > PIECE_BYTES:
             return
         self._kept[part.sha256] = bytes(data)

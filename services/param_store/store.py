@@ -26,7 +26,7 @@ from marless.failpoint import reach
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
-from services.param_store.keys import JobKeys, Part, check_name
+from services.param_store.keys import PIECE_BYTES, JobKeys, Part, check_name
 from services.param_store.pieces import Checksums, Piece, Published, batches, pieces_of
 from services.param_store.versions import Listed, Version, position, version_from
 from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
@@ -176,7 +176,10 @@ class VersionStore:
             found = await reads.execute()
         return None if None in found else dict(zip(req_ids, map(int, found), strict=True))
 
-    def _keep_parts(self, writes: Iterable[Write]) -> None:
+    def _keep_parts(self, writes: Sequence[Write]) -> None:
+        """Keep what was published, unless copying it would hold up the event loop."""
+        if sum(len(blob) for write in writes for blob in write.blobs) > PIECE_BYTES:
+            return
         for write in writes:
             for part, blob in zip(write.parts, write.blobs, strict=True):
                 self._published.add(part, blob)

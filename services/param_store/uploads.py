@@ -14,7 +14,7 @@ from services.param_store.keys import Part
 from services.param_store.pieces import HASH_INLINE_BYTES
 
 WAIT_S = 10.0
-"""Seconds that a publish waits for room, before any of its bytes are read."""
+"""Seconds that a publish waits for room; until then, only its first message is read, with 1 MiB of its data at most."""
 
 
 class Uploads:

@@ -29,7 +29,7 @@ KEEP_S = 3600.0
 MOST_KEPT = 64
 MOST_FILES = 2**14
 WAIT_S = 10.0
-"""Seconds that an upload waits for room, before any of its bytes are read."""
+"""Seconds that an upload waits for room; until then, only its first message is read, with 1 MiB of its data at most."""
 _REFERENCE = re.compile(rf"{PREFIX}([0-9a-f]{{64}})")
 
 

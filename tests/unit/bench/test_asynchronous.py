@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
-from bench.asynchronous_work import GAMES, Result, Setting, System, trained
+from bench.asynchronous_work import DIVERGED, GAMES, Result, Setting, System, trained
 from marless.simulation.asynchronous import Durations, Machines
 
 DURATIONS = Durations(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
@@ -54,6 +54,19 @@ def test_sides_that_compete_are_scored_by_the_weaker_one():
 
 def adversary() -> Setting:
     return replace(setting(400), game=GAMES["adversary"])
+
+
+def test_a_run_that_diverges_counts_as_one_that_does_not_get_there():
+    there = replace(run("async"), scores=(-20.0, -19.0, -18.0, -18.0), at_s=(1.0, 2.0, 3.0, 4.0), worked_s=(2.0,) * 4)
+    diverged = trained(SYSTEMS["async"], setting(20), seed=0, lr=1e30)
+    assert diverged == DIVERGED
+    assert last(diverged) < last(there)
+    made = row("async", 1e-3, [there, diverged], [there, there], -19.0, "return")
+    assert made["seeds there"] == "1 of 2"
+    assert made["last return"]["median"] == pytest.approx(-18.3)
+    assert made["versions"] == there.versions
+    never = row("async", 1e-3, [diverged], [there], -19.0, "return")
+    assert (never["seconds to -19"], never["last return"], never["versions"]) == ("never", "diverged", 0)
 
 
 def test_slow_slots_hold_up_a_round():
