@@ -227,6 +227,8 @@ def parsed() -> argparse.Namespace:
     args = parser.parse_args()
     if unknown := [name for name in args.systems.split(",") if name not in SYSTEMS]:
         parser.error(f"--systems: there is no {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
+    if min(args.actors, args.learners, args.rollouts, args.tuning_seeds, args.runs) < 1:
+        parser.error("--actors, --learners, --rollouts, --tuning-seeds and --runs are at least 1")
     return args
 
 

@@ -22,6 +22,7 @@ from bench.systems import (
     Request,
     actors,
     marless_job,
+    program_of,
     rounds,
     settings,
     steady_rate,
@@ -114,6 +115,9 @@ def main() -> None:
     parser.add_argument("--returns", action="store_true", help="compare returns instead of rates")
     parser.add_argument("--before", type=Path, help="an earlier checkout, whose rates are measured, too")
     args = parser.parse_args()
+    before = args.before and args.before.resolve()
+    if before and not program_of(before).exists():
+        parser.error(f"--before: there is no {program_of(before)}; run `make .venv/.dev` in that checkout")
     about = harness.machine()
     found: dict[str, Measure] = {name: partial(marless, name, ACTORS) for name in SCHEDULES}
     if args.returns:
@@ -122,7 +126,7 @@ def main() -> None:
         return
     found["stellaris"] = partial(marless, "stellaris", ACTORS)
     found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in SCHEDULES}
-    if before := args.before and args.before.resolve():
+    if before:
         found |= {BEFORE: partial(earlier, before, ACTORS), f"{BEFORE}, 1 actor": partial(earlier, before, 1)}
     done = curves(found | systems((), without_marless=True), args.runs, 0)
     rows = [rate_row(name, each) for name, each in done.items()]

@@ -106,6 +106,11 @@ class Job:
     """The summary that it printed."""
 
 
+def program_of(root: Path) -> Path:
+    """The command `marless` of a checkout; another one than this has an environment of its own."""
+    return MARLESS if root == ROOT else root / ".venv" / "bin" / "marless"
+
+
 def marless_job(
     settings: Mapping[str, object],
     timeout_s: float,
@@ -115,11 +120,9 @@ def marless_job(
 ) -> Job:
     """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails.
 
-    `look` is called with the run folder before it is removed. `root` is the checkout whose marless trains; another one
-    than this has an environment of its own, in `.venv`.
+    `look` is called with the run folder before it is removed. `root` is the checkout whose marless trains.
     """
-    program = MARLESS if root == ROOT else root / ".venv" / "bin" / "marless"
-    command = [str(program), "train", str(root / "examples" / "spread.yaml"), "-o", "json"]
+    command = [str(program_of(root)), "train", str(root / "examples" / "spread.yaml"), "-o", "json"]
     sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder), watch=watch)

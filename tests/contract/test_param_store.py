@@ -323,6 +323,16 @@ async def test_a_store_reads_what_it_does_not_have_from_redis(store, job, redis)
     assert await restarted.blobs(job, wanted) == [b"moments", b"newer", b"weights"]
 
 
+async def test_large_publishes_are_read_from_redis(store, job, redis):
+    blobs = [bytes([policy]) * 3 * MIB for policy in range(3)]
+    await store.publish(job, 0, 0, [write(f"p{number}", 0, acting=blob) for number, blob in enumerate(blobs)])
+    read = await store.get(job, {"p1": LATEST}, ["acting"])
+    assert read["p1"].blobs["acting"] == blobs[1]
+    await redis.hset(f"marless:{{{job}}}:v:1:p2", "acting:0", blobs[0])
+    with pytest.raises(CorruptError, match="not what was published"):  # it was not kept: copies of 9 MiB take long
+        await store.get(job, {"p2": LATEST}, ["acting"])
+
+
 def test_the_parts_published_last_are_kept_within_a_bound():
     blobs = [b"first", b"second", b"x" * 20]
     first, second, large = (Part("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
