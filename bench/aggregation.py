@@ -77,7 +77,7 @@ def gradient_s(config: AggregationConfig, units: int, count: int) -> Iterator[fl
         slot = number % LEARNERS
         start_s = time.process_time()
         arrays[f"{number}"] = safetensors.load(known[slot])
-        check(state, arrays[f"{number}"], steps)
+        check(state, [arrays[f"{number}"]], steps)
         arrived = Gradient(id=f"{number}", learner=f"{number}", scope="agents", clock=clocks[slot], env_steps=1000)
         outcome = aggregator.arrive(queue, arrived, clocks[:slot] + clocks[slot + 1 :])
         queue = outcome.queue

@@ -88,11 +88,9 @@ def applied(
     A single gradient of weight 1 gives what `Learner.apply` gives, up to the rounding of float32. Raises CorruptError
     for gradients that do not fit the state.
     """
-    for each in gradients:
-        check(state, each, steps)
+    check(state, gradients, steps)
     nets = {prefix: _Net.of(state, prefix) for prefix in _prefixes(state, steps)}
-    parts = [combine([g], [w]) for g, w in zip(gradients, weights, strict=True)]
-    for part in parts if separate else [combine(gradients, weights)]:
+    for part in _parts(gradients, weights, separate=separate):
         for prefix, net in nets.items():
             net.step(part, steps[prefix])
     acting, learning = dict(state.acting), dict(state.learning)
@@ -101,8 +99,15 @@ def applied(
     return PolicyState(acting, learning, state.metadata)
 
 
-def check(state: PolicyState, gradient: Arrays, steps: Mapping[str, NetStep]) -> None:
-    """Raise CorruptError unless a gradient has the arrays that a step of this state needs, all of them finite."""
+def _parts(gradients: Sequence[Arrays], weights: Sequence[float], *, separate: bool) -> list[Combined]:
+    """What each step follows."""
+    if not separate:
+        return [combine(gradients, weights)]
+    return [combine([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
+
+
+def check(state: PolicyState, gradients: Sequence[Arrays], steps: Mapping[str, NetStep]) -> None:
+    """Raise CorruptError unless gradients have the arrays that a step of this state needs, all of them finite."""
     expected: dict[str, tuple[tuple[int, ...], str]] = {}
     for prefix in _prefixes(state, steps):
         expected[prefix] = (Matrices.of(prefix, _weights(state, prefix)).size,), "float32"
@@ -110,11 +115,12 @@ def check(state: PolicyState, gradient: Arrays, steps: Mapping[str, NetStep]) ->
             if (moments := state.learning.get(f"{prefix}.moments")) is None:
                 raise CorruptError(f"policy state: {prefix!r} has no moments of returns for its step to follow")
             expected[f"{prefix}.{_RETURNS}"] = moments.shape, "float64"
-    found = {name: (array.shape, array.dtype.name) for name, array in gradient.items()}
-    if found != expected:
-        raise CorruptError(f"a gradient has {found}, and its policy needs {expected}")
-    if odd := not_finite(gradient):
-        raise CorruptError(f"a gradient's array {odd!r} holds NaN or infinite values")
+    for gradient in gradients:
+        found = {name: (array.shape, array.dtype.name) for name, array in gradient.items()}
+        if found != expected:
+            raise CorruptError(f"a gradient has {found}, and its policy needs {expected}")
+        if odd := not_finite(gradient):
+            raise CorruptError(f"a gradient's array {odd!r} holds NaN or infinite values")
 
 
 @dataclass

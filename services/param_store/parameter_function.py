@@ -104,7 +104,7 @@ def _next(
     except CorruptError:
         for name, gradient in zip(names, gradients, strict=True):
             try:
-                check(state, gradient, steps)
+                check(state, [gradient], steps)
             except CorruptError as error:
                 raise SpecError(f"{name} does not fit policy {policy!r}: {error}") from None
         raise

@@ -167,11 +167,11 @@ def test_what_does_not_fit_is_refused_with_its_shapes():
     steps = {"policy": STEP}
     for odd in (gradient(1.0), {"critic": np.zeros(2, np.float32)}, {"policy": np.zeros(2)}):
         with pytest.raises(CorruptError, match="and its policy needs"):
-            check(state(1.0, 1.0), odd, steps)
+            check(state(1.0, 1.0), [odd], steps)
     with pytest.raises(CorruptError, match="NaN or infinite"):
-        check(state(1.0, 1.0), gradient(1.0, math.nan), steps)
+        check(state(1.0, 1.0), [gradient(1.0, 1.0), gradient(1.0, math.nan)], steps)
     with pytest.raises(CorruptError, match="no optimizer of any"):
-        check(state(1.0, 1.0), gradient(1.0, 1.0), {"critic": STEP})
+        check(state(1.0, 1.0), [gradient(1.0, 1.0)], {"critic": STEP})
     for weights in ([], [1.0, 1.0], [0.0]):
         with pytest.raises(ValueError, match="weights above 0"):
             combine([gradient(1.0)], weights)
