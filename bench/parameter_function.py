@@ -167,7 +167,7 @@ def _ms(runs: list[Run], figure: Callable[[Run], float]) -> Row:
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
-    parser.add_argument("--count", type=int, default=100, help="aggregations of each run and size")
+    parser.add_argument("--count", type=int, default=400, help="aggregations of each run and size")
     args = parser.parse_args()
     about = harness.machine()
     rows = asyncio.run(measure(args.runs, args.count))

@@ -456,16 +456,15 @@ async def test_reflection_is_there_when_asked_for(tmp_path, asked):
     options = ServerOptions(f"unix:{tmp_path}/probe.sock", served, reflection=asked)
     async with serving(options, build) as address:
         peer = Peer(address, RIGHT)
-        listing = reflection_pb2.ServerReflectionRequest(list_services="")
         for metadata, refusal in (
             (peer.metadata, grpc.StatusCode.UNIMPLEMENTED),
             ((), grpc.StatusCode.UNAUTHENTICATED),
             (tokens.client(Role.SERVICE).metadata(), grpc.StatusCode.PERMISSION_DENIED),
         ):
-            call = reflection_pb2_grpc.ServerReflectionStub(peer.channel).ServerReflectionInfo(
-                iter([listing]), metadata=metadata
-            )
+            call = reflection_pb2_grpc.ServerReflectionStub(peer.channel).ServerReflectionInfo(metadata=metadata)
             if asked and metadata == peer.metadata:
+                await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+                await call.done_writing()
                 [reply] = [reply async for reply in call]
                 names = [service.name for service in reply.list_services_response.service]
                 assert f"{PACKAGE}.ParamStoreService" in names

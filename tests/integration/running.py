@@ -205,7 +205,7 @@ def ready(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0, changed:
         folder=folder,
         pools=pools,
         status=status,
-        log=JobLog(folder.log_path, status.job, lambda: None),
+        log=JobLog(folder, status.job, lambda: None),
         changed=changed or (lambda record: None),
         patience_s=patience_s,
     )

@@ -38,7 +38,7 @@ class LiveJob:
     ) -> None:
         self.folder = folder
         self.notifier = Notifier()
-        self.log = JobLog(folder.log_path, status.job, self.notifier.tell)
+        self.log = JobLog(folder, status.job, self.notifier.tell)
         self.task: asyncio.Task[None] | None = None
         """The task that runs the job; None while it is queued."""
         self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)

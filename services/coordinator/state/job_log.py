@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from marless.errors import SpecError
 from marless.log import structlog
+from services.coordinator.state.run_folder import RunFolder
 
 INFO_LIMIT_BYTES = 8 * 2**20
 """Size from which lines of level info are dropped; the line that would reach it is replaced by a warning."""
@@ -32,12 +33,12 @@ class JobLog:
     """Writes the log of one job; the same lines go to the coordinator's own log, with the job's id.
 
     A line is one append without fsync: it survives the end of this process, though not a power failure, and costs a
-    round some 30 µs. If the disk refuses a line, the line is lost, and the job continues. `wrote` is called after
-    each line.
+    round some 30 µs. If the disk refuses a line, the line is lost, and the job continues. The late lines of a
+    coordinator that another one has replaced go to its own log only. `wrote` is called after each line.
     """
 
-    def __init__(self, path: Path, job: str, wrote: Callable[[], None]) -> None:
-        self._path = path
+    def __init__(self, folder: RunFolder, job: str, wrote: Callable[[], None]) -> None:
+        self._folder = folder
         self._job = job
         self._wrote = wrote
 
@@ -55,6 +56,8 @@ class JobLog:
 
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
         getattr(_log, level)(event, job=self._job, **fields)
+        if self._folder.replaced:
+            return
         try:
             self._append(level, _line(level, event, fields))
         except OSError as problem:
@@ -62,7 +65,7 @@ class JobLog:
         self._wrote()
 
     def _append(self, level: str, line: bytes) -> None:
-        with self._path.open("ab+", buffering=0) as file:
+        with self._folder.log_path.open("ab+", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             if size >= (INFO_LIMIT_BYTES if level == "info" else LIMIT_BYTES):
                 return

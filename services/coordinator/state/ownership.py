@@ -69,6 +69,11 @@ class Ownership:
             return True
         return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
 
+    @property
+    def released(self) -> bool:
+        """True after `release`."""
+        return self._descriptor < 0
+
     def beat(self) -> None:
         """Touch the lock file, which shows that its holder is alive."""
         os.utime(self._descriptor)
@@ -87,7 +92,7 @@ class Ownership:
         """Release the lock; calling it twice is safe."""
         if self._beating is not None:
             self._beating.cancel()
-        if self._descriptor < 0:
+        if self.released:
             return
         with suppress(FileNotFoundError), _replacing(self._path.parent) as alone:
             if alone and not self.lost:

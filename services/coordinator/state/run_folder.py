@@ -348,6 +348,11 @@ class RunFolder:
         if self.ownership is None or self.ownership.lost:
             raise FencedError(f"another coordinator has taken {self.path} over")
 
+    @property
+    def replaced(self) -> bool:
+        """True once another coordinator has taken the job, which this one had not released, over or deleted it."""
+        return self.ownership is not None and not self.ownership.released and self.ownership.lost
+
     def _disk(self) -> _DiskErrors:
         """Turns an OSError of the block into an UnavailableError that names the folder."""
         return _DiskErrors(self.path)

@@ -7,6 +7,8 @@ import pytest
 from marless.errors import SpecError
 from services.coordinator.state import job_log
 from services.coordinator.state.job_log import JobLog, lines, tail
+from services.coordinator.state.ownership import Ownership, beat_of
+from services.coordinator.state.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def told():
 
 @pytest.fixture
 def log(tmp_path, told):
-    return JobLog(tmp_path / "log.jsonl", "j", lambda: told.append(1))
+    return JobLog(RunFolder(tmp_path), "j", lambda: told.append(1))
 
 
 def read(path) -> list[dict]:
@@ -85,5 +87,19 @@ def test_a_log_is_bounded_and_keeps_what_matters_longest(log, tmp_path, monkeypa
 
 
 def test_a_disk_that_takes_no_line_costs_the_line(tmp_path, told):
-    JobLog(tmp_path / "none" / "log.jsonl", "j", lambda: told.append(1)).error("job.ended")
+    JobLog(RunFolder(tmp_path / "none"), "j", lambda: told.append(1)).error("job.ended")
     assert told == [1]
+
+
+def test_a_replaced_coordinator_writes_no_line(tmp_path):
+    """Its last measurements may end after its successor has ended the job."""
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    assert first.own()
+    log = JobLog(first, "j", lambda: None)
+    log.info("job.status")
+    second.ownership = Ownership.seize(tmp_path, beat_of(tmp_path))
+    log.info("baseline.measured")
+    JobLog(second, "j", lambda: None).info("job.found")
+    second.release()
+    JobLog(second, "j", lambda: None).info("sink.closed")
+    assert [line["event"] for line in read(tmp_path / "log.jsonl")] == ["job.status", "job.found", "sink.closed"]

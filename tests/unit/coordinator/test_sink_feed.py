@@ -15,6 +15,7 @@ from marless.spec import JobSpec, parse
 from services.coordinator.jobs import sink_feed
 from services.coordinator.jobs.sink_feed import SinkFeed
 from services.coordinator.state.job_log import JobLog, lines
+from services.coordinator.state.run_folder import RunFolder
 
 SPEC = {
     **{"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo"},
@@ -60,7 +61,7 @@ class Job:
         self.folder = folder
         self.kept = dict(zip(names, kept, strict=False))
         self.spec: JobSpec = parse({**SPEC, "sinks": list(self.kept), "evaluation": {"every": every}}, "spec")
-        self.log = JobLog(folder / "log.jsonl", "job", lambda: None)
+        self.log = JobLog(RunFolder(folder), "job", lambda: None)
 
     def feed(self):
         return SinkFeed(
