@@ -218,7 +218,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--machines", choices=MACHINES, default="even")
     parser.add_argument("--lengths", action="store_true", help="rollouts differ in how long they take")
     parser.add_argument("--rollouts", type=int, default=1600, help="rollouts of a run, of 500 env steps each")
-    parser.add_argument("--rates", default="2e-3,4e-3,8e-3", help="learning rates to choose from, by comma")
+    parser.add_argument(
+        "--rates", type=harness.numbers, default="2e-3,4e-3,8e-3", help="learning rates to choose from, by comma"
+    )
     parser.add_argument("--tuning-seeds", type=int, default=1, help="seeds for that choice")
     parser.add_argument("--target", type=float, help="score to be reached; by default, the game's")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="those to run, by comma; the first: the reference")
@@ -252,9 +254,8 @@ def setting_of(args: argparse.Namespace) -> Setting:
 def compared(args: argparse.Namespace, setting: Setting) -> list[Row]:
     """A line for each system, at its best rate."""
     target = setting.game.target if args.target is None else args.target
-    rates = [*map(float, args.rates.split(","))]
     runs, names = Runs(setting, args.run_file, lengths=args.lengths), args.systems.split(",")
-    chosen = {name: best_rate(runs, name, rates, args.tuning_seeds, target) for name in names}
+    chosen = {name: best_rate(runs, name, args.rates, args.tuning_seeds, target) for name in names}
     found = {name: [runs.get(name, seed, chosen[name]) for seed in range(args.runs)] for name in names}
     reference = found[names[0]]
     return [row(name, chosen[name], each, reference, target, setting.game.measure) for name, each in found.items()]

@@ -178,6 +178,11 @@ def parser(description: str | None, *, runs: int) -> argparse.ArgumentParser:
     return options
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """Parse an option's numbers, by comma; raises ValueError."""
+    return tuple(map(float, text.split(",")))
+
+
 def report(bench: str, about: Row, rows: Sequence[Row], headline: Mapping[str, Any], file: Path | None) -> None:
     """Print the table and, if a file is named, write it with the headline figures and the machine (`about`)."""
     print(table(rows))

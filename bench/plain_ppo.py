@@ -66,14 +66,14 @@ def _taken(log_all: Tensor, action: Tensor) -> Tensor:
 class PlainPPO:
     """The nets, optimizer and environments of one run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, lr: float = TASK.learning_rate) -> None:
         torch.manual_seed(seed)
         self.env, self.evaluation_env = make_env(COPIES), make_env(TASK.evaluation_episodes)
         obs_size = self.env.spaces.classes[0].obs_size
         self.policy = StackedMLP((obs_size, *TASK.hidden, ACTIONS), 0.01)
         self.critic = StackedMLP((obs_size, *TASK.hidden, 1), 1.0)
         self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizer = torch.optim.Adam(self.parameters, TASK.learning_rate, fused=True)
+        self.optimizer = torch.optim.Adam(self.parameters, lr, fused=True)
         self.frame = self.env.reset(seed)
 
     def iterate(self) -> None:
@@ -156,7 +156,7 @@ def make_env(copies: int) -> BatchedEnv:
 def train(run: Options) -> None:
     """Train and report iterations until the run is finished."""
     torch.set_num_threads(run.threads)
-    events, ppo = Events(run), PlainPPO(run.seed)
+    events, ppo = Events(run), PlainPPO(run.seed, run.rates.lr)
     while not events.finished:
         ppo.iterate()
         events.iteration(ppo.greedy_return)

@@ -35,6 +35,7 @@ class Request:
     stop_return: float | None = None
     """Stop at this greedy return per agent."""
     timeout_s: float = 600.0
+    lr: float = TASK.learning_rate
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def settings(request: Request) -> dict[str, object]:
         "env": {"name": "mpe/simple_spread", "options": {"agents": TASK.agents, "local_ratio": TASK.local_ratio}},
         "algorithm": {
             "name": "ippo",
-            "lr": TASK.learning_rate,
+            "lr": request.lr,
             "gamma": TASK.gamma,
             "gae_lambda": TASK.gae_lambda,
             "clip": TASK.clip,
@@ -181,6 +182,7 @@ def program(python: Path, module: str, threads: int = 1, simulator: str = SIMULA
             "--seed": request.seed,
             "--eval": request.eval_every,
             "--threads": threads,
+            "--lr": request.lr,
             "--started": time.time(),
             "--simulator": simulator,
         }

@@ -20,7 +20,8 @@ from bench.task import TASK
 COPIES = TASK.iteration_env_steps // TASK.episode_steps
 ACTIONS = 5
 ENV = jaxmarl.make("MPE_simple_spread_v3", num_agents=TASK.agents, local_ratio=TASK.local_ratio)
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(TASK.max_grad_norm), optax.adam(TASK.learning_rate))
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(TASK.max_grad_norm), optax.scale_by_adam())
+"""Without the learning rate, which every step is multiplied by."""
 
 Params = dict[str, list[tuple[Array, Array]]]
 
@@ -116,14 +117,17 @@ def loss(params: Params, batch: Samples) -> Array:
     return (TASK.value_weight * error_M - gain_M - TASK.entropy_weight * entropy_M).mean()
 
 
-def learn(params: Params, moments: optax.OptState, batch: Samples, key: Array) -> tuple[Params, optax.OptState]:
+def learn(
+    params: Params, moments: optax.OptState, batch: Samples, key: Array, lr: float
+) -> tuple[Params, optax.OptState]:
     """All epochs of one agent."""
 
     def minibatch(carry: tuple[Params, optax.OptState], rows: Array) -> tuple[tuple[Params, optax.OptState], None]:
         params, moments = carry
         gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[rows], batch))
         change, moments = OPTIMIZER.update(gradient, moments)
-        return (optax.apply_updates(params, change), moments), None
+        steps = jax.tree.map(lambda x: -lr * x, change)
+        return (optax.apply_updates(params, steps), moments), None
 
     orders = [jax.random.permutation(k, TASK.iteration_env_steps) for k in jax.random.split(key, TASK.epochs)]
     rows = jnp.stack(orders).reshape(-1, TASK.minibatch_env_steps)
@@ -132,13 +136,13 @@ def learn(params: Params, moments: optax.OptState, batch: Samples, key: Array) -
 
 @jax.jit
 def iterate(
-    agents: list[Params], moments: list[optax.OptState], key: Array
+    agents: list[Params], moments: list[optax.OptState], key: Array, lr: float
 ) -> tuple[list[Params], list[optax.OptState], Array]:
     """One iteration of all agents: rollout and update."""
     key, play_key, learn_key = jax.random.split(key, 3)
     obs_SNBO, *series = play(agents, play_key, COPIES, greedy=False)
     learnt = [
-        learn(params, moments[n], samples(params, obs_SNBO[:, n], *(x[:, n] for x in series)), learn_key)
+        learn(params, moments[n], samples(params, obs_SNBO[:, n], *(x[:, n] for x in series)), learn_key, lr)
         for n, params in enumerate(agents)
     ]
     return [params for params, _ in learnt], [state for _, state in learnt], key
@@ -158,7 +162,7 @@ def train(run: Options) -> None:
     agents = [initial(k) for k in keys]
     moments = [OPTIMIZER.init(params) for params in agents]
     while not events.finished:
-        agents, moments, key = jax.block_until_ready(iterate(agents, moments, key))
+        agents, moments, key = jax.block_until_ready(iterate(agents, moments, key, run.rates.lr))
         events.iteration(lambda seed, agents=agents: float(greedy_return(agents, jax.random.key(seed))))
 
 

@@ -25,7 +25,7 @@ AGENTS = [f"agent_{n}" for n in range(TASK.agents)]
 RUNNERS, COPIES = 2, 16
 
 
-def config(seed: int) -> PPOConfig:
+def config(seed: int, lr: float) -> PPOConfig:
     """The task's hyperparameters as RLlib's config; everything else has RLlib's default."""
     net = DefaultModelConfig(fcnet_hiddens=list(TASK.hidden), fcnet_activation="tanh", vf_share_layers=False)
     return (
@@ -44,7 +44,7 @@ def config(seed: int) -> PPOConfig:
             train_batch_size_per_learner=TASK.iteration_env_steps,
             minibatch_size=TASK.minibatch_env_steps,
             num_epochs=TASK.epochs,
-            lr=TASK.learning_rate,
+            lr=lr,
             gamma=TASK.gamma,
             lambda_=TASK.gae_lambda,
             clip_param=TASK.clip,
@@ -74,7 +74,7 @@ def train(run: Options) -> None:
     """Train and report iterations until the run is finished."""
     events, evaluation = Events(run), GreedyEvaluation()
     register_env("spread", lambda _: ParallelPettingZooEnv(make_env()))
-    algorithm = config(run.seed).build_algo()
+    algorithm = config(run.seed, run.rates.lr).build_algo()
     sampled = 0
     while not events.finished:
         result = algorithm.train()

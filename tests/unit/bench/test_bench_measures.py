@@ -12,6 +12,7 @@ from bench.harness import ROOT, percentile, spread
 from bench.peers import install
 from bench.processes import role
 from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate, systems
+from bench.time_to_return import TUNING
 from marless import spec
 from marless.algos.ppo.config import PPOConfig
 from marless.fleet.launchers.template import command
@@ -94,6 +95,36 @@ def test_headlines_are_ratios_of_medians():
         "times_sooner_than": {"rllib": 10.0},
     }
     assert time_to_return.headline(curves, -1.0)["seconds"] is None
+
+
+def test_the_best_rate_is_that_with_which_most_seeds_get_there_then_the_soonest():
+    def there(*seconds):
+        return [(Point(1, 0.5, -30.0), Point(2, each, -20.0)) for each in seconds]
+
+    curves = {1e-3: there(9.0, 8.0), 2e-3: [*there(1.0), (Point(1, 0.5, -30.0),)], 4e-3: there(2.0, 14.0)}
+    assert time_to_return.best_rate(curves, -21.0) == 4e-3
+    assert time_to_return.best_rate(curves | {3e-3: there(7.0, 7.0)}, -21.0) == 3e-3
+    assert time_to_return.best_rate({1e-3: there(1.0), 2e-3: there(1.0)}, -1.0) == 1e-3
+
+
+def test_every_system_learns_at_the_rate_that_tuning_seeds_chose_for_it():
+    asked = []
+
+    def system(best):
+        def run(request):
+            asked.append((request.seed, request.lr))
+            return (Point(4000, 1.0 if request.lr == best else 2.0, -20.0),)
+
+        return run
+
+    found, requests = {"a": system(2e-3), "b": system(1e-3)}, [Request(TUNING + seed, 1, 1, -21.0) for seed in (0, 1)]
+    rates = time_to_return.best_rates(found, requests, (1e-3, 2e-3), -21.0)
+    assert rates == {"a": 2e-3, "b": 1e-3}
+    assert len(asked) == 8
+    asked.clear()
+    time_to_return.measure(found, [Request(0, 1, 1, -21.0)], rates)
+    assert asked == [(0, 2e-3), (0, 1e-3)]
+    assert time_to_return.best_rates(found, requests, (5e-4,), -21.0) == {"a": 5e-4, "b": 5e-4}
 
 
 def test_report_replaces_one_section():
