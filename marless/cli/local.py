@@ -24,6 +24,7 @@ SOON_S = 0.4
 """Seconds after which progress is shown, so that the first line of output appears within two seconds."""
 
 if TYPE_CHECKING:
+    from marless.cli.service_process import Starter
     from marless.cli.train import Outcome, Show
     from marless.sections import StopSpec
     from marless.spec import JobSpec
@@ -70,12 +71,19 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
     at = Connection("", runs, "")
     if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
         return
-    if job_file:
-        _report(_begin(job_file, override, job, runs), output)
-    _report(_replay(replay, job, runs, at) if replay else _resume(resume, override, runs), output)
+    from marless.cli.service_process import ahead
+
+    with ahead() as starter:
+        if job_file:
+            outcome = _begin(job_file, override, job, runs, starter)
+        elif replay:
+            outcome = _replay(replay, job, runs, at, starter)
+        else:
+            outcome = _resume(resume, override, runs, starter)
+    _report(outcome, output)
 
 
-def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome:
+def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> Outcome:
     from marless import spec as specs
     from marless.job import advice, prepare
 
@@ -87,30 +95,37 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     if note:
         say(f"note: {note}")
-    return _run(spec, job, runs)
+    return _run(spec, job, runs, starter)
 
 
-def _replay(source: str, job: str, runs: Path, at: Connection) -> Outcome:
+def _replay(source: str, job: str, runs: Path, at: Connection, starter: Starter) -> Outcome:
     from marless.cli.recorded import find
     from marless.replay import replayed
 
     found = find(source, at)
-    return _run(replayed(found.spec, found.records), job, runs)
+    return _run(replayed(found.spec, found.records), job, runs, starter)
 
 
-def _run(spec: JobSpec, job: str, runs: Path) -> Outcome:
+def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> Outcome:
     from marless.cli import train as local
 
     job_id = job or local.new_job_id(spec.name)
-    return _attended(job_id, runs, spec.stop, lambda show: local.train(spec, job_id=job_id, runs=runs, show=show))
+    return _attended(
+        job_id,
+        runs,
+        spec.stop,
+        lambda show: local.train(spec, job_id=job_id, runs=runs, show=show, starter=starter),
+    )
 
 
-def _resume(job: str, override: list[str], runs: Path) -> Outcome:
+def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> Outcome:
     from marless.cli import train as local
 
     rules = stop_rules(override)
     shown = _stop_of(runs / job / "spec.yaml", rules)
-    return _attended(job, runs, shown, lambda show: local.resume(job, runs=runs, stop=rules, show=show))
+    return _attended(
+        job, runs, shown, lambda show: local.resume(job, runs=runs, stop=rules, show=show, starter=starter)
+    )
 
 
 def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML

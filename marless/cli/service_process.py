@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -15,6 +16,15 @@ from marless.fleet.launchers.template import SETTINGS, Order
 
 UNKNOWN = 255
 """Exit code of a process whose template ended before it, so that nobody knows."""
+STARTED = ("learner_pool", "param_store", "actor_pool", "coordinator")
+"""The services in the order of their starts: first the one whose workers, which import torch, take longest."""
+ADDRESS_BYTES = 128
+"""Longest address of a service that `ps` shows whole: enough for a unix socket."""
+
+
+def arguments(listen: str) -> tuple[str, ...]:
+    """The command-line arguments of a service."""
+    return ("--listen", listen, "--exit-with-stdin")
 
 
 class ServiceProcess(Protocol):
@@ -60,24 +70,38 @@ class Starter:
     its own.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
-        """`module` is the package of the services, and `arguments` are as long as the longest of a service."""
-        self._module = module
-        self._arguments = arguments
+    def __init__(
+        self,
+        package: str = "services",
+        names: Sequence[str] = STARTED,
+        longest: Sequence[str] = arguments("x" * ADDRESS_BYTES),
+    ) -> None:
+        """Of `package`, the services `names` will be started; `longest` are as long as the longest arguments of one."""
+        self._package = package
+        self._modules = [f"{package}.{name}" for name in names]
+        self._arguments = longest
         self._template: Template | None = None
         self._others: Mapping[str, str] = {}
+
+    def prepare(self, variables: Mapping[str, str]) -> Template:
+        """Start the template for services with these environment variables, unless it was. Raises OSError."""
+        if self._template is None:
+            self._others = _split(variables)[1]
+            of_template = {**self._others, **environment.ONE_THREAD}  # a process with threads cannot be forked safely
+            self._template = Template(
+                self._package, self._arguments, of_template, of_workers=False, quiet=True, ahead=self._modules
+            )
+            self._template.start()
+        return self._template
 
     async def start(self, start: Start) -> ServiceProcess:
         """Start a service, whose standard input closes when this process ends. Raises OSError."""
         settings, others = _split(start.environment)
-        if self._template is None:
-            self._others = others
-            variables = others | environment.ONE_THREAD  # a process with threads cannot be forked safely
-            self._template = Template(self._module, self._arguments, variables, of_workers=False, quiet=True)
+        template = self.prepare(start.environment)
         if others == self._others:
             order = Order(module=start.module, arguments=tuple(start.arguments), settings=settings)
             try:
-                return await _fork(self._template, order, start)
+                return await _fork(template, order, start)
             except (TemplateEndedError, TimeoutError):
                 pass  # an interpreter of its own says in the service's log what is wrong
         return await asyncio.create_subprocess_exec(
@@ -94,6 +118,18 @@ class Starter:
         """End the template, after the services."""
         if self._template:
             self._template.end()
+
+
+@contextmanager
+def ahead() -> Iterator[Starter]:
+    """A starter whose template imports the services from now on, while the caller does what has to be done first."""
+    starter = Starter()
+    try:
+        with suppress(OSError):  # the start of the first service says so, too
+            starter.prepare(os.environ)
+        yield starter
+    finally:
+        starter.end()
 
 
 async def _fork(template: Template, order: Order, start: Start) -> ServiceProcess:

@@ -16,15 +16,15 @@ from types import TracebackType
 from typing import IO
 
 from marless import private_files
-from marless.cli.service_process import Starter
-from marless.cli.supervision import SERVING, Endpoint, Log, RestartLimits, SupervisedService, arguments, statuses
+from marless.cli.service_process import STARTED, Starter
+from marless.cli.supervision import SERVING, Endpoint, Log, RestartLimits, SupervisedService, statuses
 from marless.errors import JobStateError, UnavailableError, denied
 from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.addresses import advertised
 from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
-"""Names of the services in start order: each depends only on earlier ones."""
+"""Names of the services: each depends only on earlier ones."""
 SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket: Linux's sun_path without the terminating byte."""
 LEFTOVER_S = 60.0
@@ -57,6 +57,8 @@ class StackOptions:
     restarts: RestartLimits = field(default_factory=RestartLimits)
     told: Callable[[str], None] = _silent
     """Called with a message whenever a service was restarted."""
+    starter: Starter | None = None
+    """What starts the services, until the stack ends; None: a starter of its own."""
 
 
 class LocalStack:
@@ -75,7 +77,7 @@ class LocalStack:
         self._services: dict[str, SupervisedService] = {}
         self._keeping: dict[str, asyncio.Task[str]] = {}
         self._held = AsyncExitStack()
-        self._starter: Starter
+        self._starter = self._options.starter or Starter()
         self._lease: IO[str]
         self._claimed: int
         """Lock of the socket directory, inherited by the services, so that it is not swept before they have ended."""
@@ -123,10 +125,8 @@ class LocalStack:
         """
         try:
             await self._hold()
-            longest = max((self._listen(name) for name in SERVICES), key=len)
-            self._starter = Starter("services", arguments(longest))
             self._held.callback(self._starter.end)
-            for name in SERVICES:
+            for name in STARTED:
                 await self._start(name)
         except OSError as error:
             await self._stop_all()

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marless import private_files
-from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter
+from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, arguments
 from marless.fleet.launchers.forking import how
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -205,11 +205,6 @@ class SupervisedService:
 
 def _how(code: int) -> str:
     return "at an unknown exit code" if code == UNKNOWN else how(code)
-
-
-def arguments(listen: str) -> tuple[str, ...]:
-    """The command-line arguments of a service."""
-    return ("--listen", listen, "--exit-with-stdin")
 
 
 async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from marless.checkpoint import DiskCheckpoints
 from marless.cli.runs import unfinished
+from marless.cli.service_process import Starter
 from marless.cli.stack import LocalStack, StackOptions
 from marless.client import AsyncClient, Job
 from marless.core.job_id import check_id
@@ -60,8 +61,8 @@ def new_job_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show) -> Outcome:
-    """Start the stack, run the job, stop the stack.
+def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None) -> Outcome:
+    """Start the stack, by `starter` if given, run the job, stop the stack.
 
     Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
     asyncio.CancelledError on a second Ctrl-C.
@@ -75,10 +76,17 @@ def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show) -> Outcome:
         await client.submit(spec, job=job_id, attached=True)
         return 0
 
-    return _Attended(folder, show).run(begin)
+    return _Attended(folder, show, starter).run(begin)
 
 
-def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Show) -> Outcome:  # Any: YAML
+def resume(
+    job_id: str,
+    *,
+    runs: Path,
+    stop: Mapping[str, Any] | None,  # Any: YAML
+    show: Show,
+    starter: Starter | None = None,
+) -> Outcome:
     """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
 
     Raises NotFoundError if it does not exist, JobStateError if it is running or has no round left to run, and the
@@ -101,7 +109,7 @@ def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Sho
             await client.resume(job_id, stop=stop)
         return job.rounds
 
-    return _Attended(folder, show).run(begin)
+    return _Attended(folder, show, starter).run(begin)
 
 
 @dataclass
@@ -110,6 +118,7 @@ class _Attended:
 
     folder: Path
     show: Show
+    starter: Starter | None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Outcome:
@@ -120,7 +129,9 @@ class _Attended:
             logs=self.folder / "logs",
             data=data,
             options=StackOptions(
-                environment={"coordinator": {"MARLESS_ONLY": self.folder.name}}, told=self.show.trouble
+                environment={"coordinator": {"MARLESS_ONLY": self.folder.name}},
+                told=self.show.trouble,
+                starter=self.starter,
             ),
         )
         before = signal.getsignal(signal.SIGINT)

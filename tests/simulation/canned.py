@@ -17,7 +17,7 @@ import numpy as np
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.core.functions import FunctionRun
 from marless.core.group import Group
-from marless.core.state import PolicyState
+from marless.core.state import REPLAY, PolicyState
 from marless.data.episodes import EpisodeStats
 from marless.data.trajectory import Trajectory
 from marless.job import Job, schema_of
@@ -29,6 +29,8 @@ INPUTS = 3
 """Of a policy's net, whose layer has one output, and one bias."""
 HALF = np.float32(2**15)
 """Half of the range of `numbers`."""
+_NO_ROLLOUTS = PolicyState({}, {"rounds": np.zeros((0, 1), np.int64), "ring": np.zeros(1, np.int64)}, {"kind": REPLAY})
+"""The state of the replay of a canned learner, which remembers none; asked for if the pool has removed its file."""
 
 
 class WrongInputError(AssertionError):
@@ -143,7 +145,7 @@ class CannedLearner:
         self._held[name] = state
 
     def state(self, name: str) -> PolicyState:
-        return self._held[name]
+        return _NO_ROLLOUTS if name.startswith(f"{REPLAY}.") else self._held[name]
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         said = [tuple(int(each["reward/0"][0, agent, 0]) for agent in (0, 1)) for each in inputs.trajectories]

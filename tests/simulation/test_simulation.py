@@ -35,6 +35,11 @@ def test_a_store_that_loses_a_gradient_while_its_learner_publishes_the_next_one(
     assert not simulate(3831, plan_of(3831)).problems
 
 
+def test_a_pool_that_drops_the_replay_of_a_job_that_is_being_opened() -> None:
+    """A request to close the job arrives a second time."""
+    assert not simulate(6422, plan_of(6422)).problems
+
+
 def test_a_coordinator_that_goes_on_after_it_was_replaced_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one has taken the job over, or the client's request; in seed 4, both accept the same one."""
     monkeypatch.setattr(run, "drawn", _with_a_replaced_coordinator)

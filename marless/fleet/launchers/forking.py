@@ -73,12 +73,14 @@ class Template:
         *,
         of_workers: bool = True,
         quiet: bool = False,
+        ahead: Sequence[str] = (),
     ) -> None:
         """`module` is imported by the template; `arguments` are as long as the longest of a process.
 
+        `ahead`: modules of processes that the template imports, one after another, while no process is asked for.
         `of_workers`: its processes carry marks, see `marless.fleet.orphans`. `quiet`: it writes no error messages.
         """
-        self._command = template.command(module, arguments)
+        self._command = template.command(module, arguments, ahead)
         self._environment = dict(environment)
         self._of_workers = of_workers
         self._errors = subprocess.DEVNULL if quiet else None
@@ -89,6 +91,11 @@ class Template:
     def pid(self) -> int | None:
         """Process id of the running template; None if there is none."""
         return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the template process, unless it runs, so that the first fork need not wait for it. Raises OSError."""
+        if self.pid is None:
+            self._start()
 
     async def fork(self, order: template.Order, *descriptors: int) -> Forked:
         """Fork a process; `descriptors` become its standard input, output and error, and what it keeps open.
@@ -105,8 +112,7 @@ class Template:
         raise TemplateEndedError(how)
 
     async def _fork(self, order: template.Order, descriptors: Sequence[int]) -> Forked:
-        if self.pid is None:
-            self._start()
+        self.start()
         reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         reports.setblocking(False)
         try:

@@ -1,9 +1,9 @@
-"""`python -m marless.fleet.launchers.template --module=MODULE`: a process from which others are forked.
+"""`python -m marless.fleet.launchers.template --module=MODULE --ahead=MODULES`: a process from which others are forked.
 
-It imports modules once, and forks a process for each order: a worker of a pool, or a service of a local stack. That
-takes milliseconds, where a new interpreter takes seconds to import torch. It must stay safe to fork: it starts no
-thread and no event loop, opens no gRPC channel (gRPC supports a fork only before its first one), and imports no code of
-users.
+It imports modules once, those of --ahead while no order waits, and forks a process for each order: a worker of a pool,
+or a service of a local stack. That takes milliseconds, where a new interpreter takes seconds to import torch. It must
+stay safe to fork: it starts no thread and no event loop, opens no gRPC channel (gRPC supports a fork only before its
+first one), and imports no code of users.
 
 An order is one message on the socket that is its standard input: the JSON of an `Order`, and descriptors: a socket for
 reports, up to three that become standard input, output and error, and others that the process only keeps open. On its
@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -39,7 +40,7 @@ HUNG_S = 3.0
 """Seconds that workers may take to end after their pool."""
 SETTINGS = "MARLESS_"
 """First letters of the environment variables that an order may set: those that Python and C libraries do not read."""
-_FLAG = "--module="
+_MODULE, _AHEAD = "--module=", "--ahead="
 _ROOM = 256
 """Bytes of padding on a template's command line beyond that of its processes: for the name of a worker."""
 _STANDARD = 3
@@ -80,13 +81,14 @@ class Order:
         return cls(**read | {"arguments": tuple(read["arguments"])})
 
 
-def command(module: str, arguments: Sequence[str]) -> list[str]:
+def command(module: str, arguments: Sequence[str], ahead: Sequence[str] = ()) -> list[str]:
     """The command line that starts a template of a module, or package of modules, that are run with such arguments.
 
     It is padded, so that their command lines can be shown.
     """
     longest = len(os.fsencode(" ".join((module, *arguments))))
-    return [sys.executable, "-P", "-m", "marless.fleet.launchers.template", _FLAG + module, " " * (longest + _ROOM)]
+    flags = [_MODULE + module, _AHEAD + ",".join(ahead)]
+    return [sys.executable, "-P", "-m", "marless.fleet.launchers.template", *flags, " " * (longest + _ROOM)]
 
 
 def main() -> None:
@@ -95,8 +97,9 @@ def main() -> None:
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
     shown.show_command(sys.orig_argv[:-1])
-    importlib.import_module(sys.argv[1].removeprefix(_FLAG))
-    forked = Template(orders).run()
+    module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
+    importlib.import_module(module)
+    forked = Template(orders, ahead.split(",") if ahead else ()).run()
     if forked is not None:
         gc.enable()
         shown.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
@@ -133,8 +136,9 @@ class _Child:
 class Template:
     """The loop of a template process."""
 
-    def __init__(self, orders: socket.socket) -> None:
+    def __init__(self, orders: socket.socket, ahead: Sequence[str] = ()) -> None:
         self._orders = orders
+        self._ahead = deque(ahead)
         self._children: dict[int, _Child] = {}
         self._selector = selectors.PollSelector()
         self._selector.register(orders, selectors.EVENT_READ)
@@ -142,6 +146,8 @@ class Template:
     def run(self) -> Order | None:
         """Fork a process for each order. Returns the order in that process, and None in the template at its end."""
         while True:
+            while self._ahead and not self._selector.select(0):
+                _imported(self._ahead.popleft())
             for key, _ in self._selector.select():
                 if key.fileobj is not self._orders:
                     self._wait_for(self._children.pop(key.fd))

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter
+from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, ahead
 from marless.fleet import environment
 from marless.fleet.launchers.template import ORDER_BYTES
 
@@ -23,7 +23,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.others = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
-        self.starter = Starter("tests.unit.cli", (str(path), "--word", "x" * 100))
+        self.starter = Starter("tests.unit.cli", (), (str(path), "--word", "x" * 100))
 
     @property
     def log(self) -> str:
@@ -138,3 +138,27 @@ async def test_what_cannot_be_imported_is_said_in_the_log_of_the_service(place):
 async def test_settings_that_are_too_long_are_refused(place):
     with pytest.raises(OSError, match="too long"):
         await place.start(MARLESS_ENV_MODULES="x" * ORDER_BYTES)
+
+
+async def test_services_are_imported_before_the_first_one_is_started(tmp_path):
+    """In the order of their names, one after another."""
+    package, log = tmp_path / "lazy", tmp_path / "imported"
+    package.mkdir()
+    for name in ("__init__", "first", "second"):
+        (package / f"{name}.py").write_text(f"open({str(log)!r}, 'a').write(__name__ + ' ')\n")
+    starter = Starter("lazy", ("second", "first"), ())
+    starter.prepare({**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not log.exists() or log.read_text() != "lazy lazy.second lazy.first ":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        starter.end()
+
+
+def test_what_was_imported_ahead_is_ended_if_no_service_is_started():
+    with pytest.raises(ValueError, match="the job file is wrong"), ahead() as starter:
+        forking = psutil.Process(starter.prepare({}).pid)
+        assert forking.is_running()
+        raise ValueError("the job file is wrong")
+    assert not forking.is_running()
