@@ -108,7 +108,7 @@ def main() -> None:
     )
     found = systems(args.peers, args.without_marless)
     if not args.without_marless:
-        found["marless, pipelined, 1 actor"] = partial(schedules.marless, "pipelined", 1)
+        found |= {f"marless, {name}, 1 actor": partial(schedules.marless, name, 1) for name in schedules.SCHEDULES}
     rates = best_rates(found, tuning, args.rates, targets[-1])
     curves = measure(found, requests, rates)
     rows = [row(name, rates[name], of, target) for target in targets for name, of in curves.items()]
