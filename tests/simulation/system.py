@@ -177,7 +177,7 @@ class System:
 class _Launcher:
     """A pool's launcher of simulated workers."""
 
-    connect_s = 10.0
+    connect_s = 15.0  # more than the longest cut: jobs whose workers cannot connect for so long fail, on purpose
 
     def __init__(self, system: System, pool: str, _program: Program, _options: Options) -> None:
         self._system = system
