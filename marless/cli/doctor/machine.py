@@ -12,7 +12,7 @@ from marless.cli.doctor.finding import Finding, fail, ok, warn
 from marless.job import Job
 from marless.nets.layout import Layout
 
-SERVICES_BYTES = 250e6
+SERVICES_BYTES = 350e6
 ACTOR_WORKER_BYTES = 40e6
 LEARNER_WORKER_BYTES = 300e6
 """Memory per worker as measured in docs/benchmarks.md, rounded up."""
