@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from marless.curvature.memory import MemoryProduct, hessian_product, outputs
-from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective, SquaredError
+from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.curvature.perceptron import HessianProduct
 from marless.nets.layout import GRULayout, Layout
 from marless.nets.stacked import net
+from tests.unit.curvature.squared_error import SquaredError
 
 STACK, STEPS, COPIES, DIRECTIONS = 2, 4, 3, 3
 Kind = Literal["discrete", "continuous", "td"]

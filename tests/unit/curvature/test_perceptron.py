@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from marless.curvature import lanczos
-from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective, SquaredError
+from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.curvature.perceptron import HessianProduct, matrices
 from marless.nets.layout import Layout, generator
+from tests.unit.curvature.squared_error import SquaredError
 
 STACK, SAMPLES = 3, 40
 Kind = Literal["discrete", "masked", "continuous", "td"]
