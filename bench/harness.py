@@ -170,10 +170,28 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
+def positive(text: str) -> int:
+    """Parse an option that counts something; raises ArgumentTypeError, with the sentence for the user."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Parse learning rates, by comma; raises ArgumentTypeError, with the sentence for the user."""
+    try:
+        found = numbers(text)
+    except ValueError:
+        found = ()
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r} are not learning rates above 0, as in 1e-3,2e-3")
+    return found
+
+
 def parser(description: str | None, *, runs: int) -> argparse.ArgumentParser:
     """A parser with the options of every benchmark."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--runs", type=int, default=runs, help="runs of each system, with seeds 0, 1, …")
+    options.add_argument("--runs", type=positive, default=runs, help="runs of each system, with seeds 0, 1, …")
     options.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the table here too")
     return options
 

@@ -125,7 +125,7 @@ def main() -> None:
         harness.report("schedule_returns", about, return_rows(done), {"iteration": TASK.iteration_env_steps}, args.json)
         return
     found["stellaris"] = partial(marless, "stellaris", ACTORS)
-    found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in SCHEDULES}
+    found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in (*SCHEDULES, "stellaris")}
     if before:
         found |= {BEFORE: partial(earlier, before, ACTORS), f"{BEFORE}, 1 actor": partial(earlier, before, 1)}
     done = curves(found | systems((), without_marless=True), args.runs, 0)

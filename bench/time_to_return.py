@@ -4,7 +4,8 @@
 evaluated on 100 greedy episodes every 5 iterations. Evaluation time counts for marless, but not for the others.
 
 With `--rates 5e-4,1e-3,2e-3`, each system has its own learning rate: the one with which most tuning seeds, which are
-used for nothing else, reach the highest target, soonest.
+used for nothing else, reach the highest target, soonest. `--control` compares marless with itself instead: with and
+without its normalisation of values, which the other systems do not have.
 """
 
 from __future__ import annotations
@@ -13,15 +14,35 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from bench import harness, schedules
 from bench.harness import Row, spread
-from bench.systems import Curve, Measure, Request, crossing, named, systems
+from bench.systems import (
+    Curve,
+    Measure,
+    Request,
+    actors,
+    crossing,
+    marless_job,
+    named,
+    rounds,
+    settings,
+    systems,
+)
 from bench.task import TASK
 
 EVAL_EVERY = 5
 TUNING = 1000
 """The first tuning seed."""
+
+
+def values_as_they_are(request: Request) -> Curve:
+    """A run of marless with one actor whose critics learn values that are not normalised."""
+    given: dict[str, Any] = settings(request) | {"actors": actors(1)}  # Any: sections of a job file
+    algorithm = {**given["algorithm"], "value_normalisation": False}
+    job = marless_job(given | {"algorithm": algorithm}, request.timeout_s)
+    return rounds(job.records, job.started_s)
 
 
 def measure(
@@ -95,19 +116,20 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=1_000_000, help="give up after this many env steps")
     parser.add_argument("--limit-s", type=float, default=300.0, help="give up after this many seconds")
     parser.add_argument(
-        "--rates", type=harness.numbers, default=str(TASK.learning_rate), help="learning rates to choose from, by comma"
+        "--rates", type=harness.rates, default=str(TASK.learning_rate), help="learning rates to choose from, by comma"
     )
-    parser.add_argument("--tuning-seeds", type=int, default=2, help="seeds for that choice")
+    parser.add_argument("--tuning-seeds", type=harness.positive, default=2, help="seeds for that choice")
+    parser.add_argument("--control", action="store_true", help="instead: marless with and without normalised values")
     args = parser.parse_args()
-    if args.tuning_seeds < 1:
-        parser.error("--tuning-seeds is at least 1")
     about, targets = harness.machine(), sorted(args.targets)
     tuning, requests = (
         [Request(first + seed, args.env_steps, EVAL_EVERY, targets[-1], args.limit_s) for seed in range(count)]
         for first, count in ((TUNING, args.tuning_seeds), (0, args.runs))
     )
-    found = systems(args.peers, args.without_marless)
-    if not args.without_marless:
+    found = {} if args.control else systems(args.peers, args.without_marless)
+    if args.control:
+        found |= {"marless": partial(schedules.marless, "synchronous", 1), "values not normalised": values_as_they_are}
+    elif not args.without_marless:
         found |= {f"marless, {name}, 1 actor": partial(schedules.marless, name, 1) for name in schedules.SCHEDULES}
     rates = best_rates(found, tuning, args.rates, targets[-1])
     curves = measure(found, requests, rates)

@@ -107,6 +107,22 @@ def test_the_best_rate_is_that_with_which_most_seeds_get_there_then_the_soonest(
     assert time_to_return.best_rate({1e-3: there(1.0), 2e-3: there(1.0)}, -1.0) == 1e-3
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--runs=0", "'0' is not a whole number above 0"),
+        ("--tuning-seeds=x", "'x' is not a whole number above 0"),
+        ("--rates=1e-3,-1", "'1e-3,-1' are not learning rates above 0"),
+        ("--rates=x", "'x' are not learning rates above 0"),
+    ],
+)
+def test_options_that_measure_nothing_are_refused_before_anything_runs(monkeypatch, capsys, option, said):
+    monkeypatch.setattr("sys.argv", ["time_to_return", option])
+    with pytest.raises(SystemExit):
+        time_to_return.main()
+    assert said in capsys.readouterr().err
+
+
 def test_every_system_learns_at_the_rate_that_tuning_seeds_chose_for_it():
     asked = []
 
