@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,13 +22,12 @@ _KEY = "marless"  # one entry, because the order of several in a safetensors hea
 
 def encode(state: PolicyState) -> tuple[bytes, bytes]:
     """Serialise a state: the bytes of `acting`, with the metadata in the header, and of `learning`."""
-    return encode_acting(state), safetensors.save(_contiguous(state.learning))
+    return encode_acting(state), _save(state.learning)
 
 
 def encode_acting(part: Acting) -> bytes:
     """Serialise the acting part of a state, with the metadata in the header."""
-    metadata = {_KEY: json.dumps(dict(part.metadata), sort_keys=True)}
-    return safetensors.save(_contiguous(part.acting), metadata)
+    return _save(part.acting, json.dumps(dict(part.metadata), sort_keys=True))
 
 
 def decode(acting: bytes, learning: bytes) -> PolicyState:
@@ -78,5 +78,22 @@ def not_finite(arrays: Arrays) -> str:
     return ""
 
 
-def _contiguous(arrays: Arrays) -> dict[str, NDArray[np.generic]]:
-    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+def _save(arrays: Arrays, metadata: str | None = None) -> bytes:
+    """A safetensors file. Its header is made only once for arrays that differ in nothing but their values, as those of
+    all versions of a policy do: the library takes most of its time for headers.
+    """
+    plain = {name: np.asarray(each, each.dtype.newbyteorder("<"), order="C") for name, each in arrays.items()}
+    header, order = _header(tuple((name, each.dtype, each.shape) for name, each in plain.items()), metadata)
+    return b"".join([header, *(plain[name].data for name in order)])
+
+
+@lru_cache(maxsize=256)
+def _header(
+    described: tuple[tuple[str, np.dtype[np.generic], tuple[int, ...]], ...], metadata: str | None
+) -> tuple[bytes, tuple[str, ...]]:
+    """What comes before the values of arrays in their file, and the names of the arrays in the order of values."""
+    zeros = {name: np.zeros(shape, dtype) for name, dtype, shape in described}
+    file = safetensors.save(zeros, None if metadata is None else {_KEY: metadata})
+    start = 8 + int.from_bytes(file[:8], "little")
+    at = {name: each["data_offsets"] for name, each in json.loads(file[8:start]).items() if name in zeros}
+    return file[:start], tuple(sorted(at, key=lambda name: at[name]))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -160,7 +161,7 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     forget_secrets()
     allow_many_files()
     try:
-        asyncio.run(_run(service, options, build))
+        uvloop.run(_run(service, options, build))  # takes some 5 % less CPU time than asyncio's own loop
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1

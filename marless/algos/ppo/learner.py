@@ -33,7 +33,7 @@ from marless.algos.ppo.post_process import (
 from marless.algos.ppo.replayed_actions import Peer, log_probs, ratios
 from marless.algos.ppo.segments import Segments
 from marless.algos.training import measuring, similarity
-from marless.algos.training.graph import Graph, Pass
+from marless.algos.training.graph import Graph, Pass, threads_for
 from marless.algos.training.policy_batching import Stack, drawn_stacks, stacks
 from marless.algos.training.rewards import rewarded
 from marless.algos.training.samples import Samples
@@ -221,7 +221,8 @@ class PPOLearner:
         """Run the functions of an update on each of `uses`; `compute` is called for critics and policies with their
         samples. Reports are those of the last one.
         """
-        threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
+        env_steps = sum(each.env_steps for each in inputs.trajectories)
+        threads = threads_for(self._device, env_steps / self._config.minibatches)
         graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for given in uses:

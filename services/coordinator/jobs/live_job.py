@@ -114,13 +114,16 @@ class LiveJob:
             self._progress = self._progress.after(record)
             self._log_round(record)
             self._sinks.put(record, self._run.status.random)
-        self._take(self._run.status)
+        self._take(self._run.status, soon=record is not None)
 
-    def _take(self, status: JobStatus) -> None:
+    def _take(self, status: JobStatus, *, soon: bool = False) -> None:
         self._log_status(status)
         self._status = status
         self._changed(status)
-        self.notifier.tell()
+        if soon:
+            self.notifier.tell_soon()
+        else:
+            self.notifier.tell()
 
     def _log_status(self, status: JobStatus) -> None:
         if (status.state, status.reason) == (self._status.state, self._status.reason):

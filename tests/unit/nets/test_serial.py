@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import numpy as safetensors
 
 from marless.core.state import PolicyState
 from marless.errors import CorruptError
@@ -59,3 +62,26 @@ def test_truncated_and_foreign_files_are_refused() -> None:
         serial.decode(acting[:-1], learning)
     with pytest.raises(CorruptError, match="metadata"):
         serial.decode(learning, learning)
+
+
+@given(
+    st.dictionaries(
+        st.text("abc.", min_size=1, max_size=3),
+        st.tuples(
+            st.sampled_from(["float32", "float64", "int64", "uint8", "bool", ">f4"]),
+            st.lists(st.integers(0, 3), max_size=3).map(tuple),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 3),
+)
+def test_files_are_those_of_the_safetensors_library(
+    described: dict[str, tuple[str, tuple[int, ...]]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    learning = {
+        name: np.asarray(10 * rng.standard_normal(shape)).astype(dtype).T for name, (dtype, shape) in described.items()
+    }
+    expected = safetensors.save({name: np.asarray(array, order="C") for name, array in learning.items()})
+    for _ in range(2):  # the second time, the header is known
+        assert serial.encode(PolicyState({}, learning))[1] == expected

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from marless.algos.training.graph import Graph, Pass
+from marless.algos.training.graph import ONE_THREAD_STEPS, Graph, Pass, threads_for
 from marless.core.functions import FunctionKind, FunctionNode
 
 NODES = (
@@ -93,3 +94,10 @@ def test_what_ran_must_be_what_was_declared() -> None:
     graph.run(passes[:3])
     with pytest.raises(ValueError, match=r"\['curvature/x'\] are declared, but did not run"):
         graph.runs()
+
+
+def test_small_minibatches_and_gpus_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 8)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert threads_for(cpu, ONE_THREAD_STEPS) == threads_for(gpu, 10_000) == 1
+    assert threads_for(cpu, ONE_THREAD_STEPS + 0.5) == 8
