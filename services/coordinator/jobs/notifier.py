@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
-GATHER_S = 0.05
-"""Seconds for which rounds are gathered before they wake anyone: a job goes on before its progress is shown."""
+GATHER_S = 0.04
+"""Seconds after a change for which further ones are gathered: a job of quick rounds goes on before they are shown."""
 
 
 class Notifier:
@@ -13,17 +14,23 @@ class Notifier:
 
     def __init__(self) -> None:
         self.next = asyncio.Event()
+        self._told_s = -math.inf
         self._soon: asyncio.TimerHandle | None = None
 
     def tell(self) -> None:
         """Wake all waiting tasks: something has changed."""
         if self._soon:
             self._soon.cancel()
-        self._soon = None
+        self._soon, self._told_s = None, asyncio.get_running_loop().time()
         self.next.set()
         self.next = asyncio.Event()
 
     def tell_soon(self) -> None:
-        """Wake them within `GATHER_S`, with all that has changed until then."""
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(GATHER_S, self.tell)
+        """Wake them, but not within `GATHER_S` after they were woken last; then, all changes until then are told."""
+        if self._soon:
+            return
+        loop = asyncio.get_running_loop()
+        if (left_s := self._told_s + GATHER_S - loop.time()) > 0:
+            self._soon = loop.call_later(left_s, self.tell)
+        else:
+            self.tell()

@@ -19,8 +19,11 @@ async def test_a_change_wakes_all_that_wait() -> None:
     assert not told.next.is_set()
 
 
-async def test_changes_that_can_wait_wake_once() -> None:
+async def test_the_first_change_wakes_at_once_and_those_that_follow_it_together() -> None:
     told = Notifier()
+    first = told.next
+    told.tell_soon()
+    assert first.is_set()
     before = told.next
     for _ in range(3):
         told.tell_soon()
@@ -35,7 +38,9 @@ async def test_changes_that_can_wait_wake_once() -> None:
 async def test_a_change_that_cannot_wait_takes_the_others_along() -> None:
     told = Notifier()
     told.tell_soon()
+    told.tell_soon()
     before = told.next
+    assert not before.is_set()
     told.tell()
     assert before.is_set()
     after = told.next
