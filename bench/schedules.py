@@ -21,8 +21,8 @@ from bench.systems import (
     Measure,
     Request,
     actors,
+    checkout,
     marless_job,
-    program_of,
     rounds,
     settings,
     steady_rate,
@@ -113,11 +113,8 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--returns", action="store_true", help="compare returns instead of rates")
-    parser.add_argument("--before", type=Path, help="an earlier checkout, whose rates are measured, too")
+    parser.add_argument("--before", type=checkout, help="an earlier checkout, whose rates are measured, too")
     args = parser.parse_args()
-    before = args.before and args.before.resolve()
-    if before and not program_of(before).exists():
-        parser.error(f"--before: there is no {program_of(before)}; run `make .venv/.dev` in that checkout")
     about = harness.machine()
     found: dict[str, Measure] = {name: partial(marless, name, ACTORS) for name in SCHEDULES}
     if args.returns:
@@ -126,7 +123,7 @@ def main() -> None:
         return
     found["stellaris"] = partial(marless, "stellaris", ACTORS)
     found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in (*SCHEDULES, "stellaris")}
-    if before:
+    if before := args.before:
         found |= {BEFORE: partial(earlier, before, ACTORS), f"{BEFORE}, 1 actor": partial(earlier, before, 1)}
     done = curves(found | systems((), without_marless=True), args.runs, 0)
     rows = [rate_row(name, each) for name, each in done.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -110,6 +111,14 @@ class Job:
 def program_of(root: Path) -> Path:
     """The command `marless` of a checkout; another one than this has an environment of its own."""
     return MARLESS if root == ROOT else root / ".venv" / "bin" / "marless"
+
+
+def checkout(text: str) -> Path:
+    """The value of an option: an earlier checkout of marless, which has an environment of its own."""
+    root = Path(text).resolve()
+    if not program_of(root).exists():
+        raise argparse.ArgumentTypeError(f"there is no {program_of(root)}; run `make .venv/.dev` in that checkout")
+    return root
 
 
 def marless_job(

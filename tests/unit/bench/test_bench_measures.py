@@ -217,3 +217,10 @@ def test_footprint_keeps_the_largest_moment():
     assert footprint.rows[0]["RSS (MB)"] == pytest.approx(memory.rss / 1e6, rel=0.1)
     assert footprint.total_pss_mb >= footprint.rows[0]["PSS (MB)"]
     assert footprint.largest_rss_mb("learner worker") == 0.0
+
+
+def test_an_earlier_round_is_compared_with_the_present_one_of_its_turn():
+    present, before = [[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]], [[1.0, 3.0, 9.0], [1.0, 6.0, 9.0]]
+    found = round_overhead.row("before", before, present)
+    assert found["p50 (ms)"] == {"median": 4.5, "min": 3.0, "max": 6.0}
+    assert found["p50 of present (%)"]["median"] == 150.0
