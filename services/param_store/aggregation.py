@@ -113,6 +113,7 @@ class Aggregator:
             except (ConflictError, NotFoundError):  # so it is if the round has been published
                 if done := await self._store.published(wanted.job, wanted.req_ids):
                     return Aggregated(done)
+                await self._present(wanted)  # else Redis may have lost the published round between the two reads
                 raise
 
     async def _aggregated(self, wanted: Aggregation) -> Aggregated:

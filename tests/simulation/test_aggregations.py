@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from marless.aggregation import gradient_file
 from marless.aggregation.net_step import NetStep
 from marless.core.state import PolicyState
-from marless.errors import UnavailableError
+from marless.errors import NotFoundError, UnavailableError
 from marless.nets import serial
 from marless.rpc import gradients
 from services.param_store.aggregation import Aggregated, Aggregation, Aggregator
@@ -63,32 +64,39 @@ class System:
                 if not isinstance(answer, UnavailableError | asyncio.CancelledError):
                     raise answer
 
-    async def run(self) -> None:
+    async def begin(self) -> bytes:
+        """Publish a policy; returns a file of a gradient for it."""
         zeros_D = np.zeros(2, np.float32)
         acting = {"policy.0.weight": np.ones((1, 1), np.float32), "policy.0.bias": np.ones(1, np.float32)}
         learning = {"policy.first": zeros_D, "policy.second": zeros_D, "policy.count": np.array(0)}
         first = serial.encode(PolicyState(acting, learning))
         await self.publish("a", dict(zip(("acting", "learning"), first, strict=True)))
-        file = gradient_file.encode({"a": {"policy": np.ones(2, np.float32)}})
+        return gradient_file.encode({"a": {"policy": np.ones(2, np.float32)}})
+
+    async def wanted(self, round_: int, count: int, file: bytes) -> Aggregation:
+        """Publish gradients; returns the aggregation that applies them."""
+        names = [gradients.name_of(4 * round_ + k, 0) for k in range(count)]
+        sent = [{name: await self.publish(name, {gradients.PART: file})} for name in names]
+        return Aggregation(
+            job="job",
+            epoch=1,
+            round=round_,
+            heads={"a": 1 + round_},
+            gradients=sent,
+            weights=[1.0] * count,
+            discarded=(),
+            steps=STEPS,
+            separate=True,
+            keep=0,
+        )
+
+    async def run(self) -> None:
+        file = await self.begin()
         self.redis.lossy = 0.3
         for round_ in range(ROUNDS):
-            names = [gradients.name_of(4 * round_ + k, 0) for k in range(self.chance.randint(1, 4))]
-            sent = [{name: await self.publish(name, {gradients.PART: file})} for name in names]
-            made = await self.aggregate(
-                Aggregation(
-                    job="job",
-                    epoch=1,
-                    round=round_,
-                    heads={"a": 1 + round_},
-                    gradients=sent,
-                    weights=[1.0] * len(sent),
-                    discarded=(),
-                    steps=STEPS,
-                    separate=True,
-                    keep=0,
-                )
-            )
-            self.applied += len(sent)
+            wanted = await self.wanted(round_, self.chance.randint(1, 4), file)
+            made = await self.aggregate(wanted)
+            self.applied += len(wanted.gradients)
             assert made.versions == {"a": 2 + round_}
             await self.check()
 
@@ -109,3 +117,20 @@ def test_each_gradient_is_applied_once(seed):
     system.loop.run_until_complete(system.run())
     system.loop.close()
     assert system.applied >= ROUNDS
+
+
+class _Losing(VersionStore):
+    """A store whose Redis loses everything just before it looks for a round that was published."""
+
+    async def published(self, job: str, req_ids: Mapping[str, str]) -> dict[str, int] | None:
+        self._redis.wipe()
+        return await super().published(job, req_ids)
+
+
+async def test_a_repeated_aggregation_after_which_redis_loses_everything_finds_nothing_there():
+    """Not that the policy is at another version than expected, which would end the job."""
+    system = System(0)
+    wanted = await system.wanted(0, 1, await system.begin())
+    await system.aggregate(wanted)
+    with pytest.raises(NotFoundError, match="no version any more"):
+        await Aggregator(_Losing(system.redis, str, keep=2), Uploads(2**20)).run(wanted)
