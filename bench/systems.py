@@ -216,10 +216,10 @@ def named(text: str) -> tuple[str, ...]:
     return peers
 
 
-def systems(peers: Sequence[str], without_marless: bool = False) -> dict[str, Measure]:
+def systems(peers: Sequence[str], without_marless: bool = False, without_script: bool = False) -> dict[str, Measure]:
     """marless, the plain script on one thread and on all cores, and the named peers that are installed."""
     found: dict[str, Measure] = {} if without_marless else {"marless": marless}
-    for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+    for threads in () if without_script else dict.fromkeys((1, os.cpu_count() or 1)):
         name = f"plain script, {threads} thread{'s' * (threads > 1)}"
         found[name] = program(Path(sys.executable), "bench.plain_ppo", threads)
     for each in peers:

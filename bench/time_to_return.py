@@ -4,7 +4,8 @@
 evaluated on 100 greedy episodes every 5 iterations. Evaluation time counts for marless, but not for the others.
 
 With `--rates 5e-4,1e-3,2e-3`, each system has its own learning rate: the one with which most tuning seeds, which are
-used for nothing else, reach the highest target, soonest. `--control` compares marless with itself instead: with and
+used for nothing else, reach the highest target, soonest; the table has the mean of their seconds. `--without-script`
+leaves out the plain script. `--control` compares marless with itself instead: with and
 without its normalisation of values, which the other systems do not have.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,34 +59,50 @@ def measure(
     return curves
 
 
+def mean_s(curves: Sequence[Curve], target: float) -> float:
+    """The mean of the seconds to the target, over the curves that reach it; 0 if none does."""
+    there = [seconds for curve in curves if math.isfinite(seconds := crossing(curve, target).wall_s)]
+    return sum(there) / max(len(there), 1)
+
+
 def best_rate(curves: Mapping[float, Sequence[Curve]], target: float) -> float:
     """The learning rate with which most curves reach the target, and of those rates the soonest by its mean."""
 
     def merit(rate: float) -> tuple[int, float]:
-        seconds = [crossing(curve, target).wall_s for curve in curves[rate]]
-        there = [each for each in seconds if math.isfinite(each)]
-        return len(there), -sum(there) / max(len(there), 1)
+        there = sum(math.isfinite(crossing(curve, target).wall_s) for curve in curves[rate])
+        return there, -mean_s(curves[rate], target)
 
     return max(curves, key=merit)
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """A system's learning rate."""
+
+    rate: float
+    mean_s: float | None = None
+    """See `mean_s`, over the tuning seeds; None if there was nothing to choose."""
+
+
 def best_rates(
     found: Mapping[str, Measure], requests: Sequence[Request], rates: Sequence[float], target: float
-) -> dict[str, float]:
+) -> dict[str, Tuned]:
     """Every system's best learning rate, by runs of these requests."""
     if len(rates) == 1:
-        return dict.fromkeys(found, rates[0])
+        return dict.fromkeys(found, Tuned(rates[0]))
     tried = {rate: measure(found, requests, dict.fromkeys(found, rate)) for rate in rates}
-    return {name: best_rate({rate: of[name] for rate, of in tried.items()}, target) for name in found}
+    best = {name: best_rate({rate: of[name] for rate, of in tried.items()}, target) for name in found}
+    return {name: Tuned(rate, mean_s(tried[rate][name], target)) for name, rate in best.items()}
 
 
-def row(name: str, rate: float, curves: Sequence[Curve], target: float) -> Row:
+def row(name: str, tuned: Tuned, curves: Sequence[Curve], target: float) -> Row:
     """One row of the table."""
     reached = [crossing(curve, target) for curve in curves]
     there = [point.env_steps for point in reached if point.env_steps]
     return {
         "system": name,
-        "rate": rate,
+        "rate": tuned.rate,
+        **({} if tuned.mean_s is None else {"tuning (s)": round(tuned.mean_s, 1)}),
         "return": target,
         "seconds": spread([point.wall_s for point in reached]).cell(1),
         "env steps": round(spread(there).median) if there else None,
@@ -110,6 +127,7 @@ def main() -> None:
         "--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,benchmarl/marless,jaxmarl"
     )
     parser.add_argument("--without-marless", action="store_true", help="measure only the others")
+    parser.add_argument("--without-script", action="store_true", help="measure only marless and peers")
     parser.add_argument(
         "--targets", type=harness.numbers, default=str(TASK.target_return), help="returns per agent, by comma"
     )
@@ -126,14 +144,14 @@ def main() -> None:
         [Request(first + seed, args.env_steps, EVAL_EVERY, targets[-1], args.limit_s) for seed in range(count)]
         for first, count in ((TUNING, args.tuning_seeds), (0, args.runs))
     )
-    found = {} if args.control else systems(args.peers, args.without_marless)
+    found = {} if args.control else systems(args.peers, args.without_marless, args.without_script)
     if args.control:
         found |= {"marless": partial(schedules.marless, "synchronous", 1), "values not normalised": values_as_they_are}
     elif not args.without_marless:
         found |= {f"marless, {name}, 1 actor": partial(schedules.marless, name, 1) for name in schedules.SCHEDULES}
-    rates = best_rates(found, tuning, args.rates, targets[-1])
-    curves = measure(found, requests, rates)
-    rows = [row(name, rates[name], of, target) for target in targets for name, of in curves.items()]
+    tuned = best_rates(found, tuning, args.rates, targets[-1])
+    curves = measure(found, requests, {name: each.rate for name, each in tuned.items()})
+    rows = [row(name, tuned[name], of, target) for target in targets for name, of in curves.items()]
     harness.report(
         "time_to_return", about, rows, {"sooner": [headline(curves, target) for target in targets]}, args.json
     )

@@ -135,12 +135,12 @@ def test_every_system_learns_at_the_rate_that_tuning_seeds_chose_for_it():
 
     found, requests = {"a": system(2e-3), "b": system(1e-3)}, [Request(TUNING + seed, 1, 1, -21.0) for seed in (0, 1)]
     rates = time_to_return.best_rates(found, requests, (1e-3, 2e-3), -21.0)
-    assert rates == {"a": 2e-3, "b": 1e-3}
+    assert rates == {"a": time_to_return.Tuned(2e-3, 1.0), "b": time_to_return.Tuned(1e-3, 1.0)}
     assert len(asked) == 8
     asked.clear()
-    time_to_return.measure(found, [Request(0, 1, 1, -21.0)], rates)
+    time_to_return.measure(found, [Request(0, 1, 1, -21.0)], {name: each.rate for name, each in rates.items()})
     assert asked == [(0, 2e-3), (0, 1e-3)]
-    assert time_to_return.best_rates(found, requests, (5e-4,), -21.0) == {"a": 5e-4, "b": 5e-4}
+    assert time_to_return.best_rates(found, requests, (5e-4,), -21.0) == dict.fromkeys("ab", time_to_return.Tuned(5e-4))
 
 
 def test_report_replaces_one_section():
