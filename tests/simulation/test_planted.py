@@ -14,6 +14,7 @@ from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
+from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
@@ -90,6 +91,25 @@ def _with_a_wipe(chance: random.Random) -> tuple[Weather, list[Fault]]:
     return weather, sorted((*faults, Fault(chance.uniform(0.05, SPAN_S), "wipe")), key=lambda fault: fault.at_s)
 
 
+def _what_is_lost_stays_pending(patched: pytest.MonkeyPatch) -> None:
+    """A coordinator forgets gradients that its store has lost, and its successor finds them in pending.json.
+
+    It shows if the store loses everything, and the coordinator dies soon afterwards, so it does in each seed.
+    """
+
+    async def forgotten(pending: PendingRollouts) -> None:
+        pending.lost()
+
+    patched.setattr(PendingRollouts, "drop", forgotten)
+    patched.setattr(run, "drawn", _with_a_wipe_and_a_kill)
+
+
+def _with_a_wipe_and_a_kill(chance: random.Random) -> tuple[Weather, list[Fault]]:
+    at_s = chance.uniform(0.05, SPAN_S / 2)
+    killed = Fault(at_s + chance.uniform(0.05, 0.2), "kill", "coordinator")
+    return Weather(), [Fault(at_s, "wipe"), killed]
+
+
 def _earlier_epochs_publish(patched: pytest.MonkeyPatch) -> None:
     """The store takes what was asked for by a coordinator that has been replaced; each seed may have one."""
     _in_script("_PUBLISH", "if epoch < newest then", "if epoch < newest - 1 then")(patched)
@@ -142,8 +162,9 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
         (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
         (_what_was_begun_is_unneeded, 60, "given twice"),
         (_recovery_keeps_its_epoch, 100, "has aggregated again"),
+        (_what_is_lost_stays_pending, 100, "something else than its records"),
     ],
-    ids=["pending", "gradients stay", "found again", "epoch"],
+    ids=["pending", "gradients stay", "found again", "epoch", "lost"],
 )
 def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant, seeds: int, problem: str) -> None:
     _is_found(plant, seeds, problem, OF_GRADIENTS)

@@ -35,6 +35,12 @@ def test_a_store_that_loses_a_gradient_while_its_learner_publishes_the_next_one(
     assert not simulate(3831, plan_of(3831)).problems
 
 
+@pytest.mark.parametrize("seed", [93293, 95077])
+def test_a_coordinator_that_dies_after_its_store_has_lost_gradients_that_it_was_about_to_apply(seed: int) -> None:
+    """Its successor does not take the gradients that are computed in their place for those that were lost."""
+    assert not simulate(seed, plan_of(seed)).problems
+
+
 def test_a_pool_that_drops_the_replay_of_a_job_that_is_being_opened() -> None:
     """A request to close the job arrives a second time."""
     assert not simulate(6422, plan_of(6422)).problems

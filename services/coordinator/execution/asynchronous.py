@@ -93,9 +93,10 @@ class Asynchronous:
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._begin)  # some 100 ms for each thousand versions
-        restored = self._parts.recovery.take_restored()
-        if restored or not await self._resume():
-            self._parts.rolled_out.lost()
+        recovery = self._parts.recovery
+        if recovery.restored or not await self._resume():
+            await self._parts.rolled_out.drop()
+            recovery.restored = False
             self._take(Arrival("restart"))
         return self
 

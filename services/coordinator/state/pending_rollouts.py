@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from marless.record import LaneRecord
+from marless.rpc.concurrency import to_the_end
 from services.coordinator.state.base import JobState
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.lanes import Lanes
@@ -46,6 +47,14 @@ class PendingRollouts:
 
     def lost(self) -> None:
         """The learner pool has lost trajectories, as after a restart: all are sampled again."""
+        self._found = ()
+
+    async def drop(self) -> None:
+        """Forget all of them durably, before what replaces them is sampled and trained under the same numbers: a later
+        coordinator would take the one for the other.
+        """
+        self._folder.write_pending(())
+        await to_the_end(self._folder.sync_pending)
         self._found = ()
 
     async def keep_those_with(self, lanes: Lanes) -> None:
