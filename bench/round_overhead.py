@@ -42,10 +42,11 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--rounds", type=harness.positive, default=200, help="rounds of each run")
-    parser.add_argument("--before", type=checkout, help="an earlier checkout, whose rounds are measured, too")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, whose rounds are measured, too")
     args = parser.parse_args()
+    before = checkout(parser, args.before)
     about = harness.machine()
-    roots = {"present": ROOT} | ({"before": args.before} if args.before else {})
+    roots = {"present": ROOT} | ({"before": before} if before else {})
     runs: dict[str, list[list[float]]] = {code: [] for code in roots}
     for seed in range(args.runs):
         for code, root in roots.items():

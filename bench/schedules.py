@@ -113,8 +113,9 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--returns", action="store_true", help="compare returns instead of rates")
-    parser.add_argument("--before", type=checkout, help="an earlier checkout, whose rates are measured, too")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, whose rates are measured, too")
     args = parser.parse_args()
+    before = checkout(parser, args.before)
     about = harness.machine()
     found: dict[str, Measure] = {name: partial(marless, name, ACTORS) for name in SCHEDULES}
     if args.returns:
@@ -123,7 +124,7 @@ def main() -> None:
         return
     found["stellaris"] = partial(marless, "stellaris", ACTORS)
     found |= {f"{name}, 1 actor": partial(marless, name, 1) for name in (*SCHEDULES, "stellaris")}
-    if before := args.before:
+    if before:
         found |= {BEFORE: partial(earlier, before, ACTORS), f"{BEFORE}, 1 actor": partial(earlier, before, 1)}
     done = curves(found | systems((), without_marless=True), args.runs, 0)
     rows = [rate_row(name, each) for name, each in done.items()]

@@ -113,11 +113,11 @@ def program_of(root: Path) -> Path:
     return MARLESS if root == ROOT else root / ".venv" / "bin" / "marless"
 
 
-def checkout(text: str) -> Path:
-    """The value of an option: an earlier checkout of marless, which has an environment of its own."""
-    root = Path(text).resolve()
-    if not program_of(root).exists():
-        raise argparse.ArgumentTypeError(f"there is no {program_of(root)}; run `make .venv/.dev` in that checkout")
+def checkout(parser: argparse.ArgumentParser, given: Path | None) -> Path | None:
+    """The earlier checkout that `--before` names, if it is given; ends the program if that has no environment."""
+    root = given and given.resolve()
+    if root and not program_of(root).exists():
+        parser.error(f"--before: there is no {program_of(root)}; run `make .venv/.dev` in that checkout")
     return root
 
 
