@@ -14,13 +14,12 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -62,7 +61,6 @@ GARBAGE = (20_000, 20, 20)
 WARNING_S = 14 * 86400.0
 """Time before the end of its certificate from which on a service warns."""
 WARNING_PERIOD_S = 3600.0
-_STANDARD_ERROR = 2  # its descriptor
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -161,9 +159,8 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     configure_logging()
     forget_secrets()
     allow_many_files()
-    _keep_descriptors()
     try:
-        uvloop.run(_run(service, options, build))  # takes some 5 % less CPU time than asyncio's own loop
+        asyncio.run(_run(service, options, build))
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1
@@ -174,14 +171,6 @@ def allow_many_files() -> None:
     """Raise the limit of open files to its hard limit: each worker has a connection, each queued job a lock file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _keep_descriptors() -> None:
-    """Pass on no descriptor that this process was given to processes that it starts: uvloop closes none in them."""
-    for descriptor in [int(each.name) for each in Path("/dev/fd").iterdir()]:
-        if descriptor > _STANDARD_ERROR:
-            with suppress(OSError):  # that of the listing, which is closed
-                os.set_inheritable(descriptor, False)
 
 
 async def _run(service: str, options: ServerOptions, build: Build) -> None:
