@@ -217,11 +217,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--learners", type=int, default=8, help="slots of learners")
     parser.add_argument("--machines", choices=MACHINES, default="even")
     parser.add_argument("--lengths", action="store_true", help="rollouts differ in how long they take")
-    parser.add_argument("--rollouts", type=int, default=1600, help="rollouts of a run, of 500 env steps each")
+    parser.add_argument(
+        "--rollouts", type=harness.positive, default=1600, help="rollouts of a run, of 500 env steps each"
+    )
     parser.add_argument(
         "--rates", type=harness.rates, default="2e-3,4e-3,8e-3", help="learning rates to choose from, by comma"
     )
-    parser.add_argument("--tuning-seeds", type=int, default=1, help="seeds for that choice")
+    parser.add_argument("--tuning-seeds", type=harness.positive, default=1, help="seeds for that choice")
     parser.add_argument("--target", type=float, help="score to be reached; by default, the game's")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="those to run, by comma; the first: the reference")
     parser.add_argument("--slots", action="store_true", help="instead: how busy slots are, without learning")

@@ -5,8 +5,8 @@ evaluated on 100 greedy episodes every 5 iterations. Evaluation time counts for 
 
 With `--rates 5e-4,1e-3,2e-3`, each system has its own learning rate: the one with which most tuning seeds, which are
 used for nothing else, reach the highest target, soonest; the table has the mean of their seconds. `--without-script`
-leaves out the plain script. `--control` compares marless with itself instead: with and
-without its normalisation of values, which the other systems do not have.
+leaves out the plain script. `--control` compares marless with itself instead: with and without its normalisation of
+values, which the other systems do not have.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def measure(
 
 
 def mean_s(curves: Sequence[Curve], target: float) -> float:
-    """The mean of the seconds to the target, over the curves that reach it; 0 if none does."""
+    """The mean of the seconds to the target, over the curves that reach it; infinite if none does."""
     there = [seconds for curve in curves if math.isfinite(seconds := crossing(curve, target).wall_s)]
-    return sum(there) / max(len(there), 1)
+    return sum(there) / len(there) if there else math.inf
 
 
 def best_rate(curves: Mapping[float, Sequence[Curve]], target: float) -> float:
@@ -80,8 +80,8 @@ class Tuned:
     """A system's learning rate."""
 
     rate: float
-    mean_s: float | None = None
-    """See `mean_s`, over the tuning seeds; None if there was nothing to choose."""
+    mean_s: float = math.inf
+    """See `mean_s`, over the tuning seeds; infinite, too, if there was nothing to choose."""
 
 
 def best_rates(
@@ -102,7 +102,7 @@ def row(name: str, tuned: Tuned, curves: Sequence[Curve], target: float) -> Row:
     return {
         "system": name,
         "rate": tuned.rate,
-        **({} if tuned.mean_s is None else {"tuning (s)": round(tuned.mean_s, 1)}),
+        **({"tuning (s)": round(tuned.mean_s, 1)} if math.isfinite(tuned.mean_s) else {}),
         "return": target,
         "seconds": spread([point.wall_s for point in reached]).cell(1),
         "env steps": round(spread(there).median) if there else None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TRANSPORT = ("asyncio", "grpc", "redis", "google.protobuf", "uvloop")
+TRANSPORT = ("asyncio", "grpc", "redis", "google.protobuf")
 """What the core must not know; only these rooms of `marless` may."""
 COORDINATOR = ("state", "execution", "jobs", "api")
 """The coordinator's folders; each may import those before it."""

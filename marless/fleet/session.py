@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NoReturn
 
 import grpc
-import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marless.core.stopwatch import Stopwatch
@@ -105,7 +104,7 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         if not options.launched:
             orphans.end_of_dead_pools()
         with orphans.contained():
-            uvloop.run(run(options))
+            asyncio.run(run(options))
     except MarlessError as error:
         print(f"{program}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         sys.exit(2 if isinstance(error, SpecError) else 1)

@@ -157,7 +157,8 @@ class PPOLearner:
             settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
             return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
 
-        return self._run(inputs, self._uses(inputs), train, self._policies.arrange, self._critics.arrange)
+        uses, minibatches = self._uses(inputs), self._config.minibatches
+        return self._run(inputs, uses, minibatches, train, self._policies.arrange, self._critics.arrange)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
@@ -174,7 +175,7 @@ class PPOLearner:
             return metrics
 
         uses = (self._rewarded(inputs),)
-        output = self._run(inputs, uses, differentiate, self._policies.copies, self._critics.copies)
+        output = self._run(inputs, uses, 1, differentiate, self._policies.copies, self._critics.copies)
         return GradientOutput(found, output.metrics, output.runs, output.distances)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
@@ -214,6 +215,7 @@ class PPOLearner:
         self,
         inputs: RoundInput,
         uses: Sequence[RoundInput],
+        minibatches: int,
         compute: _Compute,
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
@@ -221,8 +223,7 @@ class PPOLearner:
         """Run the functions of an update on each of `uses`; `compute` is called for critics and policies with their
         samples. Reports are those of the last one.
         """
-        env_steps = sum(each.env_steps for each in inputs.trajectories)
-        threads = threads_for(self._device, env_steps / self._config.minibatches)
+        threads = threads_for(self._device, self._policy_codec.layout.size, inputs, minibatches)
         graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for given in uses:

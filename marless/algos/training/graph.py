@@ -12,13 +12,18 @@ from typing import Generic, TypeVar
 
 import torch
 
+from marless.algos.learner import RoundInput
 from marless.algos.training.meter import Meter
 from marless.core.functions import FunctionKind, FunctionNode, FunctionRun
 from marless.core.interruption import Stopped, check, never
 
-ONE_THREAD_STEPS = 150
-"""Env steps of a minibatch up to which passes run on one thread: the code between their kernels holds the interpreter's
-lock, so that two threads wait for each other for longer than they save (nets of [64, 64] on two CPUs)."""
+ONE_THREAD = 4_500_000
+"""Largest work of a pass, as `threads_for` counts it, for which all passes run on one thread: the code between their
+kernels holds the interpreter's lock, so that two threads would wait for each other for longer than they save. Measured
+on two CPUs with perceptrons of [64, 64], [256, 256] and [512, 512], and with recurrent nets of [64, 64].
+"""
+UPDATE_STEPS = 10
+"""The optimizer's step of a net takes as long as computing on so many samples."""
 ResultT = TypeVar("ResultT")
 
 
@@ -107,7 +112,9 @@ class Graph:
             return each.compute()
 
 
-def threads_for(device: torch.device, minibatch_env_steps: float) -> int:
-    """Threads for the passes of an update with minibatches of so many env steps."""
-    alone = device.type != "cpu" or minibatch_env_steps <= ONE_THREAD_STEPS
-    return 1 if alone else torch.get_num_interop_threads()
+def threads_for(device: torch.device, parameters: int, inputs: RoundInput, minibatches: int) -> int:
+    """Threads for the passes of an update with so many minibatches, of nets with so many parameters each."""
+    env_steps = sum(each.env_steps for each in inputs.trajectories)
+    samples = sum(len(group.agents) for group in inputs.groups) * env_steps / minibatches
+    work = parameters * (samples + UPDATE_STEPS * len(inputs.groups))
+    return 1 if device.type != "cpu" or work <= ONE_THREAD else torch.get_num_interop_threads()

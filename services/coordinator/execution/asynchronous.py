@@ -96,7 +96,7 @@ class Asynchronous:
         recovery = self._parts.recovery
         if recovery.restored or not await self._resume():
             await self._parts.rolled_out.drop()
-            recovery.restored = False
+            recovery.forgotten()
             self._take(Arrival("restart"))
         return self
 

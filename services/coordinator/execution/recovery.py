@@ -69,8 +69,7 @@ class Recovery:
         self._epoch_id = ""
         self._openings = 0
         self._opened = False
-        self.restored = False
-        """Versions have come from a checkpoint: what was under way is lost. Reset by who has dealt with that."""
+        self._restored = False
         self._goes_back = False
 
     def go_back(self) -> None:
@@ -93,7 +92,7 @@ class Recovery:
         present, last = await self._pools.store.list(self._id), self._journal.last
         if self._goes_back:
             await (self._restore(present) if last else self._forget(present))
-            self._goes_back, self.restored = False, True
+            self._goes_back, self._restored = False, True
         elif last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
@@ -101,6 +100,15 @@ class Recovery:
         opened = await self._open()
         self._opened = True
         return self._journal.last.versions if self._journal.last else dict.fromkeys(opened, FIRST_VERSION)
+
+    @property
+    def restored(self) -> bool:
+        """True if versions have come from a checkpoint since `forgotten` was called: what was under way is lost."""
+        return self._restored
+
+    def forgotten(self) -> None:
+        """What was under way before versions were restored is forgotten, durably."""
+        self._restored = False
 
     async def end(self) -> None:
         """Drop a job that has ended from the learner pool and the store; its final checkpoint is on disk."""
@@ -131,7 +139,7 @@ class Recovery:
 
     async def _restore(self, present: Listing) -> None:
         """Restore the newest checkpoint and drop the rounds after it; without a checkpoint, start from round 0."""
-        self.restored = True
+        self._restored = True
         rounds = self._journal.rounds
         checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
         back_to = checkpoint.progress.round if checkpoint else 0

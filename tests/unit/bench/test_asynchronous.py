@@ -92,7 +92,7 @@ def test_a_line_counts_the_seeds_that_got_there():
 def test_durations_are_measured_for_each_kind_of_function():
     found, update_s = measured(GAMES["spread"], 2)
     assert min(found.sample_s) > 0 and min(found.learn_s) > 0 and found.publish_s > 0
-    assert len(update_s) > 1 and min(update_s) > 0
+    assert min(update_s) > min(found.learn_s) / 2  # several epochs; the smallest, because other load raises the others
 
 
 def test_the_best_rate_is_the_one_with_which_runs_get_there(tmp_path: Path):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from marless.algos.training.graph import ONE_THREAD_STEPS, Graph, Pass, threads_for
+from marless.algos.learner import RoundInput
+from marless.algos.training.graph import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
 from marless.core.functions import FunctionKind, FunctionNode
+from marless.core.group import Group
 
 NODES = (
     FunctionNode("post_process", "walker"),
@@ -96,8 +100,14 @@ def test_what_ran_must_be_what_was_declared() -> None:
         graph.runs()
 
 
-def test_small_minibatches_and_gpus_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_work_and_gpus_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 8)
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert threads_for(cpu, ONE_THREAD_STEPS) == threads_for(gpu, 10_000) == 1
-    assert threads_for(cpu, ONE_THREAD_STEPS + 0.5) == 8
+    groups = (Group("x", ("a", "b")), Group("y", ("c",)))
+
+    def threads(parameters: int, env_steps: int, minibatches: int = 1, device: str = "cpu") -> int:
+        inputs = cast("RoundInput", SimpleNamespace(groups=groups, trajectories=[SimpleNamespace(env_steps=env_steps)]))
+        return threads_for(torch.device(device), parameters, inputs, minibatches)
+
+    most = ONE_THREAD // (3 * 80 + 2 * UPDATE_STEPS)
+    assert threads(most, 80) == threads(most, 320, minibatches=4) == threads(100 * most, 80, device="cuda") == 1
+    assert threads(most + 1, 80) == threads(most, 84) == threads(most, 320, minibatches=2) == 8
