@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from marless.core.state import REPLAY
+from marless.documents import MAX_TEXT
 from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
@@ -30,7 +32,8 @@ def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
         raise SpecError(f"--replay: the run's events take {len(order):,} characters; at most {MAX_ORDER:,} are taken")
     _check_replays(records[-1])
     stop = StopSpec.model_validate({"rounds": len(records)})
-    return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": order}), "stop": stop})
+    texts = tuple(textwrap.wrap(order, MAX_TEXT, break_long_words=False))
+    return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": texts}), "stop": stop})
 
 
 def _check_replays(last: RoundRecord) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
 from marless.aggregation.config import Aggregation as Rule
 from marless.aggregation.config import AsyncRule, StellarisRule
 from marless.algos.algorithm import AlgorithmConfig
+from marless.documents import MAX_TEXT
 from marless.errors import SpecError
-from marless.schedules.arrivals import read
+from marless.schedules.arrivals import Arrival, read
 from marless.schedules.base import ScheduleConfig
 
 MAX_ORDER = 2**19
-"""Characters of an order of events."""
+"""Characters of all events of an order, which is given as texts of any length that a document can hold."""
 
 
 class StellarisConfig(ScheduleConfig):
@@ -41,21 +42,32 @@ class StellarisConfig(ScheduleConfig):
         StellarisRule.model_validate({}),
         description="how gradients become a version; off-policy algorithms always have async",
     )
-    order: str = Field(
-        "",
-        max_length=MAX_ORDER,
+    order: tuple[Annotated[str, Field(max_length=MAX_TEXT)], ...] = Field(
+        (),
         description="events of an earlier run in the order in which they are to happen again, as its records have them "
         "(`marless train --replay RUN` sets it); after the last one, events happen in the order of their arrival",
     )
 
+    @field_validator("order", mode="before")
+    @classmethod
+    def _may_be_one_text(cls, order: object) -> object:
+        return (order,) if isinstance(order, str) else order
+
     @field_validator("order")
     @classmethod
-    def _is_an_order(cls, order: str) -> str:
+    def _is_an_order(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        if (characters := sum(map(len, order))) > MAX_ORDER:
+            raise ValueError(f"the events take {characters:,} characters; at most {MAX_ORDER:,} are taken")
         try:
-            read(order)
+            read(" ".join(order))
         except SpecError as error:
             raise ValueError(str(error)) from None
         return order
+
+    @property
+    def to_repeat(self) -> tuple[Arrival, ...]:
+        """The events of `order`."""
+        return read(" ".join(self.order))
 
     def fitted(self, algorithm: AlgorithmConfig) -> Self:
         """See `ScheduleConfig`: a learner that publishes its own versions is the only one, and waits for no other."""

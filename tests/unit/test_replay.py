@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import yaml
 
+from marless import spec
 from marless.errors import SpecError
 from marless.replay import replayed
-from marless.schedules.stellaris_config import MAX_ORDER
+from marless.schedules.arrivals import read
+from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
 from tests.unit.billing.rounds import job
 from tests.unit.test_record import record
 from tests.unit.test_version_report import RUN
@@ -16,9 +19,29 @@ SPEC = job(schedule="stellaris", actors={"count": 2, "envs": 1, "steps": 25, "ep
 
 def test_it_follows_the_events_of_all_versions_and_ends_with_the_last():
     again = replayed(SPEC, RUN)
-    assert again.schedule.order == "r0:10 g0 r0:10 g0"
+    assert again.schedule.order == ("r0:10 g0 r0:10 g0",)
     assert again.stop.model_dump(exclude_none=True) == {"rounds": 2}
     assert again.model_copy(update={"schedule": SPEC.schedule, "stop": SPEC.stop}) == SPEC
+
+
+def test_a_run_of_thousands_of_versions_fits_into_a_job_file():
+    """No document has a string of more than MAX_TEXT characters."""
+    made = RUN[0].aggregation
+    assert made is not None
+    many = [replace(RUN[0], aggregation=replace(made, arrivals=f"r{n}:2000 g{n}")) for n in range(20_000)]
+    again = replayed(SPEC, many)
+    assert spec.from_json(again.to_json()) == again
+    assert spec.parse(yaml.safe_load(again.to_yaml()), "spec.yaml") == again
+    expected = read(" ".join(f"r{n}:2000 g{n}" for n in range(20_000)))
+    assert isinstance(again.schedule, StellarisConfig)
+    assert again.schedule.to_repeat == expected
+
+
+def test_an_order_may_be_one_text_or_several():
+    one, several = (StellarisConfig.model_validate({"order": each}) for each in ("r0:1 g0", ["r0:1", "g0"]))
+    assert one.to_repeat == several.to_repeat == read("r0:1 g0")
+    with pytest.raises(ValueError, match=f"at most {MAX_ORDER:,} are taken"):
+        StellarisConfig.model_validate({"order": ["r1:1 " * 1000] * 200})
 
 
 def test_runs_of_other_schedules_need_none():

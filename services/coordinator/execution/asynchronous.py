@@ -64,7 +64,7 @@ class Asynchronous:
         self._parts = parts
         self._recorded = recorded
         self._rule = schedule.rule(parts.job.spec.actors.count)
-        self._order = deque(events.read(schedule.config.order))
+        self._order = deque(schedule.config.to_repeat)
         """Events that are to happen as in an earlier run."""
         self._progress = Progress(actors=0)
         self._published: Publish | None = None
