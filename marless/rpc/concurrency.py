@@ -37,12 +37,6 @@ async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) ->
     return results[0], results[1]
 
 
-async def requests_sent() -> None:
-    """Let the requests of calls that have just begun be sent before the caller does what can wait."""
-    for _ in range(2):  # a call begins in the first turn of the event loop, and gRPC sends its request in the second
-        await asyncio.sleep(0)
-
-
 @asynccontextmanager
 async def in_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
     """Enter and leave a context manager that blocks in threads."""

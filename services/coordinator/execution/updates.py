@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from marless.core.stopwatch import Stopwatch
 from marless.errors import CancelledJobError, StaleError
 from marless.record import RoundRecord
-from marless.rpc.concurrency import both, requests_sent, to_the_end
+from marless.rpc.concurrency import both, to_the_end
 from services.coordinator.execution import recording
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
@@ -43,31 +44,29 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
 
 async def _update(parts: Parts, plan: RoundPlan, pending: Pending) -> Update:
     """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
-    epoch = parts.recovery.epoch
-    update = parts.pools.update(
-        parts.job_id,
-        round_=plan.round,
-        epoch=epoch,
-        env_steps=plan.env_steps,
-        actors=pending.actors or plan.actors,
-        groups=plan.groups,
-        versions=plan.versions,
-        measure=parts.planner.measure(pending.returns),
-    )
+    parts.warming.expect(plan.actors)
+    syncing = asyncio.create_task(to_the_end(_beside_the_update, parts))
     try:
-        return (await both(update, _beside_the_update(parts, plan, epoch)))[0]
+        epoch = parts.recovery.epoch
+        update = parts.pools.update(
+            parts.job_id,
+            round_=plan.round,
+            epoch=epoch,
+            env_steps=plan.env_steps,
+            actors=pending.actors or plan.actors,
+            groups=plan.groups,
+            versions=plan.versions,
+            measure=parts.planner.measure(pending.returns),
+        )
+        return (await both(update, parts.lanes.publish(epoch, plan.round)))[0]
     except StaleError:
         parts.rolled_out.lost()
         raise
+    finally:
+        await syncing
 
 
-async def _beside_the_update(parts: Parts, plan: RoundPlan, epoch: int) -> None:
-    await requests_sent()
-    parts.warming.expect(plan.actors)
-    await both(to_the_end(_sync, parts), parts.lanes.publish(epoch, plan.round))
-
-
-def _sync(parts: Parts) -> None:
+def _beside_the_update(parts: Parts) -> None:
     parts.folder.sync_pending()
     parts.costs.catch_up()
 

@@ -114,16 +114,13 @@ class LiveJob:
             self._progress = self._progress.after(record)
             self._log_round(record)
             self._sinks.put(record, self._run.status.random)
-        self._take(self._run.status, soon=record is not None)
+        self._take(self._run.status)
 
-    def _take(self, status: JobStatus, *, soon: bool = False) -> None:
+    def _take(self, status: JobStatus) -> None:
         self._log_status(status)
         self._status = status
         self._changed(status)
-        if soon:
-            self.notifier.tell_soon()
-        else:
-            self.notifier.tell()
+        self.notifier.tell()
 
     def _log_status(self, status: JobStatus) -> None:
         if (status.state, status.reason) == (self._status.state, self._status.reason):
