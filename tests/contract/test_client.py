@@ -189,6 +189,7 @@ def test_streams_cut_at_random_bring_everything_once(coordinator, seed):
     async def run() -> tuple[list[Event], list[str]]:
         rng = random.Random(seed)
         coordinator.add("a")
+        shown = asyncio.Event()  # a watcher whose streams are all cut until the job has ended never sees it run
         async with Proxy(coordinator.address) as proxy, AsyncClient(proxy.address) as client:
             disturbing = asyncio.create_task(disturb(proxy, rng, every_s=0.02, how=(resetting, cutting)))
 
@@ -199,14 +200,23 @@ def test_streams_cut_at_random_bring_everything_once(coordinator, seed):
                 async with asyncio.timeout(30.0):
                     while proxy.resets < 3:  # noqa: ASYNC110  # a proxy tells nobody
                         await asyncio.sleep(0.01)
+                    await shown.wait()
                 coordinator.happen("a", state="SUCCEEDED")
                 await asyncio.sleep(0.3)
                 disturbing.cancel()
                 await proxy.behave(Behaviour())
 
+            async def watch() -> list[Event]:
+                events = []
+                async for event in client.watch("a"):
+                    events.append(event)
+                    if event.job:
+                        shown.set()
+                return events
+
             async with asyncio.TaskGroup() as group:
                 group.create_task(live())
-                watching = group.create_task(collect(client.watch("a")))
+                watching = group.create_task(watch())
                 reading = group.create_task(collect(client.logs("a", follow=True)))
             return watching.result(), [line.text for line in reading.result()]
 
