@@ -77,7 +77,7 @@ def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started_s = time.time()
         command = [str(part) for part in argv]
-        process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd)
+        process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=variables())
         try:
             code = _wait(process, started_s + timeout_s, watch)
         finally:
@@ -86,6 +86,15 @@ def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch
             raise BenchError(f"{' '.join(command)} ended with exit code {code}:\n{_tail(err)}{_tail(out)}")
         out.seek(0)
         return Output(started_s, tuple(json_lines(out.readlines())))
+
+
+def variables() -> dict[str, str]:
+    """The environment variables of what is measured: processes that start keep their bytecode, so that only the first
+    one compiles modules, as after an installation.
+
+    Without it, every process of marless would compile some 600 files, and peers none, because pip has compiled them.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _wait(process: psutil.Popen, deadline_s: float, watch: Watch) -> int:

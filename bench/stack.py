@@ -164,7 +164,9 @@ def serving(log: Path, module: str, *arguments: str, within: Sequence[str] = ())
     """Run a module until the end of the block; its log is printed if the block raises BenchError."""
     command = [*within, sys.executable, "-m", module, *arguments, "--exit-with-stdin"]
     with log.open("w") as file:
-        process = psutil.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, cwd=harness.ROOT)
+        process = psutil.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, cwd=harness.ROOT, env=harness.variables()
+        )
         try:
             yield psutil.Process(process.pid)
         except BenchError:

@@ -217,16 +217,15 @@ def named(text: str) -> tuple[str, ...]:
 
 
 def systems(peers: Sequence[str], without_marless: bool = False, without_script: bool = False) -> dict[str, Measure]:
-    """marless, the plain script on one thread and on all cores, and the named peers that are installed."""
+    """marless, the plain script on one thread and on all cores, and the named peers. Exits if one is not installed."""
     found: dict[str, Measure] = {} if without_marless else {"marless": marless}
     for threads in () if without_script else dict.fromkeys((1, os.cpu_count() or 1)):
         name = f"plain script, {threads} thread{'s' * (threads > 1)}"
         found[name] = program(Path(sys.executable), "bench.plain_ppo", threads)
     for each in peers:
         peer, _, simulator = each.partition("/")
-        if install.installed(peer):
-            module = f"bench.peers.run_{peer}"
-            found[each] = program(install.interpreter(peer), module, simulator=simulator or SIMULATORS[0])
-        else:
-            harness.say(f"{peer}: not installed, left out (python -m bench.peers.install {peer})")
+        if not install.installed(peer):
+            sys.exit(f"{peer} is not installed: python -m bench.peers.install {peer}")
+        module = f"bench.peers.run_{peer}"
+        found[each] = program(install.interpreter(peer), module, simulator=simulator or SIMULATORS[0])
     return found

@@ -70,7 +70,7 @@ def main() -> int:
             print(f"{peer}: installed, {interpreter(peer)}")
         except subprocess.CalledProcessError as error:
             failed += 1
-            print(f"{peer}: pip failed with exit code {error.returncode}; it will be left out", file=sys.stderr)
+            print(f"{peer}: pip failed with exit code {error.returncode}", file=sys.stderr)
     return failed
 
 

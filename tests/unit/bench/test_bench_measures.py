@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import psutil
 import pytest
@@ -179,7 +180,9 @@ def test_a_peer_is_run_with_its_simulator(monkeypatch):
 
     monkeypatch.setattr(harness, "run", run)
     monkeypatch.setattr(install, "installed", lambda peer: peer == "benchmarl")
-    measured = systems(("benchmarl", "benchmarl/vmas", "jaxmarl"), without_marless=True)
+    with pytest.raises(SystemExit, match="jaxmarl is not installed"):
+        systems(("benchmarl", "jaxmarl"))
+    measured = systems(("benchmarl", "benchmarl/vmas"), without_marless=True)
     assert [*measured][-2:] == ["benchmarl", "benchmarl/vmas"]
     for name in ("benchmarl", "benchmarl/vmas"):
         measured[name](Request(0, 10))
@@ -224,3 +227,9 @@ def test_an_earlier_round_is_compared_with_the_present_one_of_its_turn():
     found = round_overhead.row("before", before, present)
     assert found["p50 (ms)"] == {"median": 4.5, "min": 3.0, "max": 6.0}
     assert found["p50 of present (%)"]["median"] == 150.0
+
+
+def test_measured_programs_keep_their_bytecode(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    says = "import json, sys; print(json.dumps({'keeps': not sys.dont_write_bytecode}))"
+    assert harness.run([sys.executable, "-c", says], timeout_s=60).lines == ({"keeps": True},)
