@@ -316,7 +316,7 @@ def choose_device(asked: str) -> tuple[str, str]:
     if asked == "auto":
         if torch.cuda.is_available():
             return "cuda:0", torch.cuda.get_device_name(0)
-        return "cpu", f"auto: torch sees no GPU; {torch.get_num_interop_threads()} threads"
+        return "cpu", f"auto: torch sees no GPU; threads: {torch.get_num_interop_threads()}"
     gpus = torch.cuda.device_count()
     if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
         raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
