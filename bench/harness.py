@@ -89,10 +89,10 @@ def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch
 
 
 def variables() -> dict[str, str]:
-    """The environment variables of what is measured: processes that start keep their bytecode, so that only the first
-    one compiles modules, as after an installation.
+    """The environment variables of what is measured: this program's, but for PYTHONDONTWRITEBYTECODE.
 
-    Without it, every process of marless would compile some 600 files, and peers none, because pip has compiled them.
+    With it, every process of marless would compile all that it imports from a checkout. Peers would compile nothing,
+    because pip did that when it installed them.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

@@ -205,14 +205,14 @@ def program(python: Path, module: str, threads: int = 1, simulator: str = SIMULA
 
 
 def named(text: str) -> tuple[str, ...]:
-    """Parse the value of --peers; raises ValueError for an unknown peer.
+    """Parse the value of --peers; raises ArgumentTypeError for an unknown peer.
 
     A peer may be followed by one of `SIMULATORS`, as in "benchmarl/vmas".
     """
     peers = tuple(peer for peer in text.split(",") if peer)
     known = {*install.REQUIREMENTS, *(f"benchmarl/{each}" for each in SIMULATORS)}
     if unknown := [peer for peer in peers if peer not in known]:
-        raise ValueError(f"unknown peers {unknown}; known: {sorted(known)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     return peers
 
 

@@ -1,5 +1,6 @@
 """What benchmarks compute from what systems say: rates, crossings, spreads, ratios."""
 
+import argparse
 import json
 import math
 import sys
@@ -167,7 +168,7 @@ def test_marless_is_given_the_task():
 def test_unknown_peers_are_named():
     assert named("rllib,benchmarl/vmas,jaxmarl") == ("rllib", "benchmarl/vmas", "jaxmarl")
     for wrong in ("rlib", "benchmarl/vma", "rllib/vmas"):
-        with pytest.raises(ValueError, match=wrong):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"unknown: {wrong}; known: benchmarl, "):
             named(wrong)
 
 

@@ -11,17 +11,14 @@ from marless.errors import UnavailableError
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
-from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS
+from tests.unit.coordinator.test_run_folder import PENDING, taken_over
 
 JOURNAL = cast("Journal", SimpleNamespace(rounds=PENDING.round, env_steps=0, last=None))
 
 
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
-    folder = RunFolder(tmp_path / "runs" / "j")
-    folder.create(SPEC, STATUS)
-    folder.take_over()
-    return folder
+    return taken_over(tmp_path / "runs")
 
 
 async def left(folder: RunFolder) -> tuple[object, ...]:

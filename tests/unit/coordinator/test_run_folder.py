@@ -25,12 +25,17 @@ STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, 
 PENDING = Pending(round=1, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
 
 
-@pytest.fixture
-def folder(tmp_path) -> RunFolder:
-    folder = RunFolder(tmp_path / "runs" / "j")
+def taken_over(runs: Path) -> RunFolder:
+    """The run folder of a job that was accepted, under its coordinator."""
+    folder = RunFolder(runs / "j")
     folder.create(SPEC, STATUS)
     folder.take_over()
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return taken_over(tmp_path / "runs")
 
 
 def saved(round_: int) -> Checkpoint:
