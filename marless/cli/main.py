@@ -14,6 +14,7 @@ import typer
 from typer.main import get_command
 
 from marless.cli import (
+    check,
     compare,
     costs,
     credentials,
@@ -44,6 +45,7 @@ app = typer.Typer(
 HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
 
 app.command(rich_help_panel=HERE)(local.train)
+app.command(rich_help_panel=HERE)(check.check)
 app.command(rich_help_panel=HERE)(connected(compare.compare))
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)

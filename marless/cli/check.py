@@ -1,0 +1,244 @@
+"""The command `check`: what marless sees of a job and its environment, without training; and its summary for `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import isinf
+from typing import TYPE_CHECKING, Any
+
+from marless import documents
+from marless.cli.options import JobFileArgument, Output, OutputOption, OverrideOption
+from marless.cli.output import console, harmless, say, show_object
+from marless.cli.working import Working
+from marless.errors import SpecError, some_of
+
+if TYPE_CHECKING:
+    from marless.data.trial import Trial
+    from marless.envs.base import AgentClass, Box, Discrete
+    from marless.job import Job
+
+_LARGE, _SMALL = 30.0, 0.03
+"""Observations beyond this size, or all below it, are far from the size 1 that nets learn best from."""
+_MIB = 2**20
+
+
+def check(
+    job_file: JobFileArgument,
+    override: OverrideOption = [],  # noqa: B006  # typer's way
+    output: OutputOption = Output.table,
+) -> None:
+    """Say in a second what marless sees of a job: agents, spaces, masks, rewards, ends; and what may go wrong.
+
+    The environment is made once and played at random for a moment; nothing is trained, and nothing is started.
+    """
+    from marless import spec as specs
+    from marless.data.trial import trial
+    from marless.envs import registry
+    from marless.job import advice, prepare
+
+    source, spec = documents.name_of(job_file), specs.load(job_file, override)
+    try:
+        with Working(f"checking {source}: making {spec.env.name} once"):
+            job = prepare(spec)
+            env = registry.make(spec.env.name, spec.env.options, 1)
+            try:
+                seen = trial(env)
+            finally:
+                env.close()
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
+    notes = [each for each in (advice(job), *warnings(job, seen)) if each]
+    if output is Output.table:
+        _show(job, seen)
+    else:
+        show_object(_document(job, seen, notes), spec.name, output)
+    for note in notes:
+        say(f"note: {note}")
+
+
+def summary(job: Job) -> list[str]:
+    """What marless sees of a job, in three lines."""
+    spaces = job.spaces
+    classes = "; ".join(f"{each.name} ({_listed(each)}): {_spaces_of(each)}" for each in spaces.classes)
+    return [
+        f"{len(spaces.agents)} agents in {len(spaces.classes)} classes of equal spaces: {classes}",
+        f"{_masks(job)}; {_rewards(job)}; {_ends(job)}",
+        f"{_training(job)}; {_memory(job)}",
+    ]
+
+
+def warnings(job: Job, seen: Trial) -> Iterator[str]:
+    """What random play showed that may go wrong in training, a sentence each."""
+    for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
+        largest = max(abs(shown.obs_low), abs(shown.obs_high))
+        if largest > _LARGE or 0 < largest < _SMALL:
+            yield (
+                f"class {agents.name} observes numbers from {shown.obs_low:g} to {shown.obs_high:g}; nets learn best "
+                "from numbers near 1, so scale them in the environment"
+            )
+        if shown.constant == agents.obs_size:
+            yield f"class {agents.name} observed the same numbers in every step, so its agents cannot tell states apart"
+    yield from _reward_warnings(job, seen)
+    if not seen.episodes and job.spaces.max_steps is None:
+        yield (
+            f"no episode ended within {seen.env_steps:,} random steps, and the environment declares no limit; "
+            "an evaluation counts whole episodes, until evaluation.limit_s"
+        )
+    if not seen.repeats:
+        yield (
+            "equal seeds and actions gave other observations or rewards: the environment is not deterministic under "
+            "its seed, so a run cannot be repeated, and actors.episodes: carried may fail; set actors.episodes: fresh"
+        )
+
+
+def _reward_warnings(job: Job, seen: Trial) -> Iterator[str]:
+    idle = [name for name, agent in zip(job.spaces.agents, seen.agents, strict=True) if not agent.steps]
+    if idle:
+        yield f"{some_of(idle)} took no part in {seen.env_steps:,} random steps"
+    if seen.env_steps and all(agent.reward_low == agent.reward_high for agent in seen.agents):
+        values = sorted({agent.reward_low for agent in seen.agents if agent.steps})
+        yield (
+            f"the reward of each agent was the same in all of {seen.env_steps:,} random steps "
+            f"({some_of([f'{each:g}' for each in values])}); if it stays so, there is nothing to learn"
+        )
+    rule = getattr(job.spec.algorithm, "credit_after_death", None)
+    if seen.paid_after_death and rule is False:
+        yield (
+            "agents left episodes before their end, and their team had rewards later; if an action that costs an agent "
+            "its life may earn them, set algorithm.credit_after_death (docs/algorithms.md)"
+        )
+
+
+def _show(job: Job, seen: Trial) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in _rows(job, seen):
+        table.add_row(name, harmless(text))
+    console().print(table)
+
+
+def _rows(job: Job, seen: Trial) -> Iterator[tuple[str, str]]:
+    spaces = job.spaces
+    yield "environment", job.spec.env.name
+    for each, shown in zip(spaces.classes, seen.classes, strict=True):
+        yield f"class {each.name}", _listed(each)
+        yield (
+            "",
+            f"{_spaces_of(each)}; observed {shown.obs_low:.3g} to {shown.obs_high:.3g}{_choice(each, shown.legal)}",
+        )
+    yield "masks", _masks(job)
+    yield "global state", f"{spaces.state_size:,} numbers" if spaces.state_size else spaces.no_state or "none"
+    yield "rewards", _rewards(job)
+    yield "", _seen_rewards(job, seen)
+    yield "ends", _ends(job)
+    yield "", _seen_ends(seen)
+    yield "memory", _memory(job)
+    yield "training", _training(job)
+
+
+def _listed(agents: AgentClass) -> str:
+    return some_of(agents.agents)
+
+
+def _spaces_of(agents: AgentClass) -> str:
+    return f"{agents.obs_size:,} numbers observed, {_actions(agents.action)}"
+
+
+def _actions(action: Discrete | Box) -> str:
+    bounds: Sequence[tuple[float, float]] = list(
+        zip(getattr(action, "low", ()), getattr(action, "high", ()), strict=True)
+    )
+    if not bounds:
+        return f"{action.n:,} actions"
+    shown = some_of(list(dict.fromkeys(f"{_end(low)} to {_end(high)}" for low, high in bounds)))
+    return f"{action.n} continuous actions, {shown}"
+
+
+def _end(bound: float) -> str:
+    return ("-" if bound < 0 else "") + "∞" if isinf(bound) else f"{bound:g}"
+
+
+def _choice(agents: AgentClass, legal: float) -> str:
+    return f"; {legal:.0%} of the actions legal on average" if legal < 1 else ""
+
+
+def _masks(job: Job) -> str:
+    return "some actions may be illegal" if job.spaces.masks else "every action is always legal"
+
+
+def _rewards(job: Job) -> str:
+    spaces = job.spaces
+    kind = {"unknown": "each agent has its own reward", "cooperative": "rewards of one team"}.get(
+        spaces.rewards, "rewards of rivals"
+    )
+    return kind + (", and one of the team" if spaces.team_reward else "")
+
+
+def _seen_rewards(job: Job, seen: Trial) -> str:
+    if seen.common_reward and len(seen.agents) > 1:
+        first = seen.agents[0]
+        return f"seen: the same for all agents, {first.reward_low:.3g} to {first.reward_high:.3g} a step"
+    each = [
+        f"{name} {agent.reward_low:.3g} to {agent.reward_high:.3g}"
+        for name, agent in zip(job.spaces.agents, seen.agents, strict=True)
+    ]
+    return f"seen a step: {some_of(each)}"
+
+
+def _ends(job: Job) -> str:
+    spaces = job.spaces
+    limit = (
+        "episodes of unknown length" if spaces.max_steps is None else f"episodes of up to {spaces.max_steps:,} steps"
+    )
+    return f"{limit}, {'agents may leave before the end' if spaces.deaths else 'all agents stay to the end'}"
+
+
+def _seen_ends(seen: Trial) -> str:
+    if not seen.episodes:
+        return f"seen: no end within {seen.env_steps:,} random steps"
+    left = sum(agent.left_early for agent in seen.agents)
+    return (
+        f"seen: {seen.episodes:,} episodes of {seen.shortest:,} to {seen.longest:,} steps, {seen.truncated:,} of them "
+        f"cut by a time limit; agents left early {left:,} times"
+    )
+
+
+def _memory(job: Job) -> str:
+    """What policies remember from step to step, and the bytes that an actor uploads."""
+    from marless.job import schema_of
+
+    actions = max(each.action.n for each in job.spaces.classes)
+    units = job.spec.algorithm.memory(job.spec.nets, actions)
+    upload = schema_of(job.spec, job.spaces).bytes_with(0)
+    remembered = f"policies remember {units:,} numbers" if units else "policies remember nothing"
+    return f"{remembered}; an actor uploads {upload / _MIB:,.1f} MiB a round"
+
+
+def _training(job: Job) -> str:
+    from marless.sharing.groups import initial_groups
+
+    spec, actors = job.spec, job.spec.actors
+    groups = initial_groups(spec.sharing.groups, job.spaces)
+    return (
+        f"{spec.algorithm.name} trains {len(groups)} policies; {actors.count} actors · {actors.envs} copies · "
+        f"{actors.steps} steps = {actors.count * actors.envs * actors.steps:,} env steps a round, episodes {actors.episodes}"
+    )
+
+
+def _document(job: Job, seen: Trial, notes: Sequence[str]) -> dict[str, Any]:  # Any: JSON
+    spaces = asdict(job.spaces)
+    for each in spaces["classes"]:  # JSON has no infinite numbers
+        bounds = ("low", "high") if "low" in each["action"] else ()
+        each["action"] |= {name: [None if isinf(end) else end for end in each["action"][name]] for name in bounds}
+    return {
+        "job": job.spec.name,
+        "env": job.spec.env.name,
+        **spaces,
+        "can_be_saved": job.can_be_saved,
+        "seen": asdict(seen),
+        "notes": list(notes),
+    }
