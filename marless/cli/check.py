@@ -1,4 +1,4 @@
-"""The command `check`: what marless sees of a job and its environment, without training; and its summary for `train`."""
+"""The command `check`: what marless sees of a job and its environment, without training. `train` prints its summary."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def check(
 def summary(job: Job) -> list[str]:
     """What marless sees of a job, in three lines."""
     spaces = job.spaces
-    classes = "; ".join(f"{each.name} ({_listed(each)}): {_spaces_of(each)}" for each in spaces.classes)
+    classes = "; ".join(f"{some_of(each.agents)} (class {each.name}): {_spaces_of(each)}" for each in spaces.classes)
     return [
-        f"{len(spaces.agents)} agents in {len(spaces.classes)} classes of equal spaces: {classes}",
+        f"{_count(len(spaces.agents), 'agent')}: {classes}",
         f"{_masks(job)}; {_rewards(job)}; {_ends(job)}",
         f"{_training(job)}; {_memory(job)}",
     ]
@@ -125,13 +125,13 @@ def _rows(job: Job, seen: Trial) -> Iterator[tuple[str, str]]:
     spaces = job.spaces
     yield "environment", job.spec.env.name
     for each, shown in zip(spaces.classes, seen.classes, strict=True):
-        yield f"class {each.name}", _listed(each)
+        yield f"class {each.name}", some_of(each.agents)
         yield (
             "",
             f"{_spaces_of(each)}; observed {shown.obs_low:.3g} to {shown.obs_high:.3g}{_choice(each, shown.legal)}",
         )
     yield "masks", _masks(job)
-    yield "global state", f"{spaces.state_size:,} numbers" if spaces.state_size else spaces.no_state or "none"
+    yield "global state", _count(spaces.state_size, "number") if spaces.state_size else spaces.no_state or "none"
     yield "rewards", _rewards(job)
     yield "", _seen_rewards(job, seen)
     yield "ends", _ends(job)
@@ -140,12 +140,12 @@ def _rows(job: Job, seen: Trial) -> Iterator[tuple[str, str]]:
     yield "training", _training(job)
 
 
-def _listed(agents: AgentClass) -> str:
-    return some_of(agents.agents)
+def _count(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def _spaces_of(agents: AgentClass) -> str:
-    return f"{agents.obs_size:,} numbers observed, {_actions(agents.action)}"
+    return f"{_count(agents.obs_size, 'number')} observed, {_actions(agents.action)}"
 
 
 def _actions(action: Discrete | Box) -> str:
@@ -153,9 +153,9 @@ def _actions(action: Discrete | Box) -> str:
         zip(getattr(action, "low", ()), getattr(action, "high", ()), strict=True)
     )
     if not bounds:
-        return f"{action.n:,} actions"
+        return _count(action.n, "action")
     shown = some_of(list(dict.fromkeys(f"{_end(low)} to {_end(high)}" for low, high in bounds)))
-    return f"{action.n} continuous actions, {shown}"
+    return f"{_count(action.n, 'continuous action')}, {shown}"
 
 
 def _end(bound: float) -> str:
@@ -200,10 +200,11 @@ def _ends(job: Job) -> str:
 def _seen_ends(seen: Trial) -> str:
     if not seen.episodes:
         return f"seen: no end within {seen.env_steps:,} random steps"
+    shortest = f"{seen.shortest:,} to " if seen.shortest < seen.longest else ""
     left = sum(agent.left_early for agent in seen.agents)
     return (
-        f"seen: {seen.episodes:,} episodes of {seen.shortest:,} to {seen.longest:,} steps, {seen.truncated:,} of them "
-        f"cut by a time limit; agents left early {left:,} times"
+        f"seen: {_count(seen.episodes, 'episode')} of {shortest}{_count(seen.longest, 'step')}, {seen.truncated:,} cut by a time limit"
+        + (f"; agents left before the end {_count(left, 'time')}" if left else "")
     )
 
 
@@ -214,7 +215,7 @@ def _memory(job: Job) -> str:
     actions = max(each.action.n for each in job.spaces.classes)
     units = job.spec.algorithm.memory(job.spec.nets, actions)
     upload = schema_of(job.spec, job.spaces).bytes_with(0)
-    remembered = f"policies remember {units:,} numbers" if units else "policies remember nothing"
+    remembered = f"policies remember {_count(units, 'number')}" if units else "policies remember nothing"
     return f"{remembered}; an actor uploads {upload / _MIB:,.1f} MiB a round"
 
 
@@ -223,9 +224,10 @@ def _training(job: Job) -> str:
 
     spec, actors = job.spec, job.spec.actors
     groups = initial_groups(spec.sharing.groups, job.spaces)
+    env_steps = actors.count * actors.envs * actors.steps
     return (
-        f"{spec.algorithm.name} trains {len(groups)} policies; {actors.count} actors · {actors.envs} copies · "
-        f"{actors.steps} steps = {actors.count * actors.envs * actors.steps:,} env steps a round, episodes {actors.episodes}"
+        f"{spec.algorithm.name} trains {_count(len(groups), 'policy', 'policies')}; {_count(actors.count, 'actor')} · "
+        f"{actors.envs} copies · {actors.steps} steps = {env_steps:,} env steps a round, episodes {actors.episodes}"
     )
 
 

@@ -1,0 +1,95 @@
+"""`marless check`: what marless sees of a job, and what it warns of, without training."""
+
+import json
+
+import pytest
+
+DOCUMENT = """
+env: {name: game/matrix}
+algorithm: ippo
+actors: {count: 2, envs: 4, steps: 5}
+stop: {rounds: 1}
+"""
+ENDLESS = '''
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class Endless(ParallelEnv):
+    """Never ends, pays nothing, and observes one number, 1000."""
+
+    metadata = {"name": "endless"}
+    possible_agents = ["a", "b"]
+
+    def __init__(self, seeded=True):
+        self.seeded = seeded
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1e6, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Box(-np.inf, 2.0, (1,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        return self._seen(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        no = dict.fromkeys(self.agents, False)
+        return self._seen(), dict.fromkeys(self.agents, 0.0), no, no, {a: {} for a in self.agents}
+
+    def _seen(self):
+        return {a: np.full(1, 1000.0, np.float32) for a in self.agents}
+'''
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(DOCUMENT)
+    (tmp_path / "endless_game.py").write_text(ENDLESS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "endless_game")
+    return tmp_path / "job.yaml"
+
+
+def test_what_marless_sees_of_a_job(marless, job):
+    code, shown, said = marless("check", job)
+    assert (code, said) == (0, "")
+    assert "agent_0, agent_1" in shown
+    assert "3 actions" in shown
+    assert "seen: 2,000 episodes of 1 step, 0 cut by a time limit" in shown
+    assert "ippo trains 2 policies; 2 actors · 4 copies · 5 steps = 40 env steps a round" in shown
+
+
+def test_the_same_as_json(marless, job):
+    code, shown, _ = marless("check", job, "-o", "json")
+    found = json.loads(shown)
+    assert code == 0
+    assert found["classes"] == [{"name": "agent", "agents": ["agent_0", "agent_1"], "obs_size": 3, "action": {"n": 3}}]
+    assert found["seen"]["episodes"] == found["seen"]["env_steps"]
+    assert found["notes"] == []
+
+
+def test_what_random_play_shows_to_be_doubtful_is_said(marless, job):
+    endless = ("--set", "env.name=pettingzoo/endless_game:Endless")
+    code, shown, said = marless("check", job, *endless, "-o", "json")
+    notes = json.loads(shown)["notes"]
+    assert code == 0
+    assert json.loads(shown)["classes"][0]["action"] == {"low": [None], "high": [2.0]}  # JSON has no infinity
+    for part in (
+        "observes numbers from 1000 to 1000",
+        "the same numbers in every step",
+        "the reward of each agent was the same",
+        "no episode ended within",
+    ):
+        assert any(part in note for note in notes), part
+        assert part in said
+
+
+def test_a_job_that_cannot_run_is_refused_in_one_sentence(marless, job):
+    code, shown, said = marless("check", job, "--set", "env.name=game/nothing")
+    assert (code, shown) == (2, "")
+    assert said.startswith(f"marless: {job}: env: unknown environment 'game/nothing'; did you mean ")
