@@ -201,11 +201,10 @@ def _seen_ends(seen: Trial) -> str:
     if not seen.episodes:
         return f"seen: no end within {seen.env_steps:,} random steps"
     shortest = f"{seen.shortest:,} to " if seen.shortest < seen.longest else ""
+    played = f"{_count(seen.episodes, 'episode')} of {shortest}{_count(seen.longest, 'step')}"
     left = sum(agent.left_early for agent in seen.agents)
-    return (
-        f"seen: {_count(seen.episodes, 'episode')} of {shortest}{_count(seen.longest, 'step')}, {seen.truncated:,} cut by a time limit"
-        + (f"; agents left before the end {_count(left, 'time')}" if left else "")
-    )
+    early = f"; agents left before the end {_count(left, 'time')}" if left else ""
+    return f"seen: {played}, {seen.truncated:,} cut by a time limit{early}"
 
 
 def _memory(job: Job) -> str:
