@@ -16,15 +16,16 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marless.core.limits import MAX_CARRY_BYTES
+from marless import regular_files
+from marless.core.limits import MAX_CARRY_BYTES, MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
 from marless.errors import CorruptError, NotFoundError
 from marless.record import LaneRecord
 
@@ -32,8 +33,9 @@ PARTS = ("acting", "learning")
 EARLIER = "earlier"
 """The part "acting" of the version before, if that one acts in the next round (schedule `pipelined`)."""
 MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 2**22
 _LONGEST_NAME_BYTES = 200
+_ROUND = re.compile(r"round-(\d{6,15})")
+_UNFINISHED = re.compile(r"round-\d{6,15}\.[0-9a-f]{8}\.partial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,11 @@ class Checkpoint:
 
 
 class DiskCheckpoints:
-    """Checkpoints as directories under one directory."""
+    """Checkpoints as directories under one directory.
+
+    Users put other things beside them, such as copies under other names. What does not have the name of a checkpoint,
+    or is no directory, is not one: it is neither read nor removed.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -96,7 +102,7 @@ class DiskCheckpoints:
         """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
         target = self.path(checkpoint.progress.round)
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # unique: another process may be saving too
-        for unfinished in self.directory.glob("*.partial"):
+        for unfinished in self._directories(_UNFINISHED):
             shutil.rmtree(unfinished)
         make_directory(self.directory)
         partial.mkdir()
@@ -107,24 +113,71 @@ class DiskCheckpoints:
         manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies, "lanes": lanes}
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         fsync(partial)
+        if target.is_symlink() or not target.is_dir():
+            target.unlink(missing_ok=True)  # it has the name of this checkpoint and is none
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         fsync(self.directory)
-        for old in self.rounds()[:-keep]:
-            shutil.rmtree(self.path(old))
+        earlier = [round_ for round_ in self.rounds() if round_ <= checkpoint.progress.round]
+        for old in earlier[:-keep]:  # a later one is no state of this job, and must not displace this one
+            self.remove(old)
+
+    def remove(self, round_: int) -> None:
+        """Remove a round's checkpoint; if a user has put a link in its place, only the link. Raises OSError."""
+        path = self.path(round_)
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
     def rounds(self) -> tuple[int, ...]:
         """Rounds that have a checkpoint, ascending."""
-        names = (path.name for path in self.directory.glob("round-*") if not path.suffix)
-        return tuple(sorted(int(name.removeprefix("round-")) for name in names))
+        found = ((round_of(path.name), path) for path in self._directories(_ROUND))
+        whole = (round_ for round_, path in found if regular_files.is_there(path / MANIFEST))
+        return tuple(sorted(round_ for round_ in whole if round_ is not None))
+
+    def has(self, round_: int) -> bool:
+        """True if there is a checkpoint of this round, and not only a directory with its name."""
+        path = self.path(round_) / MANIFEST
+        try:
+            return Manifest.parse(regular_files.read(path, MAX_MANIFEST_BYTES), str(path)).progress.round == round_
+        except (NotFoundError, CorruptError):
+            return False
 
     def load(self, round_: int, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
-        """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
-        return read(self.path(round_), parts, lanes=lanes)
+        """Read these parts of a round's checkpoint.
+
+        Raises NotFoundError; CorruptError if a checksum differs, or if it is the copy of another round's.
+        """
+        found = read(self.path(round_), parts, lanes=lanes)
+        if found.progress.round != round_:
+            raise CorruptError(
+                f"{self.path(round_)} holds the checkpoint after {found.progress.round} rounds, a copy under another "
+                "name; move it out of the directory of checkpoints"
+            )
+        return found
+
+    def _directories(self, pattern: re.Pattern[str]) -> list[Path]:
+        """The directories whose names match; raises UnavailableError if they cannot be listed."""
+        try:
+            with os.scandir(self.directory) as entries:
+                names = [each.name for each in entries if pattern.fullmatch(each.name) and each.is_dir()]
+        except OSError as error:
+            if isinstance(refusal := regular_files.refused(self.directory, error), NotFoundError):
+                return []
+            raise refusal from None
+        return [self.directory / name for name in names]
 
     def path(self, round_: int) -> Path:
         """Directory of a round's checkpoint."""
-        return self.directory / f"round-{round_:06d}"
+        return self.directory / _name(round_)
+
+
+def round_of(name: str) -> int | None:
+    """The round whose checkpoint a directory of this name holds; None if it is no such name, as `round-000010-best`."""
+    found = _ROUND.fullmatch(name)
+    return int(found[1]) if found and name == _name(int(found[1])) else None
+
+
+def _name(round_: int) -> str:
+    return f"round-{round_:06d}"
 
 
 def newest(folder: Path) -> Path:
@@ -132,7 +185,7 @@ def newest(folder: Path) -> Path:
 
     Raises NotFoundError.
     """
-    if (folder / MANIFEST).exists():
+    if regular_files.is_there(folder / MANIFEST):
         return folder
     checkpoints = DiskCheckpoints(folder / "checkpoints")
     rounds = checkpoints.rounds()
@@ -144,19 +197,17 @@ def newest(folder: Path) -> Path:
 def read(directory: Path, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
     """Read these parts of the checkpoint in a directory, with `lanes` the carries, too.
 
-    Raises NotFoundError if a file is missing, CorruptError for an invalid manifest or a checksum that differs.
+    Raises NotFoundError if a file is missing, CorruptError for an invalid manifest or a checksum that differs,
+    UnavailableError if the system refuses to read a file.
     """
     path = directory / MANIFEST
-    try:
-        manifest = Manifest.parse(_read(path, MOST_MANIFEST_BYTES), str(path))
-        blobs: dict[str, dict[str, bytes]] = {policy: {} for policy in manifest.versions}
-        for file in manifest.files:
-            if file.part in parts:
-                blobs[file.policy][file.part] = data = _read(directory / file.name)
-                file.check(data, str(directory / file.name))
-        held = tuple(SavedLane(lane, _read_carry(directory, lane)) for lane in manifest.lanes if lanes)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{error.filename}: there is no such checkpoint file") from None
+    manifest = Manifest.parse(regular_files.read(path, MAX_MANIFEST_BYTES), str(path))
+    blobs: dict[str, dict[str, bytes]] = {policy: {} for policy in manifest.versions}
+    for file in manifest.files:
+        if file.part in parts:
+            blobs[file.policy][file.part] = data = regular_files.read(directory / file.name, MAX_PUBLISH_BYTES)
+            file.check(data, str(directory / file.name))
+    held = tuple(SavedLane(lane, _read_carry(directory, lane)) for lane in manifest.lanes if lanes)
     saved = {name: SavedPolicy(version=manifest.versions[name], blobs=blobs[name]) for name in blobs}
     return Checkpoint(progress=manifest.progress, policies=saved, lanes=held)
 
@@ -223,7 +274,7 @@ def _carry_name(lane: LaneRecord) -> str:
 
 def _read_carry(directory: Path, lane: LaneRecord) -> bytes:
     path = directory / _carry_name(lane)
-    data = _read(path, MAX_CARRY_BYTES)
+    data = regular_files.read(path, MAX_CARRY_BYTES)
     _check(data, lane.digest, str(path))
     return data
 
@@ -264,16 +315,6 @@ def _write_policy(directory: Path, name: str, saved: SavedPolicy) -> dict[str, o
         "version": saved.version,
         "sha256": {part: hashlib.sha256(blob).hexdigest() for part, blob in saved.blobs.items()},
     }
-
-
-def _read(path: Path, most_bytes: int | None = None) -> bytes:
-    """Read a regular file; raises CorruptError for any other kind of file, and for more than `most_bytes`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or (most_bytes is not None and status.st_size > most_bytes):
-            raise CorruptError(f"{path} is not a file of a checkpoint")
-        return file.read()
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from marless import regular_files
+from marless.core.limits import MAX_SPEC_BYTES
 from marless.errors import SpecError, shown
 
 if TYPE_CHECKING:
@@ -63,8 +65,18 @@ def from_yaml(path: Path, kind: str = "job file") -> object:
     return yaml_of(text, str(path))
 
 
+def stored(path: Path) -> object:
+    """Read a YAML file of a run folder; raises SpecError if it is not YAML or exceeds the limits, and what
+    `marless.regular_files` lists.
+    """
+    return yaml_of(regular_files.text(path, MAX_SPEC_BYTES), str(path))
+
+
 def given(path: Path) -> object:
-    """Read the YAML document at a path that a user gave; "-" is standard input. Raises SpecError as `from_yaml`."""
+    """Read the YAML document at a path that a user gave, which may be a pipe; "-" is standard input.
+
+    Raises SpecError as `from_yaml`.
+    """
     if path != _STDIN:
         return from_yaml(path)
     try:

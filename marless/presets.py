@@ -189,12 +189,7 @@ def _shown(value: Any) -> str:  # Any: JSON
 
 def _of_file(path: Path, name: str) -> Preset:
     """Read a preset from a file that maps names to {about, accounting, and the sections of a job to set}."""
-    try:
-        document = documents.yaml_of(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give presets as FILE.yaml:NAME") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    document = documents.from_yaml(path, "file of presets, as FILE.yaml:NAME")
     if not isinstance(document, dict) or not all(isinstance(entry, dict) for entry in document.values()):
         raise SpecError(f"{path}: presets are a mapping of names to sections, e.g. `mine: {{sharing: {{gamma: 0}}}}`")
     if name not in document:

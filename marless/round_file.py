@@ -1,7 +1,11 @@
 """Reads `rounds.jsonl` from any round on, or backwards from its end, without reading the whole file.
 
-Line n (from 0) holds round n. A line is found by bisecting the file by bytes, so that the cost grows only with the
-logarithm of its size. What follows the last newline is incomplete (being written, or cut short by a crash) and ignored.
+Line n (from 0) holds round n; a file in which rounds are missing, or there twice, is damaged: sums over it would be
+wrong. A line is found by bisecting the file by bytes, so that the cost grows only with the logarithm of its size. What
+follows the last newline is incomplete (being written, or cut short by a crash) and ignored.
+
+A file that does not exist has no rounds. All readers raise CorruptError for what is no regular file, and for a line of
+more than `MAX_RECORD_BYTES` bytes; see `marless.regular_files`.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
-from marless.errors import CorruptError
+from marless import regular_files
+from marless.errors import CorruptError, NotFoundError
 from marless.record import RoundRecord
 from marless.record_json import from_json
 
@@ -32,22 +37,33 @@ _IDLE = re.compile(rb'"idle_s": ?(?:null|' + _SECONDS + rb")}$")
 
 
 def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
-    """The records from round `first` on; raises CorruptError, naming the line, for an invalid one."""
-    if not path.exists():
+    """The records from round `first` on; raises CorruptError, naming the line, for one that is none of its round."""
+    file = _opened(path)
+    if file is None:
         return
-    with path.open("rb") as file:
-        at = _offset(file, first)
+    with file:
+        at = _offset(file, path, first)
         if at is None:
             return
         file.seek(at)
-        for number, line in enumerate(file, first):
+        for number, line in enumerate(regular_files.lines(file, path), first):
             if not line.endswith(b"\n"):
                 return  # incomplete: its rest may be appended later
             try:
                 record = from_json(line.decode())
             except ValueError:
                 raise CorruptError(f"{path}, line {number + 1}: this is not a round record") from None
+            check_order(record, number, str(path))
             yield record
+
+
+def check_order(record: RoundRecord, round_: int, where: str) -> None:
+    """Raise CorruptError unless the record on the line of a round is that round's."""
+    if record.round != round_:
+        raise CorruptError(
+            f"{where}, line {round_ + 1}: this is the record of round {record.round + 1}; rounds are missing, or there "
+            "twice, so that nothing can be added up; restore the file, in which line N is round N"
+        )
 
 
 def read_backwards(path: Path) -> Iterator[RoundRecord]:
@@ -82,10 +98,11 @@ def arrivals(path: Path) -> Iterator[str]:
 
     Raises CorruptError for a record without it.
     """
-    if not path.exists():
+    file = _opened(path)
+    if file is None:
         return
-    with path.open("rb") as file:
-        for line in file:
+    with file:
+        for line in regular_files.lines(file, path):
             if not line.endswith(b"\n"):
                 return  # incomplete
             found = _ARRIVALS.search(line)
@@ -109,20 +126,21 @@ class RoundReader:
         """The lines of round `first` and later, without newlines: at most `BATCH_BYTES`, or one line if that is longer;
         none if the round is not recorded. Raises CorruptError for a line that is not the record of its round.
         """
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
+        file = _opened(self._path)
+        if file is None:
             return []
         with file:
             known, at = self._next
-            found = at if known == first and _starts(file, at, first) else _offset(file, first)
+            found = at if known == first and _starts(file, at, first) else _offset(file, self._path, first)
             return [] if found is None else self._take(file, first, found)
 
-    def _take(self, file: IO[bytes], first: int, start: int) -> list[str]:
+    def _take(self, file: BinaryIO, first: int, start: int) -> list[str]:
         lines: list[str] = []
         file.seek(start)
         end = start
-        while (line := file.readline()).endswith(b"\n"):
+        for line in regular_files.lines(file, self._path):
+            if not line.endswith(b"\n"):
+                break
             if lines and end + len(line) - start > BATCH_BYTES:
                 break
             lines.append(self._checked(line, first + len(lines)))
@@ -141,29 +159,43 @@ class RoundReader:
 
 def lines_backwards(path: Path) -> Iterator[bytes]:
     """Complete lines without their newlines, last one first. Read lazily: few lines cost little of a long file."""
-    if not path.exists():
+    file = _opened(path)
+    if file is None:
         return
-    with path.open("rb") as file:
-        at, rest, whole = file.seek(0, os.SEEK_END), b"", False
+    with file:
+        at, ahead, whole = file.seek(0, os.SEEK_END), list[bytes](), False
         while at > 0:
             start = max(at - _STEP_BYTES, 0)
             file.seek(start)
-            rest, *lines = (file.read(at - start) + rest).split(b"\n")
+            first, *lines = file.read(at - start).split(b"\n")
             at = start
-            if lines and not whole:
-                lines.pop()  # after the last newline: empty, or an incomplete line
-                whole = True
-            yield from reversed(lines)
+            if lines:
+                lines[-1] = b"".join([lines[-1], *reversed(ahead)])
+                ahead.clear()
+                if not whole:
+                    lines.pop()  # after the last newline: empty, or an incomplete line
+                    whole = True
+                yield from reversed(lines)
+            ahead.append(first)  # the end of a line that begins further ahead
+            regular_files.check_line(sum(map(len, ahead)), path)
         if whole:
-            yield rest
+            yield b"".join(reversed(ahead))
 
 
 def complete_bytes(path: Path) -> int:
     """Number of bytes up to the end of the last complete line; 0 without one, or without a file."""
-    if not path.exists():
+    file = _opened(path)
+    if file is None:
         return 0
-    with path.open("rb") as file:
-        return _line_start(file.fileno(), file.seek(0, os.SEEK_END), 0)
+    with file:
+        return _line_start(file, path, file.seek(0, os.SEEK_END), 0)
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    try:
+        return regular_files.opened(path)
+    except NotFoundError:
+        return None
 
 
 def _number(line: bytes) -> int | None:
@@ -177,13 +209,13 @@ def _number(line: bytes) -> int | None:
     return round_ if isinstance(round_, int) else None
 
 
-def _starts(file: IO[bytes], at: int, round_: int) -> bool:
+def _starts(file: BinaryIO, at: int, round_: int) -> bool:
     """True if the line of this round starts at byte `at`."""
     after_newline = at == 0 or os.pread(file.fileno(), 1, at - 1) == b"\n"
     return after_newline and _number(os.pread(file.fileno(), _HEAD_BYTES, at)) == round_
 
 
-def _offset(file: IO[bytes], round_: int) -> int | None:
+def _offset(file: BinaryIO, path: Path, round_: int) -> int | None:
     """Byte offset of a round's line; None if there is none."""
     if round_ <= 0:
         return 0
@@ -191,44 +223,46 @@ def _offset(file: IO[bytes], round_: int) -> int | None:
     low, high = 0, os.fstat(descriptor).st_size  # the line starts in between
     while low < high:
         middle = (low + high) // 2
-        start, end = _line_start(descriptor, middle, low), _line_end(descriptor, middle, high)
+        start, end = _line_start(file, path, middle, low), _line_end(file, path, middle, high)
         number = _number(os.pread(descriptor, _HEAD_BYTES, start))
         if end and number is None:
-            return _counted(file, round_)
+            return _counted(file, path, round_)
         if end and number is not None and number < round_:
             low = end
         else:
             high = start
-    return low if _starts(file, low, round_) else _counted(file, round_)
+    return low if _starts(file, low, round_) else _counted(file, path, round_)
 
 
-def _line_start(descriptor: int, inside: int, least: int) -> int:
+def _line_start(file: BinaryIO, path: Path, inside: int, least: int) -> int:
     """Byte offset of the line that holds byte `inside`; `least` is the offset of that line or of an earlier one."""
     end = inside
     while end > least:
+        regular_files.check_line(inside - end, path)
         start = max(end - _SEEK_BYTES, least)
-        if (newline := os.pread(descriptor, end - start, start).rfind(b"\n")) >= 0:
+        if (newline := os.pread(file.fileno(), end - start, start).rfind(b"\n")) >= 0:
             return start + newline + 1
         end = start
     return least
 
 
-def _line_end(descriptor: int, inside: int, most: int) -> int | None:
+def _line_end(file: BinaryIO, path: Path, inside: int, most: int) -> int | None:
     """Byte offset after the newline of the line that holds byte `inside`; None if it has no newline before `most`."""
     at = inside
     while at < most:
-        piece = os.pread(descriptor, min(_SEEK_BYTES, most - at), at)
+        regular_files.check_line(at - inside, path)
+        piece = os.pread(file.fileno(), min(_SEEK_BYTES, most - at), at)
         if (newline := piece.find(b"\n")) >= 0:
             return at + newline + 1
         at += max(len(piece), 1)
     return None
 
 
-def _counted(file: IO[bytes], round_: int) -> int | None:
+def _counted(file: BinaryIO, path: Path, round_: int) -> int | None:
     """As `_offset`, but by counting lines: for files in which bisecting fails or does not find the round."""
     file.seek(0)
     at = 0
-    for number, line in enumerate(file):
+    for number, line in enumerate(regular_files.lines(file, path)):
         if number == round_ and line.endswith(b"\n"):
             return at
         at += len(line)

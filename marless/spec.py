@@ -304,8 +304,11 @@ def of_document(document: object, overrides: Sequence[str], source: str) -> JobS
 
 
 def load_resolved(path: Path) -> JobSpec:
-    """Read the spec.yaml of a run folder; it may be untrusted, so files named in it are not read. Raises SpecError."""
-    return parse_resolved(documents.from_yaml(path), str(path))
+    """Read the spec.yaml of a run folder; it may be untrusted, so files named in it are not read.
+
+    Raises SpecError, NotFoundError, CorruptError or UnavailableError.
+    """
+    return parse_resolved(documents.stored(path), str(path))
 
 
 def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:

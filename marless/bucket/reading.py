@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from marless import regular_files
 from marless.bucket.address import Address
 from marless.bucket.head import (
     HEAD,
@@ -31,6 +32,7 @@ from marless.bucket.head import (
 )
 from marless.bucket.objects import Objects
 from marless.bucket.s3 import S3Objects
+from marless.checkpoint import round_of
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.machine import MACHINES
 
@@ -62,8 +64,10 @@ def checkpoint(round_: int | None = None, *, acting_only: bool = False, with_rec
     """
 
     def choice(paths: Collection[str]) -> Iterable[str]:
-        names = sorted({path.split("/")[1] for path in paths if path.startswith(_CHECKPOINTS)})
-        wanted = names[-1:] if round_ is None else [f"round-{round_:06d}"]
+        names = {path.split("/")[1] for path in paths if path.startswith(_CHECKPOINTS)}
+        rounds = {name: found for name in names if (found := round_of(name)) is not None}
+        newest = max(rounds.values(), default=None) if round_ is None else round_
+        wanted = [name for name, found in rounds.items() if found == newest]
         for path in paths:
             top, _, rest = path.partition("/")
             part_of_it = not rest or (f"{top}/" == _CHECKPOINTS and rest.split("/")[0] in wanted)
@@ -138,20 +142,21 @@ def restore(objects: Objects, place: Address, head: Head, folder: Path, choice: 
 def restore_whole(objects: Objects, place: Address, head: Head, folder: Path) -> None:
     """As `restore` of everything; and pending.json, start/ and checkpoints that are not in the head are removed.
 
-    What a head never holds, such as logs, stays. Raises the errors of `restore`.
+    What a head never holds, such as logs, stays, and so does what is no checkpoint. Raises the errors of `restore`.
     """
     restore(objects, place, head, folder)
     if not head.pending:
         (folder / PENDING).unlink(missing_ok=True)
     tops = {path.rpartition("/")[0] for path in head.files}
-    for directory in (folder / "start", *(folder / _CHECKPOINTS).glob("*")):
+    checkpoints = (path for path in (folder / _CHECKPOINTS).glob("*") if round_of(path.name) is not None)
+    for directory in (folder / "start", *checkpoints):
         if str(directory.relative_to(folder)) not in tops:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content; raises OSError."""
-    with path.open("rb") as file:
+    """SHA-256 of a file's content; raises what `marless.regular_files` lists."""
+    with regular_files.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -173,7 +178,7 @@ def _bring_rounds(objects: Objects, place: Address, head: Head, target: Path) ->
     """Write rounds.jsonl; pieces that the present one begins with are taken from there."""
     partial = target.with_name(f"{target.name}.partial")
     with partial.open("wb") as file:
-        present = target.open("rb") if target.exists() else None
+        present = regular_files.opened(target) if target.is_file() else None
         for segment in head.segments:
             file.write(_piece(objects, place, segment, present))
         file.writelines(line.encode() + b"\n" for line in head.tail)

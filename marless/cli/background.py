@@ -24,10 +24,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
-from marless import private_files
+from marless import private_files, regular_files
 from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
+from marless.core.limits import MAX_SMALL_BYTES
 from marless.errors import MarlessError, SpecError, UnavailableError, denied
 from marless.fleet.launchers import options
 from marless.fleet.launchers.registry import LAUNCHERS
@@ -132,13 +133,13 @@ class StackFolder:
     def read(self) -> Standing | None:
         """The contents of stack.json, which may be outdated; None if it cannot be read."""
         try:
-            return Standing(**json.loads(self._file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return Standing(**json.loads(regular_files.read(self._file, MAX_SMALL_BYTES)))
+        except (MarlessError, ValueError, TypeError, RecursionError):
             return None
 
     def gave_up(self) -> str:
         """The error with which the last supervisor ended, or ""; call it only while none is running."""
-        return self.log.last_words() if self.log.path.exists() else ""
+        return self.log.last_words()
 
     def standing(self) -> Standing | None:
         """The stack, if it is running and serving."""

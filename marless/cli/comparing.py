@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from marless import regular_files
 from marless.cli.output import console, say
 from marless.cli.recorded import Recorded, from_folder
 from marless.comparison.plan import Run
@@ -50,7 +51,7 @@ class Place:
 
     def _found(self, run: Run, *, records: bool) -> Recorded | None:
         folder = self.runs / run.id
-        if not (folder / "job.json").exists():
+        if not regular_files.is_there(folder / "job.json"):
             return None
         found = from_folder(folder, records=records)
         check_same(run, found.spec, str(folder))
@@ -61,7 +62,7 @@ class Place:
         from marless.cli import train
 
         folder = self.runs / run.id
-        known = (folder / "job.json").exists()
+        known = regular_files.is_there(folder / "job.json")
         if folder.exists() and not known:
             shutil.rmtree(folder)  # it was interrupted before the job existed
         if known:

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marless import regular_files
+from marless.core.limits import MAX_STATUS_BYTES
 from marless.round_file import read
 
 Point = tuple[int, float]
@@ -32,7 +34,7 @@ def draw(folder: Path) -> Path | None:
         return None
     from matplotlib.figure import Figure
 
-    status = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    status = json.loads(regular_files.read(folder / "job.json", MAX_STATUS_BYTES))
     figure = Figure(figsize=(8, 4.5))
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.12, top=0.92)  # computing a layout takes longer than drawing
     axes = figure.add_subplot(xlabel="env steps (all agents act once in one copy)", ylabel="return per agent")

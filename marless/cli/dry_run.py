@@ -84,7 +84,7 @@ def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
     from marless import spec as specs
     from marless.estimates.estimate import same_shape
 
-    for file in sorted(runs.glob("*/spec.yaml"), key=lambda each: each.stat().st_mtime, reverse=True):
+    for file in sorted(runs.glob("*/spec.yaml"), key=lambda each: each.lstat().st_mtime, reverse=True):
         try:
             if same_shape(specs.load_resolved(file), spec):
                 found = from_folder(file.parent)

@@ -132,10 +132,10 @@ def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> Outc
 
 
 def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
-    """Stop rules for the progress bar; None if they are invalid, which the run itself will report."""
+    """Stop rules for the progress bar; None if they cannot be read, which the run itself will report."""
     from marless import spec as specs
 
-    with suppress(SpecError, ValueError):
+    with suppress(MarlessError, ValueError):
         spec = specs.load_resolved(file)
         return (specs.with_stop(spec, rules, "resume") if rules else spec).stop
     return None

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless import shadow
+from marless import regular_files, shadow
 from marless.bucket.address import is_address
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection
 from marless.cli.output import say
-from marless.errors import CorruptError, NotFoundError, UnavailableError, denied
+from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
+from marless.errors import CorruptError, NotFoundError, UnavailableError
 from marless.machine import MACHINES, Kept, kept_from_json
 from marless.record import Returns, RoundRecord
 from marless.record_json import from_json
-from marless.round_file import read
+from marless.round_file import check_order, read
 
 if TYPE_CHECKING:
+    from marless.client import Client
     from marless.spec import JobSpec
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -60,11 +63,11 @@ def find(source: str, at: Connection) -> Recorded:
 
         with reading.local_copy(source, reading.records) as copy:
             return from_folder(copy)
-    if at.coordinator and not (Path(source) / "rounds.jsonl").exists():
+    if at.coordinator and not regular_files.is_there(Path(source) / "rounds.jsonl"):
         return _asked(source, at)
     _say_which(source, at)
     for folder in (Path(source), at.runs / source):
-        if (folder / "job.json").exists():
+        if regular_files.is_there(folder / "job.json"):
             return from_folder(folder)
     try:
         return _asked(source, at)
@@ -77,7 +80,7 @@ def find(source: str, at: Connection) -> Recorded:
 
 def _say_which(source: str, at: Connection) -> None:
     """If a name is ambiguous, print which job was taken, and how to select the other."""
-    if not (Path(source) / "job.json").exists():
+    if not regular_files.is_there(Path(source) / "job.json"):
         return  # a folder that is no run folder shadows nothing
     if note := shadow.taken(source, at.runs):
         say(note)
@@ -95,33 +98,43 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
     """
     known = tuple(read(folder / "rounds.jsonl")) if records else ()
     try:
-        spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
-    except OSError as error:
-        raise UnavailableError(f"{denied(error)}; the run folder is incomplete") from None
+        spec = regular_files.text(folder / "spec.yaml", MAX_SPEC_BYTES)
+        status = regular_files.text(folder / "job.json", MAX_STATUS_BYTES)
+    except NotFoundError as error:
+        raise UnavailableError(f"{error}; the run folder is incomplete") from None
     try:
-        kept = (folder / MACHINES).read_text(encoding="utf-8")
-    except OSError:
+        kept = regular_files.text(folder / MACHINES, MAX_MACHINES_BYTES)
+    except NotFoundError:
         kept = ""
     return _recorded(str(folder), spec, status, known, kept)
 
 
 def _asked(job: str, at: Connection) -> Recorded:
     with at.client() as client:
-        texts = [client.read(job, name).decode() for name in ("spec.yaml", "job.json")]
+        spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
         try:
-            kept = client.read(job, MACHINES).decode()
+            kept = _read(client, job, MACHINES)
         except NotFoundError:
             kept = ""
         try:
-            lines = client.read(job, "rounds.jsonl").decode().splitlines(keepends=True)
+            lines = client.read(job, "rounds.jsonl").split(b"\n")[:-1]  # what follows the last newline is incomplete
         except NotFoundError:
             lines = []  # it has no round yet
-    whole = [line for line in lines if line.endswith("\n")]
-    try:
-        records = tuple(from_json(line) for line in whole)
-    except (ValueError, KeyError, TypeError):
-        raise CorruptError(f"rounds.jsonl of job {job}: a line is not a round record") from None
-    return _recorded(f"job {job}", texts[0], texts[1], records, kept)
+    return _recorded(f"job {job}", spec, status, tuple(_records(lines, f"rounds.jsonl of job {job}")), kept)
+
+
+def _read(client: Client, job: str, name: str) -> str:
+    return regular_files.decoded(client.read(job, name), f"{name} of job {job}")
+
+
+def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
+    for number, line in enumerate(lines):
+        try:
+            record = from_json(line.decode())
+        except ValueError:
+            raise CorruptError(f"{where}, line {number + 1}: this is not a round record") from None
+        check_order(record, number, where)
+        yield record
 
 
 def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: str) -> Recorded:

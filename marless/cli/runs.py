@@ -7,6 +7,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from marless import regular_files
+from marless.core.limits import MAX_STATUS_BYTES
+from marless.errors import CorruptError, MarlessError, NotFoundError
+
 _UNFINISHED = ("PENDING", "RUNNING")
 
 
@@ -26,7 +30,7 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
     found = []
     for path in sorted(runs.glob("*/job.json")):
         try:
-            status = json.loads(path.read_text(encoding="utf-8"))
+            status = json.loads(regular_files.read(path, MAX_STATUS_BYTES))
             if status["state"] in _UNFINISHED:
                 found.append(
                     Unfinished(
@@ -35,16 +39,16 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
                         run_by_somebody=_is_locked(path.with_name("owner.lock")),
                     )
                 )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (MarlessError, ValueError, KeyError, TypeError, RecursionError):
             continue  # not a readable job, so nothing to resume
     return tuple(found)
 
 
 def _is_locked(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with regular_files.opened(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (NotFoundError, CorruptError):
         return False
     except BlockingIOError:
         return True

@@ -17,8 +17,9 @@ from typing import BinaryIO
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless import private_files
+from marless import private_files, regular_files
 from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, arguments
+from marless.errors import MarlessError
 from marless.fleet.launchers.forking import how
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -30,6 +31,8 @@ LOG_CHECK_S = 5.0
 LONGEST_DELAY_S = 2.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 _FIRST_DELAY_S = 0.05
+_LAST_BYTES = 2**18
+"""The end of a log in which an error message is searched for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,13 @@ class Log:
                 file.truncate()
 
     def last_words(self) -> str:
-        """The last line that is not JSON, which is an error message for people; "" if there is none. Raises OSError."""
-        lines = self.path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        """The last line that is not JSON, which is an error message for people; "" if there is none."""
+        try:
+            with regular_files.opened(self.path) as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - _LAST_BYTES, 0))
+                lines = file.read(_LAST_BYTES).decode(errors="replace").strip().splitlines()
+        except MarlessError:
+            return ""
         return next((line for line in reversed(lines) if not line.startswith("{")), "")
 
     @property

@@ -6,8 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from marless import private_files
-from marless.errors import UnavailableError
+from marless import private_files, regular_files
+from marless.core.limits import MAX_SMALL_BYTES
+from marless.errors import NotFoundError, UnavailableError
 from marless.private_files import UntrustedPathError
 
 STACK_FILE = ".stack/stack.json"
@@ -18,14 +19,14 @@ def find(coordinator: str | None = None, runs: Path | str | None = None) -> str:
     """The given address, else $MARLESS_COORDINATOR, else that of the stack that `marless up` started in `runs`.
 
     `runs` defaults to $MARLESS_RUNS, else "runs". Raises UnavailableError if no address is found, or if the stack file
-    or the socket that it names was created by another user.
+    or the socket that it names was created by another user, CorruptError if the stack file is no file.
     """
     if named := coordinator or os.environ.get("MARLESS_COORDINATOR"):
         return named
     stack = Path(runs or os.environ.get("MARLESS_RUNS") or "runs") / STACK_FILE
     try:
         private_files.check_way(stack)
-        address = str(json.loads(stack.read_text(encoding="utf-8"))["coordinator"])
+        address = str(json.loads(regular_files.read(stack, MAX_SMALL_BYTES))["coordinator"])
         if address.startswith("unix:"):
             private_files.check_way(Path(address.removeprefix("unix:")))
         return address
@@ -34,7 +35,7 @@ def find(coordinator: str | None = None, runs: Path | str | None = None) -> str:
             f"{error.filename}: {error.strerror}, and may lead to a coordinator of theirs; name yours with "
             "--coordinator or $MARLESS_COORDINATOR"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, NotFoundError, ValueError, KeyError, TypeError, RecursionError):
         raise UnavailableError(
             f"no coordinator is known: {stack} is not there; start one with `marless up`, or name yours with "
             "--coordinator or $MARLESS_COORDINATOR"

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from marless import checkpoint
+from marless import checkpoint, regular_files
 from marless.bucket.address import is_address
 from marless.checkpoint import MANIFEST, Manifest
 from marless.client.connection import Connection
 from marless.core.job_id import is_id
+from marless.core.limits import MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.sections import StartSpec
@@ -52,9 +53,9 @@ def _checked(folder: Path) -> Path:
 
 async def sent(connection: Connection, directory: Path, spec: JobSpec) -> JobSpec:
     """Upload a checkpoint; returns the spec with `start.checkpoint` set to the upload."""
-    data = (directory / MANIFEST).read_bytes()
+    data = regular_files.read(directory / MANIFEST, MAX_MANIFEST_BYTES)
     manifest = Manifest.parse(data, str(directory / MANIFEST))
-    files = [(directory / file.name).read_bytes() for file in manifest.files]
+    files = [regular_files.read(directory / file.name, MAX_PUBLISH_BYTES) for file in manifest.files]
     header = pb.CheckpointHeader(manifest_bytes=len(data), file_bytes=map(len, files))
     answer = await connection.repeat(
         lambda: connection.peer.send(

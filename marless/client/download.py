@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, BinaryIO
 from marless import private_files
 from marless.client.connection import Connection
 from marless.client.jobs import File
+from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
 from marless.errors import CorruptError, UnavailableError, UnreachableError
+from marless.machine import MACHINES
 from marless.rpc import chunks
 from marless.rpc.client import PACKAGE
 from marless.rpc.v1 import coordinator_pb2 as pb
@@ -67,16 +69,20 @@ async def fetch(connection: Connection, job: str, file: File, folder: Path) -> N
 
 
 async def read(connection: Connection, job: str, path: str) -> bytes:
-    """Read one file into memory; raises NotFoundError."""
+    """Read one file into memory; raises NotFoundError, CorruptError for one that is larger than any of its name."""
+    most_bytes = _MOST_BYTES.get(path)
 
     async def once() -> bytes:
-        return b"".join([bytes(data) async for data in _contents(connection, job, path)])
+        return b"".join([bytes(data) async for data in _contents(connection, job, path, most_bytes)])
 
     return await connection.repeat(once)
 
 
-async def _contents(connection: Connection, job: str, path: str) -> AsyncGenerator[memoryview, None]:
-    """Stream a file's contents; raises UnreachableError if there are fewer bytes than announced."""
+async def _contents(
+    connection: Connection, job: str, path: str, most_bytes: int | None = None
+) -> AsyncGenerator[memoryview, None]:
+    """Stream a file's contents; raises UnreachableError if there are fewer bytes than announced, CorruptError if there
+    are more than `most_bytes`."""
     method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = connection.peer.channel.unary_stream(
         f"/{PACKAGE}.CoordinatorService/ReadFile",
         request_serializer=pb.ReadFileRequest.SerializeToString,
@@ -85,12 +91,18 @@ async def _contents(connection: Connection, job: str, path: str) -> AsyncGenerat
     async with aclosing(connection.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
         info, contents = await chunks.read_header(frames, pb.FileInfo)
         lacking = info.bytes
+        if most_bytes is not None and lacking > most_bytes:
+            raise CorruptError(f"{path} of job {job} has {lacking:,} bytes, and such a file has {most_bytes:,} at most")
         async for frame in contents:
             data = chunks.data_of(frame)
             lacking -= len(data)
             yield data
     if lacking:
         raise UnreachableError(f"{path} was cut short")
+
+
+_MOST_BYTES = {"job.json": MAX_STATUS_BYTES, "spec.yaml": MAX_SPEC_BYTES, MACHINES: MAX_MACHINES_BYTES}
+"""Largest sizes of the files that are read whole, by name."""
 
 
 class Arriving:

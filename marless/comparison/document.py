@@ -55,8 +55,9 @@ def _where(comparison: Comparison) -> str:
 def _text(document: Path) -> str:
     try:
         return document.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{document}: cannot be read ({error.strerror}); give a document that has a block") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecError(f"{document}: cannot be read ({why}); give a document that has a block") from None
 
 
 def _section(text: str, document: Path, name: str) -> re.Pattern[str]:

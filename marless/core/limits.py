@@ -36,6 +36,14 @@ MAX_COUNT = 2**53
 """Rounds, epochs, versions, env steps: larger integers are not exact as the doubles of JSON and of Redis scripts."""
 MAX_CARRY_BYTES = 256 * 2**20
 """Size of the state that a lane of environment copies takes to the next round."""
+MAX_STATUS_BYTES, MAX_SPEC_BYTES, MAX_MACHINES_BYTES, MAX_PENDING_BYTES = 2**23, 2**22, 2**24, 2**26
+"""Sizes of job.json, spec.yaml, machines.json and pending.json in a run folder."""
+MAX_RECORD_BYTES = 2**26
+"""Size of one line of rounds.jsonl."""
+MAX_MANIFEST_BYTES = 2**22
+"""Size of the manifest of a checkpoint."""
+MAX_SMALL_BYTES = 2**20
+"""Size of the other files that marless writes to read them again: a stack's address, what a sink has got."""
 MAX_RETURNED_BYTES, LANE_BYTES = 2 * 2**20, 1024
 """Size of the carries that the actors of a round return with their receipts, and what each counts for besides its own
 bytes. Larger ones are published by the actors."""

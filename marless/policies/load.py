@@ -7,9 +7,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from marless import checkpoint, documents, shadow
+from marless import checkpoint, documents, regular_files, shadow
 from marless.bucket import address
-from marless.checkpoint import Checkpoint, DiskCheckpoints
+from marless.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
 from marless.policies.policy import Origin, Policy, options, read, text
@@ -31,8 +31,9 @@ def load_policy(
     issued. `s3://bucket/prefix` names a run folder, checkpoint or policy in a bucket, which is read with the
     credentials that programs of AWS find (extra `aws`). Does not need torch.
 
-    Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged, and
-    SpecError for a `round` of anything but a job, or a file of another kind. For a bucket, also UnreachableError,
+    Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged or no
+    file, UnavailableError if the system refuses to read it, and SpecError for a `round` of anything but a job, or a
+    file of another kind. For a bucket, also UnreachableError,
     UnauthenticatedError and PermissionDeniedError.
     """
     if address.is_address(path_or_job):
@@ -47,7 +48,7 @@ def load_policy(
         raise SpecError(
             f"round {round} of {path}: that is a single checkpoint; to choose a round, give its job or run folder"
         )
-    if path.is_file():
+    if not regular_files.is_directory(path):
         policy, origin = read(path)
         return Team.of([policy], origin)
     run_dir = path.resolve().parent.parent
@@ -65,7 +66,8 @@ def _from_bucket(where: str, round_: int | None) -> Team:
 
 def _find(wanted: str, runs: Path) -> Path:
     for path in (Path(wanted), runs / wanted):
-        if path.is_file() or (path / "manifest.json").exists() or _is_run(path):
+        is_file = regular_files.is_there(path) and not regular_files.is_directory(path)
+        if is_file or regular_files.is_there(path / MANIFEST) or _is_run(path):
             return path
     raise NotFoundError(
         f"{wanted}: there is no such policy file, checkpoint or run folder here, and no such job in {runs.resolve()}"
@@ -73,7 +75,7 @@ def _find(wanted: str, runs: Path) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "job.json").exists() or (path / "spec.yaml").exists()
+    return any(regular_files.is_there(path / name) for name in ("job.json", "spec.yaml"))
 
 
 def _from_run(run_dir: Path, round_: int | None) -> Team:
@@ -124,7 +126,7 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
         return Origin(round=round_)
     path = run_dir / "spec.yaml"
     try:
-        spec = documents.from_yaml(path)
+        spec = documents.stored(path)
         if not isinstance(spec, dict):
             raise TypeError(spec)
         return Origin(
@@ -135,5 +137,5 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
             env_options=options(spec["env"]["options"]),
             run_dir=run_dir,
         )
-    except (SpecError, TypeError, KeyError):
+    except (SpecError, NotFoundError, TypeError, KeyError):
         raise CorruptError(f"{path}: it is missing, or not a job's resolved spec") from None

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from marless import documents
+from marless import documents, regular_files
+from marless.core.limits import MAX_PUBLISH_BYTES
 from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, SpecError
 from marless.nets import actions, serial
@@ -88,8 +89,8 @@ def write(path: Path, policy: Policy, origin: Origin) -> None:
 
 
 def read(path: Path) -> tuple[Policy, Origin]:
-    """Read a file of `write`; raises OSError, CorruptError, or SpecError for a file of another kind."""
-    data = path.read_bytes()
+    """Read a file of `write`; raises SpecError for a file of another kind, and what `marless.regular_files` lists."""
+    data = regular_files.read(path, MAX_PUBLISH_BYTES)
     try:
         part = serial.decode_acting(data)
     except CorruptError as error:

@@ -116,8 +116,7 @@ def manifest(choices: Choices) -> None:
 def job_file(choices: Choices) -> None:
     """The status of a run folder."""
     made = text(scratch.json_text(document(STATUS, choices)), choices).encode("utf-8", "surrogatepass")
-    folder = RunFolder(Path("none"))
-    folder.path = scratch.Memory({"job.json": made})  # type: ignore[assignment]
+    folder = RunFolder(scratch.files({"job.json": made}))
     if folder.read_status().summary_json:
         view.read(folder)
 
@@ -161,5 +160,4 @@ def scheduler(choices: Choices) -> None:
     base = {**SCHEDULER, "sha256": {"best": hashlib.sha256(blob).hexdigest()}}
     changed = document(base, choices) if choices.sometimes(2) else base
     made = text(scratch.json_text(changed), choices).encode("utf-8", "surrogatepass")
-    files = scratch.Memory({schedulers.MANIFEST: made, "best.safetensors": blob})
-    schedulers.load(files, "best")  # type: ignore[arg-type]
+    schedulers.load(scratch.files({schedulers.MANIFEST: made, "best.safetensors": blob}), "best")

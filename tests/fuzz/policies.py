@@ -122,7 +122,7 @@ def policy_file(choices: Choices) -> None:
         metadata["sha256"] = policies._digest(decoded.metadata, decoded.acting)
     except (MarlessError, TypeError, ValueError):
         metadata["sha256"] = "none"
-    path = scratch.Memory({"": _file(arrays, metadata, choices if choices.sometimes(3) else plain)})
-    policy, origin = policies.read(path)  # type: ignore[arg-type]
+    files = scratch.files({"policy": _file(arrays, metadata, choices if choices.sometimes(3) else plain)})
+    policy, origin = policies.read(files / "policy")
     team = Team.of([policy], origin)
     team.act({agent: np.zeros(policy.obs_size) for agent in team.agents})

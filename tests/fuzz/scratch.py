@@ -1,4 +1,4 @@
-"""Where readers find what was made for them: files in memory, and an event loop."""
+"""Where readers find what was made for them: files, and an event loop."""
 
 from __future__ import annotations
 
@@ -15,28 +15,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Memory:
-    """As much of a `Path` as readers of whole files need."""
-
-    def __init__(self, files: Mapping[str, bytes], name: str = "") -> None:
-        self._files, self._name = files, name
-
-    def __truediv__(self, name: str) -> Memory:
-        return Memory(self._files, name)
-
-    def __str__(self) -> str:
-        return f"memory/{self._name}"
-
-    def absolute(self) -> Memory:
-        return self
-
-    def read_bytes(self) -> bytes:
-        if self._name not in self._files:
-            raise FileNotFoundError(2, "No such file or directory", str(self))
-        return self._files[self._name]
-
-    def read_text(self, encoding: str) -> str:
-        return self.read_bytes().decode(encoding)
+def files(contents: Mapping[str, bytes]) -> Path:
+    """A directory with these files, the same for all inputs of a target."""
+    place = directory() / "files"
+    place.mkdir(exist_ok=True)
+    for name, content in contents.items():
+        (place / name).write_bytes(content)
+    return place
 
 
 @cache

@@ -15,7 +15,6 @@ import yaml
 from marless import spec as specs
 from marless.checkpoint import (
     MANIFEST,
-    MOST_MANIFEST_BYTES,
     PARTS,
     Checkpoint,
     DiskCheckpoints,
@@ -25,6 +24,7 @@ from marless.checkpoint import (
     read,
 )
 from marless.client import AsyncClient
+from marless.core.limits import MAX_MANIFEST_BYTES
 from marless.core.state import PolicyState
 from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
 from marless.nets import serial
@@ -278,7 +278,7 @@ async def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(tmp_pat
         yield b""
 
     with pytest.raises(SpecError, match="no checkpoint has 0 files and a manifest of 4194305 bytes"):
-        await Uploads(tmp_path, 2**24).receive([MOST_MANIFEST_BYTES + 1], nothing())
+        await Uploads(tmp_path, 2**24).receive([MAX_MANIFEST_BYTES + 1], nothing())
 
 
 def test_an_upload_is_not_to_be_had_by_another_name(tmp_path):

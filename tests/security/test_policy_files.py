@@ -182,7 +182,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     for name in ("p.acting.safetensors", "manifest.json"):
         (checkpoint / name).unlink()
         os.mkfifo(checkpoint / name)
-        with pytest.raises(CorruptError, match="is not a file of a checkpoint"):
+        with pytest.raises(CorruptError, match="is a pipe, not a file"):
             load_policy(tmp_path / "run")
 
 

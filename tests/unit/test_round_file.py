@@ -2,9 +2,8 @@
 
 import json
 import os
-from contextlib import nullcontext
+import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,10 +16,21 @@ from marless.round_file import RoundReader, may_be_evaluated, read, read_backwar
 from tests.unit.test_record import EARLIER, RETURNS, record
 
 
-class Growing(list):
-    """A file that has just these lines to give, one after the other."""
+class Growing:
+    """A file that has just these pieces to give, one after the other."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = iter(pieces)
+
+    def __enter__(self) -> "Growing":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def seek(self, _at: int) -> None: ...
+
+    def readline(self, _most: int) -> bytes:
+        return next(self._pieces, b"")
 
 
 @pytest.fixture
@@ -48,15 +58,15 @@ def test_a_last_line_that_a_crash_cut_short_is_no_record_wherever_it_was_cut(lin
         assert [each.round for each in read(lines)] == [0, 1]
 
 
-def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one(lines):
+def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one(lines, monkeypatch):
     first, second, *_ = lines.read_text().splitlines(keepends=True)
     grew = [
         first.encode(),
         second[:9].encode(),
         second[9:].encode(),
     ]  # what a reader gets who looks again after the end of the file
-    path = SimpleNamespace(exists=lambda: True, open=lambda mode: nullcontext(Growing(grew)))
-    assert [each.round for each in read(path)] == [0]
+    monkeypatch.setattr(round_file.regular_files, "opened", lambda _path: Growing(grew))
+    assert [each.round for each in read(lines)] == [0]
 
 
 @pytest.mark.parametrize("line", ["{}", "[]", "3", "{", "", '{"job": "j"}'])
@@ -164,3 +174,44 @@ def test_what_is_known_of_a_line_without_parsing_it():
         assert spent_s("rounds.jsonl", line) == known.spent_s == pytest.approx(seconds)
         other = json.dumps(dict(sorted(json.loads(line).items()))).encode()
         assert spent_s("rounds.jsonl", other) == known.spent_s
+
+
+READERS = {
+    "forwards": lambda path: list(read(path)),
+    "from a round on": lambda path: list(read(path, 2)),
+    "backwards": lambda path: list(read_backwards(path)),
+    "in batches": lambda path: RoundReader(path).batch(1),
+    "arrivals": lambda path: list(round_file.arrivals(path)),
+    "its size": round_file.complete_bytes,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_or_has_no_lines_is_refused_at_once(tmp_path, reader):
+    path, start_s = tmp_path / "rounds.jsonl", time.monotonic()
+    os.mkfifo(path)
+    with pytest.raises(CorruptError, match="is a pipe"):
+        READERS[reader](path)
+    path.unlink()
+    path.touch()
+    os.truncate(path, 10 * 2**30)
+    with pytest.raises(CorruptError, match="a line has more than 67,108,864 bytes"):
+        READERS[reader](path)
+    assert time.monotonic() - start_s < 10
+
+
+@pytest.mark.parametrize(
+    ("rounds", "found"),
+    [
+        ((0, 1, 1, 2), "line 3: this is the record of round 2; rounds are missing, or there twice"),
+        ((0, 2), "line 2: this is the record of round 3"),
+        ((1, 2), "line 1: this is the record of round 2"),
+        ((1, 0), "line 1: this is the record of round 2"),
+    ],
+)
+def test_rounds_that_are_missing_or_there_twice_are_said(tmp_path, rounds, found):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(record(n).to_json() + "\n" for n in rounds))
+    with pytest.raises(CorruptError) as refused:
+        list(read(path))
+    assert f"{path}, {found}" in str(refused.value)

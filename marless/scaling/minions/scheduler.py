@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from marless.errors import SpecError
+from marless import regular_files
+from marless.core.limits import MAX_SPEC_BYTES
+from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError
 from marless.scaling.minions.features import FEATURES, Observation
 from marless.scaling.minions.kind import PackedScheduler
 
@@ -142,13 +144,15 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
     """Read a folder that `save` wrote, in the form of a job's spec; raises SpecError with advice for anything else."""
     path = directory / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))  # Any: JSON
-    except FileNotFoundError:
+        manifest: dict[str, Any] = json.loads(regular_files.read(path, MAX_SPEC_BYTES))  # Any: JSON
+    except NotFoundError:
         raise SpecError(
             f"there is no scheduler in {directory.absolute()} ({MANIFEST} is missing): train one with "
             f"`marless scheduler train --out {directory}`"
         ) from None
-    except (OSError, ValueError, RecursionError):
+    except (CorruptError, UnavailableError) as error:
+        raise SpecError(f"{error}; train the scheduler again") from None
+    except (ValueError, RecursionError):
         raise _foreign(str(path)) from None
     blob = _weights_of(directory, checkpoint)
     try:
@@ -206,9 +210,9 @@ def _fits(scheduler: Scheduler) -> bool:
 def _weights_of(directory: Path, checkpoint: Checkpoint) -> bytes:
     path = directory / f"{checkpoint}.safetensors"
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); train the scheduler again") from None
+        return regular_files.read(path, MAX_SPEC_BYTES)
+    except (NotFoundError, CorruptError, UnavailableError) as error:
+        raise SpecError(f"the weights cannot be read: {error}; train the scheduler again") from None
 
 
 def _weights(blob: bytes, source: str) -> dict[str, NDArray[np.float64]]:

@@ -21,7 +21,9 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
-from marless.errors import CorruptError
+from marless import regular_files
+from marless.core.limits import MAX_SMALL_BYTES
+from marless.errors import CorruptError, MarlessError
 from marless.record import Returns, RoundRecord
 from marless.round_file import read, read_backwards
 from marless.sinks import registry
@@ -280,8 +282,8 @@ class _Taken:
     @property
     def rounds(self) -> int:
         try:
-            return int(json.loads(self._path.read_bytes())["rounds"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(regular_files.read(self._path, MAX_SMALL_BYTES))["rounds"])
+        except (MarlessError, ValueError, KeyError, TypeError, RecursionError):
             return 0
 
     @rounds.setter

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from marless import regular_files
 from marless.bucket.reading import Choice
 from marless.checkpoint import Checkpoint, make_directory
+from marless.core.limits import MAX_STATUS_BYTES
 from marless.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
 from marless.log import structlog
 from marless.machine import MACHINES, Kept
@@ -155,7 +157,7 @@ class BucketFolder(RunFolder):
         with self._disk():
             for path in self.path.iterdir():  # an earlier job's
                 if not path.name.startswith(LOCK):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         return True
 
     def write_spec(self, spec: JobSpec) -> None:
@@ -167,7 +169,7 @@ class BucketFolder(RunFolder):
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
         super().write_status(status)
-        self.home.note_status((self.path / "job.json").read_text(encoding="utf-8"))
+        self.home.note_status(regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
 
     def write_kept(self, kept: Kept) -> None:
         """Replace machines.json."""

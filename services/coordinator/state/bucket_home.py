@@ -24,11 +24,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from marless import regular_files
 from marless.bucket import reading
 from marless.bucket.address import Address
 from marless.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, Head, Part, Segment, key_of, without
 from marless.bucket.objects import Objects
 from marless.bucket.reading import Choice, digest
+from marless.core.limits import MAX_SMALL_BYTES
 from marless.errors import (
     ConflictError,
     CorruptError,
@@ -180,6 +182,7 @@ class Home:
                 f"{_CHECKPOINTS}{name}/{path.name}"
                 for name in kept
                 for path in (self._folder / _CHECKPOINTS / name).iterdir()
+                if path.is_file()  # else it is none of a checkpoint's
             }
             self._next = without(self._next, gone)
             self._unsent = (self._unsent - gone) | (there - self._next.files.keys())
@@ -276,10 +279,11 @@ class Home:
     def _send_file(self, path: str, change: str) -> Part | None:
         source = self._folder / path
         try:
-            size = source.stat().st_size
-            data = source.read_bytes() if size <= _IN_MEMORY_BYTES else None  # a log grows meanwhile
-        except FileNotFoundError:
-            return None  # an old checkpoint, dropped meanwhile
+            with regular_files.opened(source) as file:
+                size = os.fstat(file.fileno()).st_size
+                data = file.read(size) if size <= _IN_MEMORY_BYTES else None  # a log grows meanwhile
+        except (NotFoundError, CorruptError):
+            return None  # an old checkpoint, dropped meanwhile, or no file
         if data is not None:
             return self._put(path, data, change)
         part = Part(change=change, bytes=size, sha256=digest(source))
@@ -297,7 +301,7 @@ class Home:
             self._changes += 1
         if len(last) < JOINED or max(each.part.bytes for each in last) >= JOINED * TAIL_BYTES:
             return
-        with (self._folder / ROUNDS).open("rb") as file:
+        with regular_files.opened(self._folder / ROUNDS) as file:
             file.seek(sum(each.part.bytes for each in kept))
             data = file.read(sum(each.part.bytes for each in last))
         part = self._put(ROUNDS, data, f"{self._owner}-{self._changes}")
@@ -365,7 +369,7 @@ class Home:
         return FencedError(f"another coordinator has taken {self.place} over")
 
     def _lines(self, first: int, end: int) -> tuple[str, ...]:
-        with (self._folder / ROUNDS).open("rb") as file:
+        with regular_files.opened(self._folder / ROUNDS) as file:
             return tuple(line.decode().rstrip("\n") for line in islice(file, first, end))
 
     def _name_ourselves(self) -> None:
@@ -376,9 +380,9 @@ class Home:
 
     def _read_names(self) -> tuple[list[str], str]:
         try:
-            held = json.loads((self._folder / _OWNERS).read_bytes())
+            held = json.loads(regular_files.read(self._folder / _OWNERS, MAX_SMALL_BYTES))
             return [str(name) for name in held["owners"]], str(held["etag"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (MarlessError, ValueError, KeyError, TypeError, RecursionError):
             return [], ""
 
     def _write_names(self, names: list[str], etag: str) -> None:

@@ -33,7 +33,7 @@ class Snapshots:
 
         Of policies that act in the next round with an earlier version, `acting`, that one is saved, too.
         """
-        if progress.round in await asyncio.to_thread(self._folder.checkpoints.rounds):
+        if await asyncio.to_thread(self._folder.checkpoints.has, progress.round):
             return
         stored = await self._store.get(self._id, dict(versions), PARTS)
         earlier = {name: version for name, version in acting.items() if version < versions[name]}

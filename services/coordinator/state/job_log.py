@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from marless.errors import SpecError
+from marless import regular_files
+from marless.errors import NotFoundError, SpecError
 from marless.log import structlog
 from services.coordinator.state.run_folder import RunFolder
 
@@ -79,8 +80,8 @@ class JobLog:
 def lines(path: Path, cursor: int) -> list[Line]:
     """Whole lines from the byte offset `cursor` on, BATCH_BYTES at most; raises SpecError if no line starts there."""
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        file = regular_files.opened(path)
+    except NotFoundError:
         return []
     with file:
         if cursor > os.fstat(file.fileno()).st_size:

@@ -34,10 +34,11 @@ from typing import IO
 import yaml
 from pydantic import ValidationError
 
-from marless import private_files
+from marless import private_files, regular_files
 from marless import spec as specs
 from marless.bucket.reading import Choice
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
+from marless.core.limits import MAX_MACHINES_BYTES, MAX_PENDING_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
 from marless.machine import MACHINES, Kept, kept_from_json
@@ -141,7 +142,8 @@ class RunFolder:
         with self._disk():
             reach("coordinator.take_over.before")
             for partial in self.path.glob("*.partial"):
-                partial.unlink()
+                if partial.is_symlink() or not partial.is_dir():  # a directory is none of an owner's files
+                    partial.unlink()
             self._rounds = self._renew(self.rounds_path, complete_bytes(self.rounds_path))
             self._pending = self._renew(self._pending_path, complete_bytes(self._pending_path))
             reach("coordinator.take_over.after")
@@ -172,26 +174,28 @@ class RunFolder:
 
     def _own_new(self) -> bool:
         """Become the owner of a folder that holds no job yet; returns whether that is so."""
-        return self.own() and not (self.path / "job.json").exists()
+        return self.own() and not regular_files.is_there(self.path / "job.json")
 
     def load(self) -> tuple[JobSpec, JobStatus]:
-        """Read spec.yaml and job.json; raises NotFoundError, or CorruptError for files that marless did not write."""
+        """Read spec.yaml and job.json; raises NotFoundError, CorruptError for what marless did not write, and
+        UnavailableError if the system refuses to read them."""
         status = self.read_status()
+        path = self.path / "spec.yaml"
         try:
-            document = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
-            return specs.parse_resolved(document, str(self.path / "spec.yaml")), status
-        except FileNotFoundError as error:
-            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
-        except (SpecError, UnicodeDecodeError, yaml.YAMLError) as error:
+            document = yaml.safe_load(regular_files.text(path, MAX_SPEC_BYTES))
+            return specs.parse_resolved(document, str(path)), status
+        except NotFoundError:
+            raise NotFoundError(f"there is no job in {self.path}: {path} is missing") from None
+        except (SpecError, yaml.YAMLError) as error:
             raise CorruptError(f"{self.path}: {' '.join(str(error).split())}") from None
 
     def read_status(self) -> JobStatus:
-        """The content of job.json; raises NotFoundError or CorruptError."""
+        """The content of job.json; raises NotFoundError, CorruptError or UnavailableError, as `load`."""
         path = self.path / "job.json"
         try:
-            return STATUS.validate_json(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+            return STATUS.validate_json(regular_files.read(path, MAX_STATUS_BYTES))
+        except NotFoundError:
+            raise NotFoundError(f"there is no job in {self.path}: {path} is missing") from None
         except ValidationError:
             raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
 
@@ -206,8 +210,8 @@ class RunFolder:
     def read_kept(self) -> Kept | None:
         """The content of machines.json; None if there is none, or it is damaged."""
         try:
-            return kept_from_json((self.path / MACHINES).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, CorruptError):
+            return kept_from_json(regular_files.text(self.path / MACHINES, MAX_MACHINES_BYTES))
+        except (NotFoundError, CorruptError, UnavailableError):
             return None
 
     def write_kept(self, kept: Kept) -> None:
@@ -251,14 +255,14 @@ class RunFolder:
         self.check_owned()
         with self._disk():
             reach("coordinator.cut.before")
-            with self.rounds_path.open("rb") as file:
+            with regular_files.opened(self.rounds_path) as file:
                 kept = sum(len(line) for _, line in zip(range(rounds), file, strict=False))
             before, self._rounds = self._rounds, self._renew(self.rounds_path, kept)
             if before:
                 before.close()
             for later in self.checkpoints.rounds():
                 if later > rounds:
-                    shutil.rmtree(self.checkpoints.path(later))
+                    self.checkpoints.remove(later)
             reach("coordinator.cut.after")
 
     def write_pending(self, pending: Sequence[Pending]) -> None:
@@ -286,8 +290,8 @@ class RunFolder:
     def read_pending(self, first: int) -> tuple[Pending, ...]:
         """The results of rollouts from round `first` on; see `pending_of`."""
         try:
-            return pending_of(self._pending_path.read_bytes(), first)
-        except FileNotFoundError:
+            return pending_of(regular_files.read(self._pending_path, MAX_PENDING_BYTES), first)
+        except NotFoundError:
             return ()
 
     def drop_pending(self) -> None:
@@ -301,7 +305,7 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
         """Write a checkpoint atomically, unless its round has one, and drop all but the `keep` newest."""
         self.check_owned()
-        if checkpoint.progress.round in self.checkpoints.rounds():
+        if self.checkpoints.has(checkpoint.progress.round):
             return
         with self._disk():
             reach("coordinator.checkpoint.before")
@@ -332,7 +336,7 @@ class RunFolder:
         partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
         with partial.open("xb") as copy:
             if size_bytes:
-                with path.open("rb") as file:
+                with regular_files.opened(path) as file:
                     shutil.copyfileobj(file, copy)
                 copy.truncate(size_bytes)
             copy.flush()

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from marless import private_files
-from marless.checkpoint import MANIFEST, MOST_MANIFEST_BYTES, Manifest
+from marless.checkpoint import MANIFEST, Manifest
+from marless.core.limits import MAX_MANIFEST_BYTES
 from marless.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.rpc import chunks
 from marless.rpc.room import Room
@@ -51,7 +52,7 @@ class Uploads:
         there is no room within WAIT_S, UnreachableError if the stream stalls, UnavailableError if it cannot be written.
         """
         total = sum(sizes)
-        if min(sizes) < 0 or sizes[0] > MOST_MANIFEST_BYTES or len(sizes) > MOST_FILES:
+        if min(sizes) < 0 or sizes[0] > MAX_MANIFEST_BYTES or len(sizes) > MOST_FILES:
             raise SpecError(
                 f"start.checkpoint: no checkpoint has {len(sizes) - 1} files and a manifest of {sizes[0]} bytes"
             )

@@ -105,7 +105,7 @@ def test_a_coordinator_is_asked_for_what_is_not_here(folder, marless, tmp_path, 
         assert (code, err) == (102, "marless: there is no job 'farther'\n")
         job.files["rounds.jsonl"] += b"\n"
         code, _, err = marless("explain", "far", "--coordinator", coordinator.address)
-        assert (code, err) == (1, "marless: rounds.jsonl of job far: a line is not a round record\n")
+        assert (code, err) == (1, "marless: rounds.jsonl of job far, line 7: this is not a round record\n")
 
 
 def test_a_coordinator_that_is_named_is_asked_first(folder, marless, tmp_path):

@@ -153,7 +153,7 @@ def test_damage_is_named(run):
     part.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     assert refusal(CorruptError, run).startswith(f"{part} was changed after it was written")
     part.unlink()
-    assert refusal(NotFoundError, run) == f"{part}: there is no such checkpoint file"
+    assert refusal(NotFoundError, run) == f"{part}: there is no such file"
     part.write_bytes(good)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     for damaged in ("{", "[]", json.dumps(manifest | {"policies": {}}), json.dumps(manifest | {"groups": {}})):
@@ -175,7 +175,7 @@ def test_only_the_job_itself_reads_the_carries_of_a_checkpoint(run):
     with pytest.raises(CorruptError, match=r"lane-3.carry was changed after it was written"):
         checkpoints.load(20, lanes=True)
     file.unlink()
-    with pytest.raises(NotFoundError, match=r"lane-3.carry: there is no such checkpoint file"):
+    with pytest.raises(NotFoundError, match=r"lane-3.carry: there is no such file"):
         checkpoints.load(20, lanes=True)
     assert marless.load_policy(run).policies.keys() == PAIR.keys()
     manifest = checkpoints.path(20) / "manifest.json"
