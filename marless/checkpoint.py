@@ -135,9 +135,8 @@ class DiskCheckpoints:
 
     def has(self, round_: int) -> bool:
         """True if there is a checkpoint of this round, and not only a directory with its name."""
-        path = self.path(round_) / MANIFEST
         try:
-            return Manifest.parse(regular_files.read(path, MAX_MANIFEST_BYTES), str(path)).progress.round == round_
+            return _manifest(self.path(round_)).progress.round == round_
         except (NotFoundError, CorruptError):
             return False
 
@@ -147,11 +146,7 @@ class DiskCheckpoints:
         Raises NotFoundError; CorruptError if a checksum differs, or if it is the copy of another round's.
         """
         found = read(self.path(round_), parts, lanes=lanes)
-        if found.progress.round != round_:
-            raise CorruptError(
-                f"{self.path(round_)} holds the checkpoint after {found.progress.round} rounds, a copy under another "
-                "name; move it out of the directory of checkpoints"
-            )
+        _check_round(self.path(round_), found.progress)
         return found
 
     def _directories(self, pattern: re.Pattern[str]) -> list[Path]:
@@ -183,7 +178,7 @@ def _name(round_: int) -> str:
 def newest(folder: Path) -> Path:
     """The checkpoint directory to use: `folder` itself if it is a checkpoint, else the newest one of that run folder.
 
-    Raises NotFoundError.
+    Raises NotFoundError, CorruptError if it is the copy of another round's.
     """
     if regular_files.is_there(folder / MANIFEST):
         return folder
@@ -191,7 +186,23 @@ def newest(folder: Path) -> Path:
     rounds = checkpoints.rounds()
     if not rounds:
         raise NotFoundError(f"{folder} contains no checkpoint; give a checkpoint, or the run folder of a job with one")
-    return checkpoints.path(rounds[-1])
+    path = checkpoints.path(rounds[-1])
+    _check_round(path, _manifest(path).progress)
+    return path
+
+
+def _check_round(path: Path, progress: Progress) -> None:
+    """Raise CorruptError unless a checkpoint lies under the name of its round."""
+    if path.name != _name(progress.round):
+        raise CorruptError(
+            f"{path} holds the checkpoint after {progress.round} rounds, a copy under another name; move it out of the "
+            "directory of checkpoints"
+        )
+
+
+def _manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    return Manifest.parse(regular_files.read(path, MAX_MANIFEST_BYTES), str(path))
 
 
 def read(directory: Path, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
@@ -200,8 +211,7 @@ def read(directory: Path, parts: Collection[str] = PARTS, *, lanes: bool = False
     Raises NotFoundError if a file is missing, CorruptError for an invalid manifest or a checksum that differs,
     UnavailableError if the system refuses to read a file.
     """
-    path = directory / MANIFEST
-    manifest = Manifest.parse(regular_files.read(path, MAX_MANIFEST_BYTES), str(path))
+    manifest = _manifest(directory)
     blobs: dict[str, dict[str, bytes]] = {policy: {} for policy in manifest.versions}
     for file in manifest.files:
         if file.part in parts:

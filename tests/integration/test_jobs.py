@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import os
+import shutil
 import time
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 from typing import Self
 
 import pytest
 import pytest_asyncio
 
+from marless import load_policy
 from marless.core.stopwatch import Stopwatch
 from marless.errors import (
     AlreadyExistsError,
@@ -22,11 +26,13 @@ from marless.errors import (
 from marless.record import RoundRecord
 from marless.record_json import from_json
 from services.coordinator.api.watching import Event, read_log, watch
-from services.coordinator.execution import timing, updates
+from services.coordinator.execution import recording, timing, updates
 from services.coordinator.jobs.failover import ATTACHED_LEASES
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.state import ownership
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 
@@ -275,6 +281,67 @@ async def test_a_defect_ends_the_job_with_its_reason_and_the_line_that_matters(j
     last = (await log_of(jobs, job))[-1]
     assert (last["event"], last["level"], last["reason"]) == ("job.ended", "error", status.reason)
     assert last["detail"].endswith('raise ZeroDivisionError("1/0")\nZeroDivisionError: 1/0\n')
+
+
+@pytest.mark.parametrize(
+    ("what", "of"),
+    [(recording, "summary"), (Costs, "total_usd"), (PendingRollouts, "read")],
+    ids=["its summary", "its cost", "its beginning"],
+)
+async def test_a_defect_while_a_job_ends_ends_it_failed_and_it_is_not_taken_up_again(jobs, monkeypatch, what, of):
+    def broken(*_arguments) -> None:
+        raise ValueError("invalid literal")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(what, of, broken)
+        job = name()
+        await jobs.submit(submission(job))
+        status = (await ended(jobs, job))[-1].view.status
+        assert status.state == "FAILED" and "internal error: ValueError: invalid literal" in status.reason
+        await asyncio.sleep(2 * LEASE_S)  # several scans of the run folders
+        assert jobs.live(job) is None and jobs.folder(job).read_status() == status
+    assert status.resumes == 0
+    await jobs.delete(job, allow_missing=False)
+
+
+async def test_a_defect_in_saving_the_last_checkpoint_keeps_the_versions_for_a_resume(jobs, cluster, monkeypatch):
+    def broken(*_arguments) -> None:
+        raise ValueError("invalid literal")
+
+    job = name()
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save_checkpoint", broken)
+        await jobs.submit(submission(job, checkpoint={"every": 0}))
+        status = (await ended(jobs, job))[-1].view.status
+        assert (status.state, status.reason) == ("FAILED", "internal error: ValueError: invalid literal")
+    assert (await cluster.store.list(job)).policies.keys() == {"agent_0", "agent_1", "lane/0", "lane/1"}
+    await jobs.resume(job, "again", "")
+    assert (await ended(jobs, job))[-1].view.status.state == "SUCCEEDED"
+
+
+async def test_what_others_have_put_beside_the_checkpoints_is_left_alone(jobs, undisturbed, tmp_path):
+    job = name()
+    await jobs.submit(submission(job, seed=3, stop={"rounds": 2}))
+    await ended(jobs, job)
+    place = tmp_path / job / "checkpoints"
+    for copy in ("round-000002-best", "round-000009", "best"):
+        shutil.copytree(place / "round-000002", place / copy)
+    (place / "notes.partial").write_text("mine")
+    (place / "round-000004").mkdir()
+    os.mkfifo(place / "round-000005")
+    await jobs.resume(job, "again", json.dumps({"rounds": 5}))
+    assert (await ended(jobs, job))[-1].view.status.state == "SUCCEEDED"
+    left = {path.name for path in place.iterdir()}
+    assert left == {
+        *("round-000004", "round-000005"),  # the two newest of the job
+        *("round-000002-best", "round-000009", "best", "notes.partial"),
+    }
+    with pytest.raises(CorruptError, match="round-000009 holds the checkpoint after 2 rounds, a copy"):
+        load_policy(tmp_path / job)
+    shutil.rmtree(place / "round-000009")
+    assert outcome(jobs.folder(job)) == undisturbed[3]
+    assert load_policy(tmp_path / job).origin.round == 5
+    assert load_policy(place / "round-000002-best").origin.round == 2
 
 
 async def test_what_only_a_learner_can_know_fails_the_job_with_the_learners_sentence(jobs):
@@ -562,3 +629,63 @@ async def test_what_cannot_be_continued_fails_with_its_reason(cluster, tmp_path)
         status = (await ended(jobs, job))[-1].view.status
     assert status.state == "FAILED"
     assert "did you mean 'mpe/simple_spread'" in status.reason
+
+
+def _pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def _huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 10 * 2**30)
+
+
+UNREADABLE = {
+    "a spec that is missing": ("spec.yaml", Path.unlink, "spec.yaml is missing"),
+    "a spec that is a pipe": ("spec.yaml", _pipe, "spec.yaml is a pipe, not a file"),
+    "a spec that is not UTF-8": ("spec.yaml", lambda path: path.write_bytes(b"\xff"), "byte 0 (0xff) is not UTF-8"),
+    "records that are a pipe": ("rounds.jsonl", _pipe, "rounds.jsonl is a pipe, not a file"),
+    "records without an end": ("rounds.jsonl", _huge, "a line has more than 67,108,864 bytes"),
+}
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+async def test_a_job_whose_files_are_none_fails_with_a_sentence_can_be_deleted_and_harms_no_other(
+    cluster, tmp_path, undisturbed, damage
+):
+    file, damaged, sentence = UNREADABLE[damage]
+    job, other, unlisted = name(), name(), name()
+    created(tmp_path / job, spec()).release()
+    damaged(tmp_path / job / file)
+    (tmp_path / unlisted).mkdir()
+    _pipe(tmp_path / unlisted / "job.json")
+    async with coordinator(cluster, tmp_path) as jobs:
+        await jobs.submit(submission(other))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (status := jobs.folder(job).read_status()).ended:  # noqa: ASYNC110  # until it is taken up
+                await asyncio.sleep(0.05)
+        assert status.state == "FAILED" and sentence in status.reason
+        assert (await jobs.cancel(job)).status == status
+        await ended(jobs, other)
+        assert outcome(jobs.folder(other)) == undisturbed[3]
+        shown, _ = await jobs.page(10, "", ())
+        assert {view.status.job for view in shown} == {job, other}
+        await jobs.delete(job, allow_missing=False)
+        await jobs.delete(unlisted, allow_missing=False)
+    assert [path.name for path in tmp_path.iterdir()] == [other]
+
+
+async def test_a_job_whose_rounds_are_there_twice_fails_before_it_trains_on(cluster, tmp_path):
+    job = name()
+    async with coordinator(cluster, tmp_path) as jobs:
+        await jobs.submit(submission(job, stop={"rounds": 2}))
+        await ended(jobs, job)
+        records = tmp_path / job / "rounds.jsonl"
+        first, second = records.read_text().splitlines(keepends=True)
+        records.write_text(first + first + second)
+        with pytest.raises(CorruptError, match="its 3 lines are not rounds 1 to 3; rounds are missing, or there twice"):
+            await jobs.resume(job, "again", json.dumps({"rounds": 4}))
+        records.write_text(first + second)
+        await jobs.resume(job, "once more", json.dumps({"rounds": 4}))
+        assert (await ended(jobs, job))[-1].view.status.state == "SUCCEEDED"

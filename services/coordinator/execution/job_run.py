@@ -12,7 +12,7 @@ from typing import Any
 
 from marless.checkpoint import Progress
 from marless.core.group import Versions
-from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError
+from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
 from marless.job import Job
 from marless.log import structlog
 from marless.record import Returns, RoundRecord
@@ -131,9 +131,7 @@ class JobRun:
             self.detail = error.detail
             return "FAILED", str(error)
         except Exception as error:  # noqa: BLE001  # a defect must end the job FAILED, with its reason, not hang it
-            _log.error("job.failed", job=self._id, exc_info=error)
-            self.detail = "".join(traceback.format_exception(error)[-DETAIL_FRAMES:])
-            return "FAILED", f"internal error: {type(error).__name__}: {error}"
+            return "FAILED", self._of_defect(error)
         return ("SUCCEEDED", ending) if ending else ("CANCELLED", CANCELLED)
 
     async def _begin(self) -> None:
@@ -265,6 +263,29 @@ class JobRun:
         self._parts.settling.begin()
 
     async def _end(self, state: str, reason: str) -> None:
+        """Put the job away, and write its final status; a defect on the way ends it FAILED.
+
+        Without a final status, the next scan of the run folders would take the job up, and it would end in the same
+        way, for ever.
+        """
+        try:
+            ended = await self._ended(state, reason)
+        except FencedError:
+            raise
+        except Exception as error:  # noqa: BLE001  # see above
+            self._folder.check_owned()
+            why = f"{reason}; {self._of_defect(error)}"
+            ended = replace(self.status, state="FAILED", reason=why, cancelling=False, ended_s=time.time())
+        await self._finish(ended)
+
+    def _of_defect(self, error: Exception) -> str:
+        """The reason of a job that a defect has ended; logs its traceback."""
+        _log.error("job.failed", job=self._id, exc_info=error)
+        self.detail = "".join(traceback.format_exception(error)[-DETAIL_FRAMES:])
+        return f"internal error: {told(error)}"
+
+    async def _ended(self, state: str, reason: str) -> JobStatus:
+        """Put the job away; returns its final status."""
         if self._fenced > MAX_FENCED:
             problem = ""  # the versions in the store are another coordinator's
         else:
@@ -279,7 +300,7 @@ class JobRun:
             self._log.warning("job.cost_unknown", problem=self._parts.costs.problem)
         ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
         summary = recording.summary(ended, self._journal, self._parts.timing, self._folder.path, cost_usd)
-        await self._finish(replace(ended, summary_json=summary.to_json()))
+        return replace(ended, summary_json=summary.to_json())
 
     async def _finish(self, status: JobStatus) -> None:
         """Write the final status, and notify watchers once it is durable, or cannot be written (`LiveJob.saved`)."""
@@ -305,10 +326,11 @@ class JobRun:
             await self._parts.settling.all()
         except FencedError:
             raise
-        except MarlessError as error:
+        except Exception as error:  # noqa: BLE001  # a defect, too, must not lose the versions
             self._folder.check_owned()  # else a successor has gone on, and has dropped those versions
-            self._log.error("job.checkpoint_failed", error=str(error))
-            problem = f"trained, but its last checkpoint could not be saved: {error}"
+            why = str(error) if isinstance(error, MarlessError) else self._of_defect(error)
+            self._log.error("job.checkpoint_failed", error=why)
+            problem = f"trained, but its last checkpoint could not be saved: {why}"
             forget = self._parts.recovery.leave
         try:
             await forget()

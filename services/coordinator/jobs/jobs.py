@@ -379,15 +379,18 @@ class Jobs:
             self._index.note(status)
             folder.release()
             return
-        progress = await asyncio.to_thread(view.progress_of, folder)
-        reason = ""
+        progress, reason = Progress(), ""
+        try:
+            progress = await asyncio.to_thread(view.progress_of, folder)
+        except CorruptError as error:
+            reason = str(error)
         if status.attached and status.job != self._options.only:
             where = f"after round {progress.rounds}" if progress.rounds else "before its first round ended"
             reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
         try:
             spec, _ = await asyncio.to_thread(folder.load)
             job = await self._preparing.prepared(spec)
-        except (SpecError, CorruptError) as error:
+        except (SpecError, CorruptError, NotFoundError) as error:  # it is ours, so nobody has deleted it
             reason = str(error)
         if reason:
             last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)

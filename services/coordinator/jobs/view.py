@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,11 @@ def fresh(folder: RunFolder) -> View:
 
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
-    """The final status of a job that ends while it is not running; raises CorruptError for unreadable records."""
-    progress, now_s = progress_of(folder), time.time()
-    trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
+    """The final status of a job that ends while it is not running; records that cannot be read count as none."""
+    progress, trained_s, now_s = Progress(), 0.0, time.time()
+    with suppress(CorruptError):
+        progress = progress_of(folder)
+        trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
     cost_usd, accounting = _cost(folder)
     summary = Summary(
         job=status.job,

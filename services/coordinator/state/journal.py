@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 
+from marless.errors import CorruptError
 from marless.record import Returns, RoundRecord
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
 from services.coordinator.state.base import JobState
@@ -84,16 +86,27 @@ class Journal:
         self.costs.clear()
 
     def _look_back(self) -> None:
-        path = self._folder.rounds_path
+        path, lines = self._folder.rounds_path, 0
         for line in lines_backwards(path):
+            lines += 1
             self.trained_s += spent_s(path, line)
             if len(self._history) <= HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
                 record = parse(path, line)
                 self.greedy = self.greedy or record.newest_evaluation
                 if len(self._history) <= HISTORY_ROUNDS:
                     self._history.appendleft(record)
+        self._check_order(path, lines)
         for record in self._history:
             self.costs.put(record)
+
+    def _check_order(self, path: Path, lines: int) -> None:
+        """Raise CorruptError unless line n is round n, as far as the rounds in memory and their number tell."""
+        seen = [record.round for record in self._history]
+        if seen != list(range(lines - len(seen), lines)):
+            raise CorruptError(
+                f"{path}: its {lines} lines are not rounds 1 to {lines}; rounds are missing, or there twice: restore "
+                "the file, in which line N is round N"
+            )
 
     def _take(self, record: RoundRecord) -> None:
         self._history.append(record)

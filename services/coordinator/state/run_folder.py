@@ -261,7 +261,7 @@ class RunFolder:
             if before:
                 before.close()
             for later in self.checkpoints.rounds():
-                if later > rounds:
+                if later > rounds and self.checkpoints.has(later):  # else it is a copy of another one
                     self.checkpoints.remove(later)
             reach("coordinator.cut.after")
 
@@ -383,8 +383,13 @@ def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _no_files(directory: str, names: list[str]) -> list[str]:
+    """The names of what is in a checkpoint's directory and is none of its files."""
+    return [name for name in names if not Path(directory, name).is_file()]
+
+
 def _copy_directory(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target)
+    shutil.copytree(source, target, ignore=_no_files)
     for path in (*target.iterdir(), target):
         fsync(path)

@@ -58,6 +58,8 @@ def _of_job(job: str, runs: Path) -> Path:
             f"start.checkpoint: there is no job {job!r} here, or it has no checkpoint yet; the path of a directory on "
             f"your machine has a slash in it: ./{job}"
         ) from None
+    except CorruptError as error:
+        raise SpecError(f"start.checkpoint: {error}") from None
     if directory.resolve() != runs.resolve() / directory.relative_to(runs):
         raise SpecError(f"start.checkpoint: job {job!r} is a link; links are not followed")
     return directory

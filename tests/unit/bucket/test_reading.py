@@ -10,7 +10,7 @@ import pytest
 
 from marless.bucket.address import Address
 from marless.bucket.head import HEAD, Head, Part, Segment, key_of
-from marless.bucket.reading import checkpoint, copy, everything, read_head, records, restore
+from marless.bucket.reading import checkpoint, copy, everything, read_head, records, restore, restore_whole
 from marless.errors import CorruptError, NotFoundError
 from tests.unit.bucket.memory import MemoryObjects
 
@@ -156,3 +156,19 @@ def test_restoring_says_nothing_of_other_files(objects, tmp_path):
     (tmp_path / "log.jsonl").write_bytes(b"log")
     restore(objects, PLACE, read_head(objects, PLACE), tmp_path)
     assert content(tmp_path)["log.jsonl"] == b"log"
+
+
+def test_what_is_no_checkpoint_is_neither_taken_for_the_newest_one_nor_removed(objects, tmp_path):
+    plain = MemoryObjects()
+    copies = {path.replace("000020", "000020-best"): data for path, data in FILES.items()}
+    for path, data in {**FILES, **copies, "job.json": b"{}"}.items():
+        plain.put(f"copies/j/{path}", data)
+    copy(plain, Address("bucket", "copies/j"), tmp_path / "j", checkpoint())
+    names = {path.name for path in (tmp_path / "j" / "checkpoints").iterdir()}
+    assert names == {"round-000020"}
+    mine = tmp_path / "j" / "checkpoints" / "round-000020-best"
+    (tmp_path / "j" / "checkpoints" / "round-000020").rename(mine)
+    (mine.parent / "round-000030").mkdir()
+    restore_whole(objects, PLACE, read_head(objects, PLACE), tmp_path / "j")
+    names = {path.name for path in mine.parent.iterdir()}
+    assert names == {"round-000010", "round-000020", "round-000020-best"} and list(mine.iterdir())
