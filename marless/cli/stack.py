@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import IO
 
 from marless import private_files
+from marless.cli.answering import SERVING, Endpoint, statuses
 from marless.cli.service_process import STARTED, Starter
-from marless.cli.supervision import SERVING, Endpoint, Log, RestartLimits, SupervisedService, statuses
+from marless.cli.supervision import Log, RestartLimits, SupervisedService
 from marless.errors import JobStateError, UnavailableError, denied
 from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.addresses import advertised
@@ -64,8 +65,9 @@ class StackOptions:
 class LocalStack:
     """The running services; an async context manager. Inside it, `coordinator` is the address to submit jobs to.
 
-    A service that dies is restarted at the same address. Sockets are in a directory that only this user can enter. Logs
-    go to `logs`, one file per service. `data` is the parameter store's directory and belongs to one stack at a time.
+    A service that dies, does not answer or has lost its socket is restarted at the same address. Sockets are in a
+    directory that only this user can enter. Logs go to `logs`, one file per service. `data` is the parameter store's
+    directory and belongs to one stack at a time.
     """
 
     def __init__(self, *, runs: Path, logs: Path, data: Path, options: StackOptions | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Supervises one service process: restarts it whenever it dies, and gives up if it keeps dying."""
+"""Supervises one service process: restarts it when it dies or does not answer, and gives up if it keeps dying."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from marless import private_files, regular_files
+from marless.cli.answering import Endpoint, Patience, no_answer, statuses
 from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, arguments
 from marless.errors import MarlessError
 from marless.fleet.launchers.forking import how
-from marless.rpc.client import Peer
-from marless.rpc.security import Security
 
 STOP_S = 15.0
+TRACED_S = 1.0
+"""Seconds that a silent service has to write into its log where its threads are."""
 LOG_BYTES = 16 * 2**20
 """Size at which a log file is rotated; one old file is kept."""
 LOG_CHECK_S = 5.0
 LONGEST_DELAY_S = 2.0
-SERVING = health_pb2.HealthCheckResponse.SERVING
 _FIRST_DELAY_S = 0.05
 _LAST_BYTES = 2**18
 """The end of a log in which an error message is searched for."""
@@ -37,7 +34,7 @@ _LAST_BYTES = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """When to give up on a service that keeps dying."""
+    """When to replace a service, and when to give up on one that keeps dying."""
 
     deaths: int = 5
     """Give up after this many deaths of any kind …"""
@@ -45,16 +42,8 @@ class RestartLimits:
     """… within this many seconds."""
     unserved: int = 2
     """Give up after exiting by itself this many times in a row before ever answering: its installation is broken."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a service listens, and how its health is asked."""
-
-    listen: str
-    address: str
-    """The address to dial."""
-    security: Security
+    patience: Patience = field(default_factory=Patience)
+    """How long it may be silent."""
 
 
 class Log:
@@ -121,6 +110,8 @@ class SupervisedService:
         self._told = told
         self._starter = starter
         self._inherited = inherited
+        self._unanswered = ""
+        """What the present process did in place of answering; "" while it does."""
         self._process: ServiceProcess | None = None
         self._answered = False
 
@@ -132,10 +123,12 @@ class SupervisedService:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start the process; raises OSError."""
+        """Start the process, and make the directory of its socket anew if that is gone; raises OSError."""
+        if socket := self._endpoint.socket:
+            private_files.directory(socket.parent)
         environment = {**self._environment, **self.next_environment}
         self.next_environment = {}
-        self._answered = False
+        self._answered, self._unanswered = False, ""
         with self._log.open() as log:
             self._process = await self._starter.start(
                 Start(
@@ -148,7 +141,10 @@ class SupervisedService:
             )
 
     async def keep_alive(self) -> str:
-        """Restart the service whenever it dies; returns the reason once it gives up. Raises OSError."""
+        """Restart the service whenever it dies or does not answer; returns the reason once it gives up.
+
+        Raises OSError.
+        """
         deaths: deque[float] = deque(maxlen=self._limits.deaths)
         mute = unserved = 0
         while True:
@@ -165,10 +161,11 @@ class SupervisedService:
                 )
             if mute:
                 await asyncio.sleep(min(_FIRST_DELAY_S * 2**mute, LONGEST_DELAY_S))
+            what = self._unanswered or f"ended ({_how(code)})"
             await self.start()
             self.restarts += 1
             if not unserved:  # otherwise its error message is reported soon
-                self._told(f"{self.name} ended ({_how(code)}); it was started again")
+                self._told(f"{self.name} {what}; it was started again")
 
     async def stop(self) -> None:
         """Stop the process: SIGTERM, then SIGKILL if it takes too long; idempotent."""
@@ -184,9 +181,12 @@ class SupervisedService:
             await process.wait()
 
     async def _end(self) -> int:
-        """Wait for the end of the process and return its exit code; meanwhile, note its first answer, bound its log."""
+        """Wait for the end of the process, and end it if it does not answer; returns its exit code.
+
+        Meanwhile, note its first answer, and bound its log.
+        """
         assert self._process
-        answering = asyncio.create_task(self._wait_for_an_answer())
+        answering = asyncio.create_task(self._end_unless_it_answers(self._process))
         bounding = asyncio.create_task(self._bound_log())
         try:
             return await self._process.wait()
@@ -194,6 +194,20 @@ class SupervisedService:
             for task in (answering, bounding):
                 task.cancel()
             await asyncio.gather(answering, bounding, return_exceptions=True)
+
+    async def _end_unless_it_answers(self, process: ServiceProcess) -> None:
+        try:
+            async with asyncio.timeout(self._limits.patience.first_s):
+                await self._wait_for_an_answer()
+        except TimeoutError:
+            self._unanswered = f"did not answer within {self._limits.patience.first_s:g} s of its start"
+        else:
+            self._unanswered = await no_answer(self._endpoint, process.pid, self._limits.patience)
+        process.send_signal(signal.SIGUSR1)  # it writes where its threads are, unless it is stopped
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRACED_S):
+                await process.wait()
+        process.send_signal(signal.SIGKILL)  # what is lost is what a death loses
 
     async def _wait_for_an_answer(self) -> None:
         async with aclosing(statuses(self._endpoint.address, self._endpoint.security)) as said:
@@ -213,18 +227,3 @@ class SupervisedService:
 
 def _how(code: int) -> str:
     return "at an unknown exit code" if code == UNKNOWN else how(code)
-
-
-async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:
-    """Yield a service's health statuses, from its first answer on; reconnects when the service is restarted."""
-    while True:
-        peer = Peer(address, security)
-        try:
-            watch = health_pb2_grpc.HealthStub(peer.channel).Watch
-            async for answer in watch(health_pb2.HealthCheckRequest(), metadata=peer.metadata, wait_for_ready=True):
-                yield answer.status
-        except grpc.aio.AioRpcError:
-            pass  # it died; its successor will answer
-        finally:
-            await peer.close()
-        await asyncio.sleep(_FIRST_DELAY_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import math
 import os
@@ -74,6 +75,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.server.max_pending_requests", MAX_OPEN_RPCS),
     ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_OPEN_RPCS),
 )
+_STDERR = 2
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server."""
@@ -159,6 +161,7 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     configure_logging()
     forget_secrets()
     allow_many_files()
+    faulthandler.register(signal.SIGUSR1, file=_STDERR)  # writes where each thread is, for whoever asks why it hangs
     try:
         asyncio.run(_run(service, options, build))
     except MarlessError as error:

@@ -1,8 +1,8 @@
 """Provides a Redis: an external one by URL, or a local server that the store starts, watches and stops.
 
 A local server listens on a private unix socket only, requires a password, and appends every write to its log before it
-answers, so that acknowledged writes survive kill -9. If it dies, it is started again. If the store dies, the next store
-on the same data directory takes the server over; if there is none, a guard process ends it.
+answers, so that acknowledged writes survive kill -9. If it dies or does not answer, it is started again. If the store
+dies, the next store on the same data directory takes the server over; if there is none, a guard process ends it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -32,6 +35,12 @@ ORPHAN_S = 10
 """Seconds from the death of a store until its Redis is ended, unless another store takes it over."""
 FULL_DISK_BYTES = 32 * 2**20
 LONGEST_RESTART_DELAY_S = 2.0
+QUESTION_S = 5.0
+"""Seconds between two questions whether a server answers."""
+SILENT_S = 30.0
+"""Seconds after which a server that does not answer is ended."""
+_PEER = struct.Struct("3i")
+"""Linux's `struct ucred` of the process at the other end of a unix socket: its id, user and group."""
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 _log = structlog.get_logger("marless.param_store")
 
@@ -159,8 +168,8 @@ class LocalRedis:
 
     async def _watch(self, line: _Line) -> None:
         while True:
-            await line.gone()
-            _log.error("redis.died", reason=await self._cause())
+            hung = await line.lost(self._socket)
+            _log.error("redis.died", reason=hung or await self._cause())
             line = await self._up_again()
 
     async def _up_again(self) -> _Line:
@@ -181,6 +190,7 @@ class LocalRedis:
         if line := await _Line.open(self._socket, self._users):
             _log.info("redis.adopted", socket=str(self._socket))
             return line
+        private_files.directory(self._socket.parent)  # of a data directory with a long path, it is a temporary one
         log = self._log()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -261,27 +271,27 @@ class _Line:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, socket: Path, users: RedisUsers) -> _Line | None:
+    async def open(cls, path: Path, users: RedisUsers) -> _Line | None:
         """Connect, and wait until the server has loaded its data; None if there is no server.
 
         A server without passwords, as older versions of marless have left them, is ended; then None is returned.
         Raises UnavailableError for a server that hangs, or that refuses this store's passwords.
         """
         try:
-            line = cls(*await asyncio.open_unix_connection(str(socket)))
+            line = cls(*await asyncio.open_unix_connection(str(path)))
         except OSError:
             return None
         try:
             known, answer = await asyncio.wait_for(line._greeted(users), START_TIMEOUT_S)
         except TimeoutError:
-            raise UnavailableError(f"the Redis at {socket} does not answer; end that process first") from None
+            raise UnavailableError(f"the Redis at {path} does not answer; end that process first") from None
         if answer.startswith(b"-NOAUTH"):
             await line.close()
-            raise UnavailableError(f"the Redis at {socket} does not know its store's passwords; end that process first")
+            raise UnavailableError(f"the Redis at {path} does not know its store's passwords; end that process first")
         if known and answer.startswith(b"+PONG"):
             return line
         if answer.startswith(b"+PONG"):
-            _log.warning("redis.unprotected", socket=str(socket), advice="it is started again with users")
+            _log.warning("redis.unprotected", socket=str(path), advice="it is started again with users")
             await line.shut_down()
         await line.close()
         return None
@@ -303,6 +313,42 @@ class _Line:
         with suppress(ConnectionError):
             await self.reader.read()
         await self.close()
+
+    async def lost(self, path: Path) -> str:
+        """Wait until the server has ended, and end one that does not answer or has lost its socket; returns why.
+
+        Returns "" if it has ended by itself.
+        """
+        answered = asyncio.Event()
+        reading = asyncio.create_task(self._read(answered))
+        silent_s = 0.0
+        try:
+            while True:
+                answered.clear()
+                self.writer.write(b"PING\r\n")
+                await asyncio.wait([reading], timeout=QUESTION_S)
+                if reading.done():
+                    return ""
+                silent_s = 0.0 if answered.is_set() else silent_s + QUESTION_S
+                if silent_s >= SILENT_S or not path.exists():  # noqa: ASYNC240  # it does not block
+                    await self._end(reading)
+                    return f"it did not answer for {silent_s:g} s" if silent_s else f"something removed {path}"
+        finally:
+            reading.cancel()
+            await self.close()
+
+    async def _read(self, answered: asyncio.Event) -> None:
+        with suppress(ConnectionError):
+            while await self.reader.readline():
+                answered.set()
+
+    async def _end(self, reading: asyncio.Task[None]) -> None:
+        """End the process at the other end: what it has acknowledged is on the disk."""
+        other = self.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if (pid := _PEER.unpack(other)[0]) > 0:  # 0: it runs in another PID namespace
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await reading
 
     async def shut_down(self) -> None:
         self.writer.write(b"SHUTDOWN NOSAVE\r\n")

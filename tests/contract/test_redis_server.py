@@ -99,6 +99,32 @@ async def test_health_follows_redis_and_data_survive_its_death(tmp_path):
         await peer.close()
 
 
+async def hang(home: Path) -> None:
+    os.kill(int(str(await info(home, "process_id"))), signal.SIGSTOP)
+
+
+async def lose_its_socket(home: Path) -> None:
+    (home / "redis.sock").unlink()
+
+
+@pytest.mark.parametrize("fault", [hang, lose_its_socket])
+async def test_a_redis_that_runs_and_cannot_be_used_is_replaced(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(redis_server, "QUESTION_S", 0.2)
+    monkeypatch.setattr(redis_server, "SILENT_S", 1.0)
+    async with provided(RedisOptions(data_dir=str(tmp_path))) as found:
+        async with connection.connected(found) as redis:
+            await redis.hset("marless:kept", "field", "value")
+        await asyncio.sleep(1.5)
+        assert found.restarts() == 0
+        await fault(tmp_path / "redis")
+        async with asyncio.timeout(20.0):
+            while not found.restarts():  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.05)
+        async with connection.connected(found) as redis:
+            assert await redis.hget("marless:kept", "field") == b"value"
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"])]
+
+
 async def test_a_killed_store_finds_its_redis_again(tmp_path):
     peer = Peer(f"unix:{tmp_path}/store.sock", Security())
     store = ParamStore(peer)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from marless import private_files
-from marless.cli import supervision
+from marless.cli import answering, supervision
+from marless.cli.answering import Patience
 from marless.cli.service_process import Start, Starter
 from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
 from marless.cli.supervision import Log, RestartLimits
@@ -27,7 +29,7 @@ CANARIES = dict.fromkeys(sorted(set(SECRET_VARIABLES) - {"MARLESS_REDIS_URL"}), 
 
 @pytest.fixture
 def options() -> StackOptions:
-    return StackOptions(restarts=RestartLimits(deaths=3))
+    return StackOptions(restarts=RestartLimits(deaths=3, patience=Patience(question_s=0.5, silent_s=3.0)))
 
 
 @pytest.fixture
@@ -67,8 +69,8 @@ async def kill(stack: LocalStack, service: str) -> None:
     async with asyncio.timeout(SERVES_S):
         while stack.pid(service) == killed:  # noqa: ASYNC110  # to wait for the process would take its exit code
             await asyncio.sleep(0.02)
-        async for status in supervision.statuses(stack.address(service), stack.security):
-            if status == supervision.SERVING:
+        async for status in answering.statuses(stack.address(service), stack.security):
+            if status == answering.SERVING:
                 return
 
 
@@ -78,6 +80,58 @@ async def test_every_service_is_started_again_at_the_same_address(up, stack):
     assert dict(stack.restarts) == dict.fromkeys(SERVICES, 1)
     assert all(stack.pid(name) != first[name] for name in SERVICES)
     assert sum("redis-server" in each.name() for each in family()) <= 1  # the old one, adopted
+
+
+async def heard(stack: LocalStack) -> None:
+    """Wait until each service has answered its supervisor once; until then it may take the time of a start."""
+    async with asyncio.timeout(SERVES_S):
+        while not all(each._answered for each in stack._services.values()):  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.02)
+
+
+async def again(stack: LocalStack, service: str, before: int) -> None:
+    """Wait until another process than `before` is this service, and the stack serves."""
+    async with asyncio.timeout(SERVES_S):
+        while stack.pid(service) == before:  # noqa: ASYNC110  # to wait for the process would take its exit code
+            await asyncio.sleep(0.02)
+        await stack.serving()
+
+
+@pytest.mark.parametrize("service", ["param_store", "coordinator"])
+async def test_a_service_that_runs_and_does_not_answer_is_replaced(up, stack, options, service):
+    sentences: list[str] = []
+    stack._services[service]._told = sentences.append
+    await heard(stack)
+    before = stack.pid(service)
+    os.kill(before, signal.SIGSTOP)
+    await again(stack, service, before)
+    [said] = sentences
+    assert (
+        said.startswith(f"{service} did not answer for 3 s; it was started again") or "did not answer for 4 s" in said
+    )
+    assert sum(stack.restarts.values()) == 1
+
+
+async def test_a_service_that_is_paused_for_a_moment_stays(up, stack):
+    before = {name: stack.pid(name) for name in SERVICES}
+    os.kill(before["actor_pool"], signal.SIGSTOP)
+    await asyncio.sleep(1.0)
+    os.kill(before["actor_pool"], signal.SIGCONT)
+    await asyncio.sleep(2.0)
+    assert {name: stack.pid(name) for name in SERVICES} == before
+
+
+async def test_sockets_that_something_removes_are_made_anew(up, stack):
+    sentences: list[str] = []
+    for service in stack._services.values():
+        service._told = sentences.append
+    await heard(stack)
+    before = {name: stack.pid(name) for name in SERVICES}
+    shutil.rmtree(socket_directory(stack._data))
+    for name in SERVICES:
+        await again(stack, name, before[name])
+    assert all("had lost its socket" in said for said in sentences)
+    assert socket_directory(stack._data).stat().st_mode & 0o777 == 0o700
 
 
 async def test_nothing_is_left_behind(stack):
