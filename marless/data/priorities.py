@@ -13,7 +13,7 @@ from marless.data.ring import Round
 from marless.data.sum_tree import SumTree
 
 FIRST = 1.0
-"""Priority of new samples before any has been updated."""
+"""Priority of new samples before any has been updated; it is no error, so it does not count among the highest."""
 BOUNDS = 1e-6, 1e6
 """Least and greatest priority: samples without error stay drawable (ε of Schaul et al. 2016, §3.3), none dominates."""
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -27,12 +27,14 @@ class Priorities:
     def __init__(self, capacity: int, alpha: float, unit: Unit) -> None:
         self.unit = unit
         self._alpha = alpha
-        self._highest = FIRST
+        self._highest = 0.0
+        """Of all updates so far; 0 before the first."""
         self._tree = SumTree(capacity)
 
     def add(self, each: Round) -> None:
         """Add the samples of a round that has just been verified, with restored priorities if it has some."""
-        self._tree.set(each.samples(self.unit), self._highest if each.priorities is None else each.priorities)
+        new = self._highest or FIRST
+        self._tree.set(each.samples(self.unit), new if each.priorities is None else each.priorities)
 
     def drop(self, each: Round) -> None:
         """Remove the samples of a round."""
@@ -41,7 +43,7 @@ class Priorities:
 
     def update(self, row: Rows, priority: NDArray[np.floating]) -> None:
         """See `Replay.reprioritise`."""
-        known = self._tree[row] > 0
+        known = (self._tree[row] > 0) & ~np.isnan(priority)
         bounded = np.fmin(np.fmax(priority, BOUNDS[0]), BOUNDS[1]).astype(np.float64)
         leaf = (bounded**self._alpha).astype(np.float32)
         self._tree.set(row[known], leaf[known])

@@ -150,7 +150,7 @@ class Replay:
         """Update the priorities, such as |TD error|, of samples, given by row (of episodes: by first frame).
 
         Priorities are given without the exponent `alpha`. If a row occurs twice, its last priority counts; rows that
-        have been dropped are ignored.
+        have been dropped are ignored, and so are priorities NaN.
         """
         if self._priorities is not None:
             self._priorities.update(row, priority)

@@ -21,6 +21,7 @@ from marless.algos.ddpg.heads import Head
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.views import View
 from marless.algos.off_policy import td
+from marless.algos.off_policy.step_metrics import PRESENT
 from marless.algos.training.policy_batching import Stack
 
 Metrics = dict[str, Tensor]
@@ -101,6 +102,7 @@ class ActorCritics:
     def critic_gradients(self, views: Sequence[View], built: Tensor) -> tuple[list[Gradient], Tensor]:
         """The gradients of each stack of critics, and the TD errors of the first stack, [R, 1, M]."""
         target_R1M, weight_RM = self.targets(views), torch.cat([view.weight for view in views]).squeeze(1)
+        share_RM = torch.cat([view.share for view in views]).squeeze(1)
         found, errors = [], []
         for critics in self.critics:
             value_R1M = critics.nets.net.forward(built)
@@ -108,10 +110,10 @@ class ActorCritics:
             error_RM = error_R1M.squeeze(1)
             per_row = {
                 "value_loss": td.td_loss(error_RM, weight_RM, None),
-                "value": (value_R1M.squeeze(1) * weight_RM).sum(dim=1),
+                "value": (value_R1M.squeeze(1) * share_RM).sum(dim=1),  # a plain mean: only losses have importance
             }
             gradient_PD = critics.nets.backward(td.td_gradient(error_RM, weight_RM, None).unsqueeze(1))
-            found.append(Gradient(gradient_PD, _per_net(critics.nets, per_row)))
+            found.append(Gradient(gradient_PD, _per_net(critics.nets, per_row, share_RM)))
             errors.append(error_R1M)
         return found, errors[0]
 
@@ -171,9 +173,13 @@ def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float
     penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
     loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
     gradient_PD = actors.nets.backward(actors.head.gradient(d_action_RAM).add_(pull_RAM))
-    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}))
+    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, mine.share.squeeze(1)))
 
 
-def _per_net(nets: RowNets, per_row: dict[str, Tensor]) -> Metrics:
-    """Means over each net's rows."""
-    return {name: nets.mean(numbers_R.unsqueeze(1)).squeeze(1) for name, numbers_R in per_row.items()}
+def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Metrics:
+    """Means over those of each net's rows that have samples, and whether a net has such rows."""
+    present_R1 = (share_RM.sum(dim=1, keepdim=True) > 0).float()
+    rows_P1 = nets.mean(present_R1)
+    scale_P1 = torch.where(rows_P1 > 0, 1 / rows_P1, 0.0)
+    means = {name: nets.mean(x_R.unsqueeze(1) * present_R1) * scale_P1 for name, x_R in per_row.items()}
+    return {name: mean_P1.squeeze(1) for name, mean_P1 in means.items()} | {PRESENT: (rows_P1 > 0).float().squeeze(1)}

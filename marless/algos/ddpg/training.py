@@ -19,8 +19,10 @@ from marless.algos.ddpg.heads import Head
 from marless.algos.ddpg.objective import PolicyObjective, Sampled
 from marless.algos.ddpg.views import View, views
 from marless.algos.learner import RoundInput
+from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
+from marless.algos.off_policy.step_metrics import step_means
 from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.policy_batching import Stack
@@ -54,10 +56,8 @@ class Trained:
         self.seen.append(gradient.metrics | {"grad_norm": norm_P})
 
     def metrics(self) -> Metrics:
-        """Means over the steps so far; metrics of critics and twins have names of their own."""
-        if not self.seen:
-            return {}
-        means = {key: torch.stack([each[key] for each in self.seen]).mean(dim=0).tolist() for key in self.seen[0]}
+        """Means over the steps so far, see `step_means`; metrics of critics and twins have names of their own."""
+        means = step_means(self.seen)
         label = {key: key if self.function == "policy" else _of_critics(key, self.prefix) for key in means}
         return {name: {label[key]: means[key][i] for key in means} for i, name in enumerate(self.names)}
 
@@ -78,13 +78,13 @@ class Ensemble:
         """Select the samples that this ensemble trains on."""
         return everyone if self.stack is None else [everyone[0].taken(self.stack)]
 
-    def spread(self, error_R1M: Tensor, agents: int, width: int) -> Tensor:
-        """Absolute errors by agent, [N, 1, E]; 0 where an agent has no sample here."""
+    def spread(self, x_R1M: Tensor, agents: int, width: int) -> Tensor:
+        """Numbers by agent, [N, E]; 0 where an agent has no sample here."""
         if self.stack is None:
-            return error_R1M.abs()
-        error_N1E = error_R1M.new_zeros(agents, 1, width)
-        self.stack.put(error_R1M.abs(), error_N1E)
-        return error_N1E
+            return x_R1M.squeeze(1)
+        x_N1E = x_R1M.new_zeros(agents, 1, width)
+        self.stack.put(x_R1M, x_N1E)
+        return x_N1E.squeeze(1)
 
     def due(self, every: int) -> bool:
         """True if policies are updated in the next gradient step, by the critics' step count."""
@@ -127,7 +127,7 @@ class DDPGTraining:
                 _step(each.critics, critics, config)
                 each.nets.refresh()
             errors.append(error_R1M)
-        return self._priorities(batch, errors)
+        return self._priorities(batch, everyone, errors)
 
     def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`. Policies have none in a step that updates only critics."""
@@ -141,7 +141,7 @@ class DDPGTraining:
                 for name, gradient_D in zip(trained.names, gradient.gradient, strict=True):
                     found.setdefault(name, {})[trained.prefix] = gradient_D
             errors.append(error_R1M)
-        return found, self._priorities(batch, errors)
+        return found, self._priorities(batch, everyone, errors)
 
     def metrics(self) -> Metrics:
         """See `Training`."""
@@ -186,15 +186,22 @@ class DDPGTraining:
                 policies = each.nets.policy_gradients(mine, built)
         return critics, policies, error_R1M
 
-    def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
-        """[E], mean absolute TD error over all agents of each env step; None for uniform draws."""
+    def _priorities(self, batch: Batch, everyone: Sequence[View], errors: Sequence[Tensor]) -> Tensor | None:
+        """[E], mean absolute TD error over the agents that are present in each env step; None for uniform draws.
+
+        NaN for an env step that nobody trained on, which keeps its priority: members of a shared policy may have fewer
+        samples than were drawn.
+        """
         if batch.importance is None:
             return None
-        agents = len(batch.classes[0].features)
-        sizes = (
-            each.spread(error_R1M, agents, batch.width) for each, error_R1M in zip(self._ensembles, errors, strict=True)
-        )
-        return torch.stack([size_N1E.sum(dim=(0, 1)) / len(size_N1E) for size_N1E in sizes]).sum(dim=0)
+        agents, width = len(batch.classes[0].features), batch.width
+        alive = [torch.cat([view.alive for view in each.views(everyone)]) for each in self._ensembles]
+        given = list(zip(self._ensembles, errors, alive, strict=True))
+        error_RE = torch.cat([each.spread(error_R1M, agents, width) for each, error_R1M, _ in given])
+        counts_RE = torch.cat([each.spread(alive_R1M, agents, width) for each, _, alive_R1M in given])
+        trained = [each.spread(torch.ones_like(error_R1M), agents, width) for each, error_R1M, _ in given]
+        priority_E = td.mean_errors(error_RE, counts_RE, width)
+        return priority_E.masked_fill(torch.cat(trained).sum(dim=0) == 0, torch.nan)
 
 
 def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:

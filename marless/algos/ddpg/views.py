@@ -56,6 +56,11 @@ class View:
         return View(**parts)
 
     @property
+    def share(self) -> Tensor:
+        """[N, 1, M], weights that sum to 1 per agent; 0 for an agent that is in none of the samples."""
+        return td.sample_weights(self.alive.squeeze(1), None).unsqueeze(1)
+
+    @property
     def weight(self) -> Tensor:
         """[N, 1, M], weights that sum to 1 per agent, times the samples' importance."""
         importance_NM = None if self.importance is None else self.importance.squeeze(1)

@@ -77,7 +77,10 @@ class Training(Protocol):
         ...
 
     def step(self, batch: Batch, meter: Meter) -> Tensor | None:
-        """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws."""
+        """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws.
+
+        A priority NaN leaves that of its sample as it is.
+        """
         ...
 
     def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:

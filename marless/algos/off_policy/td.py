@@ -73,6 +73,18 @@ def sample_weights(counts_PM: Tensor, importance_M: Tensor | None) -> Tensor:
     return weight_PM if importance_M is None else weight_PM * importance_M
 
 
+def mean_errors(error_XM: Tensor, counts_XM: Tensor, width: int) -> Tensor:
+    """Mean |δ| of each of `width` columns, [E], over all its samples that count: the priorities of what was drawn.
+
+    Samples are [X, T · E], time-major, of agents, policies or a team (X). An absent agent has an error like any other,
+    but it is not trained on, so it never shrinks: it would keep its column urgent for ever. A column without samples
+    that count has 0.
+    """
+    _same(error_XM, counts_XM)
+    counts_RE = counts_XM.reshape(-1, width)
+    return (error_XM.abs().reshape(-1, width) * counts_RE).sum(dim=0) / counts_RE.sum(dim=0).clamp_min(1.0)
+
+
 def _one_shape(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows: Tensor) -> None:
     shape, fits = reward_NTE.shape, follows.shape in (reward_NTE.shape, reward_NTE.shape[1:])
     if len(shape) != 3 or not shape == discount_NTE.shape == after_NTE.shape or not fits:

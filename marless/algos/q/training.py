@@ -19,6 +19,7 @@ from marless.algos.learner import RoundInput
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
+from marless.algos.off_policy.step_metrics import PRESENT, step_means
 from marless.algos.q.config import QConfig
 from marless.algos.q.functions import QFunction, Seen
 from marless.algos.q.mixers import Mixer, MonotoneMixer
@@ -53,12 +54,9 @@ class Trained:
         self.seen.append({"grad_norm": norm_P})
 
     def metrics(self) -> Metrics:
-        """Mean of each metric over the steps that have it."""
-        keys = dict.fromkeys(key for each in self.seen for key in each)
-        means = {
-            key: torch.stack([each[key] for each in self.seen if key in each]).mean(dim=0).tolist() for key in keys
-        }
-        return {name: {key: means[key][i] for key in keys} for i, name in enumerate(self.names)}
+        """Mean of each metric over the steps that have it, see `step_means`."""
+        means = step_means(self.seen)
+        return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +148,18 @@ class QTraining(ABC):
     def _trained(self) -> Sequence[Trained]:
         return self._policies
 
-    def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor) -> None:
-        """Keep the metrics of a gradient step, those of each policy or of the team."""
+    def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor, counts_PM: Tensor) -> None:
+        """Keep the metrics of a gradient step, those of each policy or of the team.
+
+        `weight`, with importance, is that of the loss. The others are plain means over the samples that count: with
+        importance weights, which do not add up to 1, they would shrink with the least likely sample of the draw.
+        """
+        share_PM = td.sample_weights(counts_PM, None)
         found = {
             "td_loss": td.td_loss(error_PM, weight_PM, self._config.huber),
-            "td_error": (error_PM.abs() * weight_PM).sum(dim=1),
-            "value": (value_PM * weight_PM).sum(dim=1),
+            "td_error": (error_PM.abs() * share_PM).sum(dim=1),
+            "value": (value_PM * share_PM).sum(dim=1),
+            PRESENT: (share_PM.sum(dim=1) > 0).float(),
         }
         each.seen.append({name: number.expand(len(each.names)) for name, number in found.items()})
 
@@ -188,9 +192,10 @@ class IndependentTraining(QTraining):
         mine = batch.classes[each.index]
         error_PM = value_PM - self._targets(each, batch, after_PM)
         importance_M = None if batch.importance is None else each.own(batch.importance.expand(len(mine.features), -1))
-        weight_PM = td.sample_weights(each.own(counted(batch, mine)), importance_M)
+        counts_PM = each.own(counted(batch, mine))
+        weight_PM = td.sample_weights(counts_PM, importance_M)
         each.function.backward(td.td_gradient(error_PM, weight_PM, self._config.huber))
-        self._note(each, value_PM, error_PM, weight_PM)
+        self._note(each, value_PM, error_PM, weight_PM, counts_PM)
         return error_PM
 
     def _targets(self, each: Policies, batch: Batch, after_PM: Tensor) -> Tensor:
@@ -208,18 +213,14 @@ class IndependentTraining(QTraining):
         return found
 
     def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
-        """Sum over all policies of the absolute errors at each env step, averaged over time; None for uniform draws."""
+        """[E], mean absolute error over the agents that are present and over time; None for uniform draws."""
         if batch.importance is None:
             return None
-        total_M = torch.zeros_like(batch.importance)
-        for each, error_PM in zip(self._policies, errors, strict=True):
-            if each.stack.columns is None:
-                size_NM = error_PM.new_zeros(batch.gains[each.index].reward.shape)
-                each.stack.spread(error_PM.abs().unsqueeze(1), size_NM)
-                total_M += size_NM.sum(dim=0)
-            else:
-                total_M += error_PM.abs().sum(dim=0)
-        return over_time(total_M, batch)
+        # members and time steps of a stack follow one another with E columns each, whichever way they are pooled
+        error_RE = torch.cat([error_PM.reshape(-1, batch.width) for error_PM in errors])
+        counts = [each.own(counted(batch, batch.classes[each.index])) for each in self._policies]
+        counts_RE = torch.cat([counts_PM.reshape(-1, batch.width) for counts_PM in counts])
+        return td.mean_errors(error_RE, counts_RE, batch.width)
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ class _Blame:
     """[1, M], its TD error."""
     weight: Tensor
     """[1, M], weights of samples in the loss."""
+    counts: Tensor
+    """[1, M], 1 for samples that count, see `anyone`."""
     d_value: Tensor
     """[R, M], gradient of the loss with respect to the agents' values."""
 
@@ -282,20 +285,21 @@ class JointTraining(QTraining):
                 blame = self._blame(batch, *values)
             with meter.measure("policy", self._names):
                 error_1M = self._backward(batch, blame)
-        return None if batch.importance is None else over_time(error_1M[0].abs(), batch)
+        return None if batch.importance is None else td.mean_errors(error_1M, anyone(batch), batch.width)
 
     def _blame(self, batch: Batch, value_RM: Tensor, after_RM: Tensor) -> _Blame:
         """Attribute the team's error to the agents' values."""
         team_1M, error_1M = self._mixed(batch, value_RM, after_RM)
-        weight_1M = td.sample_weights(anyone(batch), batch.importance)
+        counts_1M = anyone(batch)
+        weight_1M = td.sample_weights(counts_1M, batch.importance)
         d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
-        return _Blame(team_1M, error_1M, weight_1M, d_value_RM)
+        return _Blame(team_1M, error_1M, weight_1M, counts_1M, d_value_RM)
 
     def _backward(self, batch: Batch, blame: _Blame) -> Tensor:
         """Write the policies' gradients; returns the team's error, [1, M]."""
         for each, d_value_PM in zip(self._policies, self._shares(blame.d_value, batch), strict=True):
             each.function.backward(d_value_PM)
-            self._note(each, blame.team, blame.error, blame.weight)
+            self._note(each, blame.team, blame.error, blame.weight, blame.counts)
         return blame.error
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -382,11 +386,3 @@ def counted(batch: Batch, mine: ClassBatch) -> Tensor:
 def anyone(batch: Batch) -> Tensor:
     """[1, M], 1 for samples in which at least one agent is present, 0 for others and for padding."""
     return torch.stack([counted(batch, mine).amax(dim=0) for mine in batch.classes]).amax(dim=0, keepdim=True)
-
-
-def over_time(size_M: Tensor, batch: Batch) -> Tensor:
-    """[E], mean over the time steps of each column, without padding."""
-    if batch.valid is None:
-        return size_M.reshape(batch.steps, -1).mean(dim=0)
-    valid_TE = batch.valid.reshape(batch.steps, -1)
-    return (size_M.reshape(batch.steps, -1) * valid_TE).sum(dim=0) / valid_TE.sum(dim=0)

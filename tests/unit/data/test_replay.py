@@ -258,6 +258,23 @@ class TestPrioritised:
         drawn = replay.take("obs/0", replay.draw(np.random.default_rng(0), 15).row).ravel()
         assert drawn.tolist() == [1, 2, 2, 3, 3, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6]
 
+    def test_the_priority_of_the_first_samples_is_no_floor_of_the_highest(self):
+        replay = Replay(PLAIN, 50, alpha=0.5)
+        replay.insert(0, [flat_round([1, 2, 3], steps=3)])
+        replay.reprioritise(np.arange(3), np.array([0.01, 0.04, 0.09]))  # to the power 0.5: 1, 2, 3 tenths
+        replay.insert(1, [flat_round([4, 5], steps=2)])  # 3 tenths each, of 12
+        again = Replay(PLAIN, 50, alpha=0.5)
+        again.insert(0, [flat_round([1, 2, 3], steps=3)])
+        again.insert(1, [flat_round([4, 5], steps=2)])
+        again.restore(replay.arrays())
+        for each in (replay, again):
+            drawn = each.take("obs/0", each.draw(np.random.default_rng(0), 12).row).ravel()
+            assert drawn.tolist() == [1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+
+    def test_what_has_no_new_error_keeps_its_priority(self, replay):
+        replay.reprioritise(np.arange(4), np.full(4, np.nan))
+        assert replay.draw(np.random.default_rng(0), 10).row.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+
     def test_what_was_dropped_meanwhile_gets_no_priority(self):
         replay = Replay(PLAIN, 6, alpha=1.0)
         replay.insert(0, [flat_round([1, 2], steps=2)])
@@ -268,7 +285,7 @@ class TestPrioritised:
         assert set(replay.take("obs/0", row).ravel().tolist()) == {3, 4, 5}
 
     def test_errors_without_bounds_do_no_harm(self, replay):
-        replay.reprioritise(np.arange(3), np.array([np.nan, np.inf, 0.0]))
+        replay.reprioritise(np.arange(3), np.array([0.0, np.inf, 0.0]))
         row = replay.draw(np.random.default_rng(0), 50).row
         assert set(row.tolist()) == {1, 3}
 
