@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import NoneType
 from typing import Any, TypeVar
 
 from marless import columns
@@ -75,7 +77,10 @@ def _whole(numbers: Any) -> tuple[int, ...]:  # Any: JSON
     return tuple(numbers)
 
 
-_SCALARS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    **{"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)},
+    "float | None": (float, int, NoneType),
+}
 """Annotation of a field → types that its JSON value may have."""
 
 
@@ -85,16 +90,16 @@ def _scalars(kind: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:  # Any: the
 
 
 def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: JSON
-    """Construct a part of a record; raises TypeError for a field that is missing, unknown or of the wrong type,
-    OverflowError for an integer that is too large for a float.
+    """Construct a part of a record; raises TypeError for a field that is missing, unknown, of the wrong type, or NaN or
+    infinite, OverflowError for an integer that is too large for a float.
     """
     part = kind(**data)
     for name, types in _scalars(kind):
         value: Any = getattr(part, name)  # Any: JSON
         if not isinstance(value, types):
             raise TypeError(f"{name} is {value!r:.80}")
-        if isinstance(value, int) and types[0] is float:
-            float(value)
+        if types[0] is float and value is not None and not math.isfinite(value):
+            raise TypeError(f"{name} is {value}")
     return part
 
 
