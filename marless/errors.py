@@ -11,6 +11,10 @@ from collections.abc import Iterable, Sequence
 
 LONGEST_SHOWN = 80
 """Characters of a given value that an error message repeats."""
+LONGEST_SENTENCE = 20_000
+"""Characters of an error message: it may quote data of others, such as the names in a damaged file of 90 MB, and must
+fit into a message between services, where a worker whose answer does not fit would be lost.
+"""
 _LONGEST_TOLD = 500
 _MOST_NAMED = 40
 _LONGEST_COMPARED = 100  # comparing takes time with the product of the lengths, for each name
@@ -18,7 +22,10 @@ _MOST_COMPARED = 500
 
 
 class MarlessError(Exception):
-    """Base of every error that marless raises on purpose."""
+    """Base of every error that marless raises on purpose; messages beyond `LONGEST_SENTENCE` are cut."""
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(_cut(sentence, LONGEST_SENTENCE))
 
     detail: str = ""
     """Extra information for debugging, such as the end of a traceback."""
@@ -98,18 +105,21 @@ class InternalError(MarlessError):
 
 def shown(value: object) -> str:
     """A given value as error messages repeat it: its repr, cut to `LONGEST_SHOWN` characters."""
-    given = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
-    return given if len(given) <= LONGEST_SHOWN else given[: LONGEST_SHOWN - 1] + "…"
+    return _cut(repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value), LONGEST_SHOWN)
 
 
 def told(error: BaseException) -> str:
     """An exception of third-party code as error messages repeat it: its class and up to `_LONGEST_TOLD` characters."""
     try:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error)[: 2 * _LONGEST_TOLD].split())  # it may have many megabytes
     except Exception:  # noqa: BLE001  # third parties define __str__, which may raise anything
         text = ""
-    cut = text if len(text) <= _LONGEST_TOLD else text[: _LONGEST_TOLD - 1] + "…"
+    cut = _cut(text, _LONGEST_TOLD)
     return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def denied(error: OSError) -> str:

@@ -98,7 +98,7 @@ def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: J
         value: Any = getattr(part, name)  # Any: JSON
         if not isinstance(value, types):
             raise TypeError(f"{name} is {value!r:.80}")
-        if types[0] is float and value is not None and not math.isfinite(value):
+        if types[0] is float and isinstance(value, int | float) and not math.isfinite(value):
             raise TypeError(f"{name} is {value}")
     return part
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from marless.core.state import Arrays
-from marless.errors import CorruptError
+from marless.errors import CorruptError, shown, told
 
 
 def encode(gradients: Mapping[str, Arrays]) -> bytes:
@@ -29,11 +29,11 @@ def decode(data: bytes) -> dict[str, dict[str, NDArray[np.generic]]]:
     try:
         arrays: dict[str, NDArray[np.generic]] = safetensors.load(data)
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptError(f"gradient: not a safetensors file ({error})") from None
+        raise CorruptError(f"gradient: not a safetensors file ({told(error)})") from None
     found: dict[str, dict[str, NDArray[np.generic]]] = {}
     for name, array in arrays.items():
         policy, slash, array_name = name.rpartition("/")
         if not slash:
-            raise CorruptError(f"gradient: array {name!r} belongs to no policy")
+            raise CorruptError(f"gradient: array {shown(name)} belongs to no policy")
         found.setdefault(policy, {})[array_name] = array
     return found

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from marless.core.limits import MAX_CARRY_BYTES
-from marless.errors import CorruptError, SpecError
+from marless.errors import CorruptError, SpecError, told
 
 _FORMAT = b"MLC2"
 _HEAD = len(_FORMAT) + 4
@@ -66,7 +66,7 @@ def decode(data: bytes) -> Carry:
     try:
         return Carry(safetensors.load(body))
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptError(f"carry: not a safetensors file ({error})") from None
+        raise CorruptError(f"carry: not a safetensors file ({told(error)})") from None
 
 
 def digest(data: bytes) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from marless.errors import CorruptError, SpecError
+from marless.errors import CorruptError, SpecError, told
 from marless.nets.acting import Acting, ActingState, Arrays
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
     try:
         arrays: dict[str, NDArray[np.generic]] = safetensors.load(data)
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptError(f"policy state: not a safetensors file ({error})") from None
+        raise CorruptError(f"policy state: not a safetensors file ({told(error)})") from None
     if odd := not_finite(arrays):
         raise CorruptError(f"policy state: {odd} holds NaN or infinite values")
     return arrays
