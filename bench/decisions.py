@@ -73,7 +73,7 @@ class Rounds:
         for learner in self._learners:
             for group in self._groups:
                 learner.load(group.policy, learner.initial(group.policy, seed))
-        self._env = environments.make(spec_.env.name, spec_.env.options, spec_.actors.envs)
+        self._env = environments.make(spec_.env.name, spec_.env.arguments, spec_.actors.envs)
         similarity = sharing_policies.sharing(spec_.sharing.name).similarity(spec_.sharing)
         self._measure = Measure(curvature=spec_.curvature, noise=False, similarity=similarity)
         self.history: list[RoundRecord] = []

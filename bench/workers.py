@@ -57,7 +57,7 @@ class Team:
         self.cpu_ms: defaultdict[str, float] = defaultdict(float)
         self._spec = spec
         self._entry = algorithms.algorithm(spec.algorithm.name)
-        self._env = registry.make(spec.env.name, spec.env.options, spec.actors.envs)
+        self._env = registry.make(spec.env.name, spec.env.arguments, spec.actors.envs)
         self._groups = initial_groups(spec.sharing.groups, self._env.spaces)
         [scope] = scopes(self._entry, spec.algorithm, self._env.spaces)
         self._learner = self._made(scope)

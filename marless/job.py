@@ -88,7 +88,8 @@ def advice(job: Job) -> str:
     spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     context = _context(spec, job.spaces, groups)
     algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
-    return ". ".join(filter(None, (_cut_episodes(job), _apart(job), algorithm, spec.scaling.advice(context))))
+    notes = (*job.spaces.notes, _cut_episodes(job), _apart(job), algorithm, spec.scaling.advice(context))
+    return ". ".join(filter(None, notes))
 
 
 def _cut_episodes(job: Job) -> str:
@@ -122,7 +123,7 @@ def prepare(spec: JobSpec) -> Job:
     Raises SpecError if the job cannot run.
     """
     try:
-        spaces, can_be_saved = environments.examined(spec.env.name, spec.env.options)
+        spaces, can_be_saved = environments.examined(spec.env.name, spec.env.arguments)
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.core.settings import Strict
+from marless.envs.allowed import MASK_OPTION
 from marless.errors import SpecError
 from marless.pricing import prices as price_tables
 
@@ -15,11 +16,42 @@ MOST_ROUNDS = 10**9
 MOST_ENV_STEPS = 10**15
 
 
+class MaskSpec(Strict):
+    """Which entry of observations or infos is the mask of legal actions, and how it is read."""
+
+    key: str = Field(min_length=1, max_length=MAX_NAME, description="name of the entry")
+    inverted: bool = Field(False, description="ones stand for actions that are illegal")
+    of: Literal["actions", "components"] | None = Field(
+        None,
+        description="a number per action (of MultiDiscrete: per combination), or per choice of each component; null: "
+        "what their number says",
+    )
+
+
 class EnvSpec(Strict):
     """The environment and its options."""
 
     name: str = Field(max_length=MAX_NAME, description="mpe/<game>, game/<game> or pettingzoo/<module>")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
+    mask: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | MaskSpec = Field(
+        "auto",
+        description="of pettingzoo/<module>: auto, none, or the entry of observations or infos that is the mask",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _masks_have_a_field(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if MASK_OPTION in options:
+            raise ValueError(f"{MASK_OPTION} is a field beside options, not one of them")
+        return options
+
+    @property
+    def arguments(self) -> dict[str, JsonValue]:
+        """The options with which the environment is made everywhere, the choice of its mask among them."""
+        if self.mask == "auto":
+            return self.options
+        mask = self.mask if isinstance(self.mask, str) else self.mask.model_dump(exclude_defaults=True)
+        return {**self.options, MASK_OPTION: mask}
 
 
 class ActorsSpec(Strict):

@@ -41,7 +41,7 @@ def check(
     try:
         with Working(f"checking {source}: making {spec.env.name} once"):
             job = prepare(spec)
-            env = registry.make(spec.env.name, spec.env.options, 1)
+            env = registry.make(spec.env.name, spec.env.arguments, 1)
             try:
                 seen = trial(env)
             finally:
@@ -167,7 +167,9 @@ def _choice(agents: AgentClass, legal: float) -> str:
 
 
 def _masks(job: Job) -> str:
-    return "some actions may be illegal" if job.spaces.masks else "every action is always legal"
+    if not job.spaces.masks:
+        return "every action is always legal"
+    return f"masks of legal actions: {job.spaces.masked_by}" if job.spaces.masked_by else "some actions may be illegal"
 
 
 def _rewards(job: Job) -> str:

@@ -194,7 +194,7 @@ def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
     from marless.policies.load import load_policy
     from marless.policies.sides import against_chance, competitive
 
-    if not competitive(registry.spaces(job.env.name, job.env.options)):
+    if not competitive(registry.spaces(job.env.name, job.env.arguments)):
         return {}
     return against_chance(load_policy(folder), episodes=job.evaluation.episodes, seed=seed)
 

@@ -105,7 +105,7 @@ def _same(theirs: JobSpec, ours: JobSpec) -> list[tuple[str, object, object]]:
     """The settings that must be equal for runs to be comparable; the number of actors may differ."""
     return [
         ("env.name", theirs.env.name, ours.env.name),
-        ("env.options", theirs.env.options, ours.env.options),
+        ("env.options", theirs.env.arguments, ours.env.arguments),
         ("algorithm.name", theirs.algorithm.name, ours.algorithm.name),
         ("actors.envs", theirs.actors.envs, ours.actors.envs),
         ("actors.steps", theirs.actors.steps, ours.actors.steps),

@@ -24,6 +24,11 @@ _OWN = re.compile(r"(?:pettingzoo\.(?:atari|butterfly|classic|mpe|sisl)|mpe2)\.[
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PUBLIC = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _LONGEST_SHOWN = 80
+MASK_OPTION = "env.mask"
+"""The option by which a job's `env.mask` reaches the adapter, wherever options go: to workers, policies, evaluations.
+
+It is no identifier, so it cannot be an option of an environment itself.
+"""
 OWN_PATH_OPTIONS = frozenset({"auto_rom_install_path"})
 """Options of PettingZoo's own environments that name a file or a directory of the machine."""
 

@@ -8,6 +8,7 @@ state size.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -84,6 +85,10 @@ class EnvSpaces:
     """Why there is no global state where one was expected, for error messages."""
     fresh_only: str = field(default="", compare=False)
     """Why episodes cannot go on in another round; "" if they can."""
+    masked_by: str = field(default="", compare=False)
+    """Where masks come from, for display; "" if the environment does not say."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a user should know of how the environment is read, a sentence each."""
     wins: bool = False
     """True if episodes are won or lost; transitions then have `won`."""
     team_reward: bool = False
@@ -100,6 +105,11 @@ class EnvSpaces:
             if agent in agent_class.agents:
                 return agent_class
         raise KeyError(agent)
+
+
+def agents_checksum(spaces: EnvSpaces) -> int:
+    """CRC-32 of the agents' names in their order, by which processes know that they mean the same agents by a row."""
+    return zlib.crc32("\0".join(spaces.agents).encode())
 
 
 def check_spaces(spaces: EnvSpaces) -> None:

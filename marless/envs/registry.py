@@ -37,6 +37,10 @@ def make(name: str, options: Options, batch: int, *, with_state: bool = True) ->
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
     factory = _factory(name)
+    if allowed.MASK_OPTION in options and not name.startswith(PETTINGZOO):
+        raise SpecError(
+            f"environment {name}: its masks are part of its spaces, so env.mask has no meaning; leave it out"
+        )
     with _blaming(name):
         env = factory(options, batch)
         if not with_state and isinstance(env, StateOnDemand):
@@ -66,7 +70,7 @@ def spaces(name: str, options: Options) -> EnvSpaces:
 def examined(name: str, options: Options) -> tuple[EnvSpaces, bool]:
     """Make an environment once; returns its spaces, and whether it can be saved. Raises SpecError as `make` does."""
     env = make(name, options, 1)
-    with _blaming(name):
+    with _blaming(name, "closed"):
         try:
             return env.spaces, isinstance(env, Saved)
         finally:
@@ -74,7 +78,7 @@ def examined(name: str, options: Options) -> tuple[EnvSpaces, bool]:
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
+def _blaming(name: str, what: str = "made with these options") -> Iterator[None]:
     """Turn every error of an environment into a SpecError.
 
     This includes SystemExit and its like, which would otherwise end the service that makes the environment.
@@ -88,7 +92,7 @@ def _blaming(name: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # raised by Ctrl-C, not by the environment
-        raise SpecError(f"environment {name}: cannot be made with these options: {told(error)}") from error
+        raise SpecError(f"environment {name}: cannot be {what}: {told(error)}") from error
 
 
 def one_by_one(name: str) -> bool:
@@ -136,7 +140,8 @@ def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
     place = allowed.place(path)  # checked before PettingZoo is imported
     from marless.envs.pettingzoo import making
 
-    return making.adapt(place, options, batch)
+    own = {name: value for name, value in options.items() if name != allowed.MASK_OPTION}
+    return making.adapt(place, own, batch, options.get(allowed.MASK_OPTION, "auto"))
 
 
 def _factory(name: str) -> Factory:

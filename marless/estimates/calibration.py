@@ -149,7 +149,7 @@ def _roll_out(
     from marless.envs import registry as environments
 
     made = environments.make_carried if job.carried else environments.make
-    env = made(job.spec.env.name, job.spec.env.options, envs)
+    env = made(job.spec.env.name, job.spec.env.arguments, envs)
     sampled, seconds = [], []
     for index in range(max(count, ROLLOUTS + 1) if parts else ROLLOUTS + 1):
         started_s = time.perf_counter()

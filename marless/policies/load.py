@@ -10,6 +10,7 @@ from pathlib import Path
 from marless import checkpoint, documents, regular_files, shadow
 from marless.bucket import address
 from marless.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
+from marless.envs.allowed import MASK_OPTION
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
 from marless.policies.policy import Origin, Policy, options, read, text
@@ -129,12 +130,13 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
         spec = documents.stored(path)
         if not isinstance(spec, dict):
             raise TypeError(spec)
+        mask = spec["env"].get("mask", "auto")
         return Origin(
             job=run_dir.resolve().name,
             round=round_,
             algorithm=text(spec["algorithm"]["name"]),
             env=text(spec["env"]["name"]),
-            env_options=options(spec["env"]["options"]),
+            env_options={**options(spec["env"]["options"]), **({} if mask == "auto" else {MASK_OPTION: mask})},
             run_dir=run_dir,
         )
     except (SpecError, NotFoundError, TypeError, KeyError):

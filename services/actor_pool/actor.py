@@ -18,8 +18,8 @@ from marless.data.episodes import EpisodeStats, total
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
-from marless.envs.base import BatchedEnv
-from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError
+from marless.envs.base import BatchedEnv, agents_checksum
+from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError, shown
 from marless.failpoint import reach
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
@@ -33,7 +33,7 @@ from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
-from services.actor_pool.lanes import EnvKey, Lanes, Living
+from services.actor_pool.lanes import EnvKey, Lanes, Living, close_env
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
@@ -78,7 +78,7 @@ class Actor:
         """Close all environments and connections."""
         self._lanes.close()
         for env in self._envs.values():
-            env.close()
+            close_env(env)
         for sink in self._sinks.values():
             await sink.close()
 
@@ -117,7 +117,7 @@ class Actor:
     ) -> actor_pool_pb2.RolloutReceipt:
         """Run a lane on from where the round before left it; a large carry is published beside the upload."""
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
-        here = self._lanes.has(_env_key(task.settings), (task.job, task.index), start.digest)
+        here = self._lanes.has(_env_key(task.settings, task.settings.envs), (task.job, task.index), start.digest)
         loaded = b"" if here or not start.digest else await carries.fetch(self._store, task.job, start)
         living, trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, self._lanes, loaded))
         left, returned = carries.after(start, carry), carries.is_returned(carry, task.actors)
@@ -158,11 +158,11 @@ class Actor:
         return receipt
 
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
-        key = (settings.env, settings.env_options_json, settings.with_state, batch)
+        key = _env_key(settings, batch)
         if key not in self._envs:
             self._envs[key] = _made(registry.make, key)
             while len(self._envs) > _CACHED_ENVS:
-                self._envs.popitem(last=False)[1].close()
+                close_env(self._envs.popitem(last=False)[1])
         self._envs.move_to_end(key)
         return self._envs[key]
 
@@ -214,16 +214,24 @@ def batch_seed(seed: int, number: int) -> int:
     return actor_seed(seed, 0, 0, number) if number else seed
 
 
-def _env_key(settings: actor_pool_pb2.RolloutSettings) -> EnvKey:
-    return settings.env, settings.env_options_json, settings.with_state, settings.envs
+def _env_key(settings: actor_pool_pb2.RolloutSettings, batch: int) -> EnvKey:
+    return settings.env, settings.env_options_json, settings.with_state, batch, settings.agents_crc32
 
 
 def _made(make: Callable[..., BatchedEnv], key: EnvKey) -> BatchedEnv:
-    name, options_json, with_state, batch = key
+    name, options_json, with_state, batch, agents = key
     options = documents.from_json(options_json, "env_options_json")
     if not isinstance(options, dict):
         raise SpecError("env_options_json: options are a JSON object")
-    return make(name, options, batch, with_state=with_state)
+    env = make(name, options, batch, with_state=with_state)
+    if agents and agents_checksum(env.spaces) != agents:
+        close_env(env)
+        raise SpecError(
+            f"environment {name} has other agents here than where the job was accepted, or the same in another order: "
+            f"{shown(list(env.spaces.agents))}; it must have the same agents in the same order in every process, so do "
+            "not list them from a set"
+        )
+    return env
 
 
 def _run_on(
@@ -237,7 +245,7 @@ def _run_on(
     too.
     """
     settings = task.settings
-    living, goes_on = lanes.take(_env_key(settings), (task.job, task.index), task.lane.digest)
+    living, goes_on = lanes.take(_env_key(settings, settings.envs), (task.job, task.index), task.lane.digest)
     lane, seed = living.lane, actor_seed(settings.seed, task.mode, task.round, task.index)
     if loaded:
         lane.load(decode(loaded))

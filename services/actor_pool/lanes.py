@@ -7,12 +7,23 @@ from dataclasses import dataclass
 
 from marless.data.rollout import Lane
 from marless.envs.base import BatchedEnv
+from marless.errors import told
+from marless.log import structlog
 
+log = structlog.get_logger()
 LIVING = 16
 """Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago, which is
 cheap for environments that save their state, and slow for those whose episodes are played again."""
-EnvKey = tuple[str, str, bool, int]
-"""Name, options as JSON, whether frames need the global state, number of copies."""
+EnvKey = tuple[str, str, bool, int, int]
+"""Name, options as JSON, whether frames need the global state, number of copies, checksum of the job's agents."""
+
+
+def close_env(env: BatchedEnv) -> None:
+    """Close an environment that is needed no more; an error is logged only, because nothing depends on it."""
+    try:
+        env.close()
+    except Exception as error:  # noqa: BLE001  # third-party code may raise anything
+        log.warning("env.close_failed", error=told(error))
 
 
 @dataclass
@@ -56,7 +67,7 @@ class Lanes:
     def close(self) -> None:
         """Close all environments."""
         for each in self._living:
-            each.env.close()
+            close_env(each.env)
         self._living.clear()
 
     def _left(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> Living | None:
@@ -72,6 +83,6 @@ class Lanes:
         if len(self._living) >= LIVING:
             if alike:
                 return alike[0]
-            self._living.pop(0).env.close()
+            close_env(self._living.pop(0).env)
         env = self._make(env_key)
         return Living(env_key, env, Lane(env))

@@ -418,3 +418,29 @@ def test_a_spec_of_this_version_survives_its_run_folder():
     for agent_id in (None, True, False):
         job = spec.parse(BASE | {"model": {"agent_id": agent_id}, "actors": {"episodes": "carried"}}, "x")
         assert spec.parse_resolved(yaml.safe_load(job.to_yaml()), "spec.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("mask", "arguments"),
+    [
+        ("auto", {"n": 2}),
+        ("none", {"n": 2, "env.mask": "none"}),
+        ("legal", {"n": 2, "env.mask": "legal"}),
+        ({"key": "unavailable", "inverted": True}, {"n": 2, "env.mask": {"key": "unavailable", "inverted": True}}),
+    ],
+)
+def test_the_choice_of_a_mask_goes_where_options_go(mask, arguments):
+    document = {
+        "env": {"name": "pettingzoo/x", "options": {"n": 2}, "mask": mask},
+        "algorithm": "ippo",
+        "stop": {"rounds": 1},
+    }
+    read = spec.parse(document, "job")
+    assert read.env.arguments == arguments
+    assert spec.from_json(read.to_json()) == read
+
+
+def test_a_mask_among_the_options_is_refused():
+    document = {"env": {"name": "x", "options": {"env.mask": "none"}}, "algorithm": "ippo", "stop": {"rounds": 1}}
+    with pytest.raises(SpecError, match=r"env\.mask is a field beside options"):
+        spec.parse(document, "job")

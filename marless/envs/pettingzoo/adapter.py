@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,9 @@ from marless.envs.base import (
     Transition,
 )
 from marless.envs.pettingzoo.agents import ParallelEnv, Seats
-from marless.envs.pettingzoo.spaces import info_mask, state_encoder
+from marless.envs.pettingzoo.calls import call_reset, call_step, reward_of
+from marless.envs.pettingzoo.masks import AUTO, MASK, MaskChoice
+from marless.envs.pettingzoo.spaces import state_encoder
 from marless.envs.replayed import EpisodeLog, replaying
 from marless.errors import SpecError, told
 
@@ -50,7 +51,7 @@ class _View:
 
     def show(self, b: int, agent: Any, seen: Seen, *, alive: bool) -> None:
         """Write what an agent observes in copy b; raises SpecError if that is not finite or of another size."""
-        (k, i), observation, info = self._seats[agent], seen[0][agent], seen[1].get(agent, {})
+        (k, i), observation, info = self._seats[agent], seen[0][agent], seen[1].get(agent) or {}
         codec, row = self._seats.codecs[k], self.obs[k][i, b]
         with np.errstate(over="ignore"):  # as a float32
             row[...] = codec.encode(observation)
@@ -62,6 +63,11 @@ class _View:
             self.masks[k][i, b] = True if mask is None else mask
             if not self.masks[k][i, b].any():
                 self._forbid(k, i, b)
+        elif MASK in info and self._seats.unmasked:
+            raise SpecError(
+                f"has {MASK!r} in its info, but no agent had one after the first reset, so it would be ignored; give "
+                "one at each reset, or set env.mask: none"
+            )
 
     def copy_from(self, other: _View) -> None:
         """Copy all arrays from another view of the same environment."""
@@ -84,20 +90,22 @@ class PettingZooEnv:
     spaces: EnvSpaces
     batch: int
 
-    def __init__(self, envs: Sequence[ParallelEnv]) -> None:
+    def __init__(self, envs: Sequence[ParallelEnv], mask: MaskChoice = AUTO) -> None:
         self._envs = list(envs)
         self.batch = len(envs)
         # A reset first: some environments define their spaces only then, and only then masks and state can be seen.
-        observations, infos = envs[0].reset(seed=0)
-        self._seats = Seats(envs[0], observations)
+        observations, infos = call_reset(envs[0], 0, "")
+        self._seats = Seats(envs[0], observations, infos, mask)
         size, reason = _state_size(envs[0])
         self.spaces = EnvSpaces(
             classes=self._seats.classes,
             state_size=size,
             max_steps=None,
-            masks=self._masked(infos),
+            masks=bool(self._seats.masked),
             deaths=True,
             no_state=reason,
+            masked_by=self._seats.masked,
+            notes=tuple(self._seats.notes),
         )
         self._now, self._next = self._views()
         self._state = state_encoder(getattr(envs[0], "state_space", None))
@@ -107,6 +115,8 @@ class PettingZooEnv:
         self._cut = np.zeros(self.batch, np.bool_)
         self._filmed = getattr(envs[0], "render_mode", None) == "rgb_array"
         self._last_picture: NDArray[np.uint8] | None = None
+        # Observations that do not fit their spaces are refused here, before a job starts, not in its first round.
+        self._write(0, self._now, ([a for a in envs[0].agents if a in observations], ()), (observations, infos))
 
     def without_state(self) -> None:
         """See `marless.envs.base.StateOnDemand`."""
@@ -134,7 +144,7 @@ class PettingZooEnv:
             outcome = self._advance(b, actions)
             for agent in self._present[b]:
                 k, i = self._seats[agent]
-                rewards[k][i, b] = self._reward(agent, b, outcome)
+                rewards[k][i, b] = reward_of(agent, outcome.rewards, self._where(b))
                 terminated[k][i, b] = agent in outcome.terminated
             self._show(b, self._now, outcome)
             truncated[b], ended[b] = outcome.truncated, outcome.over
@@ -180,15 +190,17 @@ class PettingZooEnv:
         return pixels.astype(np.uint8)
 
     def close(self) -> None:
-        """Close every copy."""
+        """Close every copy; then raises SpecError if the close() of one has raised."""
+        failed: Exception | None = None
         while self._envs:
-            self._envs.pop().close()
-
-    def _masked(self, infos: Mapping[Any, Mapping[str, Any]]) -> bool:
-        seats = self._seats
-        known = ((info, seats.codecs[seats[agent][0]].action) for agent, info in infos.items() if agent in seats)
-        in_infos = any(info_mask(info, action) is not None for info, action in known)
-        return in_infos or any(codec.mask_key is not None for codec in seats.codecs)
+            try:
+                self._envs.pop().close()
+            except Exception as error:  # noqa: BLE001  # third-party code may raise anything; the others must close, too
+                failed = error
+        if failed:
+            raise SpecError(
+                f"its close() raises {told(failed)}; correct it, or give the class a close() that does nothing"
+            )
 
     def _views(self) -> tuple[_View, _View]:
         now, then = (_View(self.spaces, self.batch, self._seats) for _ in range(2))
@@ -197,7 +209,8 @@ class PettingZooEnv:
     def _advance(self, b: int, actions: tuple[ActionArray, ...]) -> _Outcome:
         env = self._envs[b]
         self._step[b] += 1
-        return _Outcome(env, self._present[b], env.step({a: self._decode(a, b, actions) for a in env.agents}))
+        chosen = {a: self._decode(a, b, actions) for a in env.agents}
+        return _Outcome(env, self._present[b], call_step(env, chosen, self._where(b)))
 
     def _replay(self, b: int) -> None:
         """Play the present episode of copy b again; only its last frame is shown."""
@@ -214,15 +227,9 @@ class PettingZooEnv:
         k, i = self._seats[agent]
         return self._seats.codecs[k].decode(actions[k][i, b])
 
-    def _reward(self, agent: Any, b: int, outcome: _Outcome) -> float:
-        reward = float(outcome.rewards.get(agent, 0.0))
-        if not math.isfinite(reward):
-            raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} has reward {reward}")
-        return reward
-
     def _start(self, b: int, view: _View) -> None:
         env = self._envs[b]
-        seen = env.reset(seed=self._log.seed(b))
+        seen = call_reset(env, self._log.seed(b), f" of copy {b}")
         self._step[b], self._present[b] = 0, [a for a in env.agents if a in seen[0]]
         self._write(b, view, (self._present[b], ()), seen)
         if view.state is not None:
@@ -243,7 +250,7 @@ class PettingZooEnv:
             for agent in some:
                 try:
                     view.show(b, agent, seen, alive=alive)
-                except (SpecError, ValueError) as error:
+                except SpecError as error:
                     raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} {error}") from None
 
     def _global_state(self, b: int, size: int, *, over: bool = False) -> FloatArray | None:

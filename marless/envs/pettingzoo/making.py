@@ -21,6 +21,7 @@ try:
 
     from marless.envs.pettingzoo.adapter import PettingZooEnv
     from marless.envs.pettingzoo.agents import ParallelEnv
+    from marless.envs.pettingzoo.masks import parse_choice
 except ModuleNotFoundError as missing:
     raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
 
@@ -37,13 +38,16 @@ _INSTALLED_BY: Mapping[str, str] = MappingProxyType(
 """pip requirement that installs each module; messages recommend nothing else."""
 
 
-def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int) -> BatchedEnv:
-    """Make `batch` copies of the environment at `place`; raises SpecError if it cannot be found, built or used."""
+def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int, mask: object) -> BatchedEnv:
+    """Make `batch` copies of the environment at `place`, with masks as the job's `env.mask` says.
+
+    Raises SpecError if it cannot be found, built or used.
+    """
     place.check_options(list(options))
     module = _imported(place)
     construct = _constructor(place, module)
     _check_options(options, _known_options(module, construct))
-    return PettingZooEnv([_build(construct, options) for _ in range(batch)])
+    return PettingZooEnv([_build(construct, options) for _ in range(batch)], parse_choice(mask))
 
 
 def _imported(place: allowed.Place) -> ModuleType:

@@ -13,18 +13,15 @@
 | MultiDiscrete, MultiBinary | one of all combinations, the last component changing fastest |
 | Box | its elements in C order; whole numbers are rounded; bounds beyond ±1e30 count as none |
 
-A mask of legal actions, one number per action, is found in two places. In a Dict observation it is a space of zeros and
-ones: the entry `action_mask`; or the one whose name says so (mask, legal, avail, valid); or the only entry beside
-`observation`. It is no part of the observation then. Otherwise it is the entry of the agent's info whose name says so.
+`masks` finds masks of legal actions; a mask is no part of the observation.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,13 +29,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marless.envs.base import BoolArray, Box, Discrete
-from marless.errors import SpecError
+from marless.envs.pettingzoo.masks import AUTO, MaskChoice, MaskSource, in_observation, sizes_of
+from marless.errors import SpecError, shown, told
 
 # Any stands for PettingZoo's and Gymnasium's objects, because third-party ones need not subclass anything.
 Space = Any
 Encoder = Callable[[Any], NDArray[np.generic]]
-MASK, INNER = "action_mask", "observation"
-_MASK_NAME = re.compile(r"(?!.*(?:invalid|illegal)).*(?:mask|legal|avail|valid)", re.IGNORECASE)
 _MOST_COMBINATIONS = 4096
 """Actions that a MultiDiscrete or MultiBinary space may have in all combinations."""
 _BOUNDLESS = 1e30
@@ -53,12 +49,12 @@ class Codec:
     observation: Space
     """The observation space without the mask."""
     action: Space
-    mask_key: str | None = None
-    """Where the mask is in observations, which are dictionaries then; None if they hold none."""
+    mask_source: MaskSource | None = None
+    """Where the mask is; None if there is none."""
     inner_key: str | None = None
     """Where the observation itself is, if it is all that is beside the mask."""
 
-    @property
+    @cached_property
     def obs_size(self) -> int:
         """Number of elements of a flat observation."""
         return int(spaces.flatdim(self.observation))
@@ -66,7 +62,7 @@ class Codec:
     @property
     def action_space(self) -> Discrete | Box:
         """The action space as policies see it; raises SpecError if they cannot."""
-        if (sizes := _sizes(self.action)) is not None:
+        if (sizes := sizes_of(self.action)) is not None:
             return Discrete(_combinations(self.action, sizes))
         if not isinstance(self.action, spaces.Box):
             raise SpecError(
@@ -77,8 +73,13 @@ class Codec:
         return Box(low=tuple(low.tolist()), high=tuple(high.tolist()))
 
     def encode(self, observation: Any) -> NDArray[np.generic]:
-        """The flat observation."""
-        return self._encode(observation if self.inner_key is None else observation[self.inner_key])
+        """The flat observation; raises SpecError for what is not in the space, but for numbers beyond its bounds."""
+        try:
+            found = self._encode(observation if self.inner_key is None else observation[self.inner_key])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            why = f"; {told(error)}" if isinstance(error, KeyError | AttributeError) else ""
+            raise SpecError(f"observes {_what(observation)}, its space is {_text(self.observation)}{why}") from None
+        return found
 
     @cached_property
     def _encode(self) -> Encoder:
@@ -88,88 +89,62 @@ class Codec:
         """The environment's action for a policy's."""
         if isinstance(self.action, spaces.Discrete):
             return int(action) + int(self.action.start)
-        if (sizes := _sizes(self.action)) is not None:
+        if (sizes := sizes_of(self.action)) is not None:
             parts = np.asarray(np.unravel_index(int(action), sizes)).reshape(self.action.shape)
             return (parts + getattr(self.action, "start", 0)).astype(self.action.dtype)
-        whole = np.issubdtype(self.action.dtype, np.integer)
-        return np.asarray(np.rint(action) if whole else action, self.action.dtype).reshape(self.action.shape)
+        return self._within_bounds(action)
+
+    def _within_bounds(self, action: Any) -> NDArray[np.generic]:
+        """The continuous action in the dtype of its space, in which float32 bounds may lie outside of the box."""
+        space, numbers = self.action, np.asarray(action, np.float64).reshape(self.action.shape)
+        if not np.issubdtype(space.dtype, np.integer):
+            return np.asarray(np.clip(numbers.astype(space.dtype), space.low, space.high))
+        # The ends of 64-bit integers are no float64 numbers: what rounds to them or beyond is taken from the bounds.
+        rounded = np.rint(numbers)
+        above, below = rounded >= space.high.astype(np.float64), rounded <= space.low.astype(np.float64)
+        inside = np.where(above | below, 0.0, rounded).astype(space.dtype)
+        return np.asarray(np.where(above, space.high, np.where(below, space.low, inside)), space.dtype)
 
     def mask(self, observation: Any, info: Mapping[str, Any]) -> BoolArray | None:
-        """bool [A], the legal actions; None if neither the observation nor the info has them."""
-        if self.mask_key is not None:
-            return _as_mask(observation[self.mask_key])
-        return info_mask(info, self.action)
+        """bool [A], the legal actions; None if the agent was told none. Raises SpecError for what is no mask."""
+        source = self.mask_source
+        if source is None:
+            return None
+        if source.place == "observation":
+            return source.read(observation[source.key])
+        return source.read(info[source.key]) if source.key in info else None
 
 
-def codec(space: Space, action: Space) -> Codec:
-    """The codec of an agent with these spaces; raises SpecError for observations without a fixed size."""
-    mask_key = inner_key = None
-    if isinstance(space, spaces.Dict) and (mask_key := _mask_key(space, action)) is not None:
-        rest = {key: part for key, part in space.spaces.items() if key != mask_key}
+def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[Codec, list[str]]:
+    """The codec of an agent with these spaces, and what a user should know of how masks were found.
+
+    Raises SpecError for observations without a fixed size, and for a mask that fits no actions.
+    """
+    source, notes = in_observation(space, action, choice)
+    inner_key = None
+    if source is not None:
+        rest = {key: part for key, part in space.spaces.items() if key != source.key}
         inner_key = next(iter(rest)) if len(rest) == 1 else None
         space = spaces.Dict(rest) if inner_key is None else rest[inner_key]
     if not space.is_np_flattenable:
         raise SpecError(f"observation space {space} has no fixed size and is not supported")
-    return Codec(space, action, mask_key, inner_key)
+    return Codec(space, action, source, inner_key), notes
 
 
-def info_mask(info: Mapping[str, Any], action: Space) -> BoolArray | None:
-    """The mask in an agent's info, if it has one."""
-    if not info or (sizes := _sizes(action)) is None:
-        return None
-    count = math.prod(sizes)
-    for key in sorted(info, key=lambda name: name != MASK):
-        if isinstance(key, str) and _MASK_NAME.match(key) and _is_mask(key, info[key], count):
-            return _as_mask(info[key])
-    return None
+def _what(value: Any) -> str:
+    """A value in a message: its shape and dtype if it is an array, else itself."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"an array {value.dtype.name}{list(value.shape)}"
+    return shown(value)
+
+
+def _text(space: Space) -> str:
+    return shown(str(space))[1:-1]
 
 
 def state_encoder(space: Space | None) -> Encoder:
     """Flattens global states, whose space may be unknown."""
     return _encoder(space) if isinstance(space, spaces.Box) else _numbers
-
-
-def _is_mask(key: str, value: Any, count: int) -> bool:
-    """Whether a value is a mask, and not, say, a list of `count` legal actions."""
-    bits = isinstance(value, np.ndarray) and (value.dtype == np.bool_ or value.dtype.itemsize == 1)
-    return ("mask" in key.lower() or bits) and np.size(value) == count
-
-
-def _as_mask(value: Any) -> BoolArray:
-    return np.asarray(value).astype(np.bool_).ravel()
-
-
-def _mask_key(space: spaces.Dict, action: Space) -> str | None:
-    sizes = _sizes(action)
-    if sizes is None or len(space.spaces) < 2:
-        return None
-    fitting = [key for key, part in space.spaces.items() if _bits(part) == math.prod(sizes) and key != INNER]
-    named = [key for key in sorted(fitting, key=lambda key: key != MASK) if _MASK_NAME.match(key)]
-    if named:
-        return str(named[0])
-    alone = len(space.spaces) == 2 and INNER in space.spaces and fitting
-    return str(fitting[0]) if alone else None
-
-
-def _bits(space: Space) -> int:
-    """Number of elements of a space of zeros and ones; 0 for all other spaces."""
-    if isinstance(space, spaces.MultiBinary):
-        return math.prod(space.shape)
-    whole = isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "bui"
-    if whole and (space.low == 0).all() and (space.high == 1).all():
-        return math.prod(space.shape)
-    return 0
-
-
-def _sizes(space: Space) -> tuple[int, ...] | None:
-    """Choices per component of a discrete space; None for all other spaces."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(int(n) for n in np.ravel(space.nvec))
-    if isinstance(space, spaces.MultiBinary):
-        return (2,) * math.prod(space.shape)
-    return None
 
 
 def _combinations(space: Space, sizes: Sequence[int]) -> int:
@@ -183,15 +158,37 @@ def _combinations(space: Space, sizes: Sequence[int]) -> int:
 
 
 def _encoder(space: Space) -> Encoder:
+    """Flattens values of a space; raises ValueError, TypeError or KeyError for what is not of its size and kind."""
     if isinstance(space, spaces.Box):
-        return _pixels if _is_pixels(space) else _numbers
+        flatten, size = _pixels if _is_pixels(space) else _numbers, math.prod(space.shape)
+
+        def flat_box(value: Any) -> NDArray[np.generic]:
+            found = flatten(value)
+            # NumPy would spread one number over all, and drop the imaginary part of a complex one.
+            if found.size != size or found.dtype.kind not in "biuf":
+                raise ValueError(value)
+            return found
+
+        return flat_box
     if isinstance(space, spaces.Tuple):
         parts = [_encoder(part) for part in space.spaces]
         return lambda value: np.concatenate([part(each) for part, each in zip(parts, value, strict=True)])
     if isinstance(space, spaces.Dict):
         named = {key: _encoder(part) for key, part in space.spaces.items()}
         return lambda value: np.concatenate([part(value[key]) for key, part in named.items()])
-    return lambda value: np.asarray(spaces.flatten(space, value))
+    return partial(_one_hot, space)
+
+
+def _one_hot(space: Space, value: Any) -> NDArray[np.generic]:
+    """The flat numbers of a Discrete, MultiDiscrete or MultiBinary; raises ValueError for what is not in it."""
+    # The value counts, not its dtype, which `contains` also compares and few environments keep to.
+    given = np.asarray(value)
+    if given.dtype.kind not in "biuf" or not np.isfinite(given).all():
+        raise ValueError(value)
+    whole = given.astype(space.dtype).reshape(space.shape)
+    if not np.array_equal(whole, given.reshape(space.shape)) or not space.contains(whole if space.shape else whole[()]):
+        raise ValueError(value)
+    return np.asarray(spaces.flatten(space, whole))
 
 
 def _numbers(value: Any) -> NDArray[np.generic]:

@@ -114,6 +114,7 @@ class RolloutSettings(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LIMIT_S_FIELD_NUMBER: _builtins.int
     CARRIED_FIELD_NUMBER: _builtins.int
+    AGENTS_CRC32_FIELD_NUMBER: _builtins.int
     RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
     env: _builtins.str
     env_options_json: _builtins.str
@@ -134,6 +135,8 @@ class RolloutSettings(_message.Message):
     """GREEDY: seconds after which an actor starts no further batch of episodes; 0: no limit"""
     carried: _builtins.bool
     """TRAIN: episodes go on from the round before, and the carry of each lane is returned or published"""
+    agents_crc32: _builtins.int
+    """of the names of the job's agents, in their order; 0: not checked"""
     relative_error: _builtins.float
     """GREEDY: stop at a standard error of this fraction of |mean|; 0: run all episodes"""
     def __init__(
@@ -150,11 +153,12 @@ class RolloutSettings(_message.Message):
         epoch: _builtins.int = ...,
         limit_s: _builtins.float = ...,
         carried: _builtins.bool = ...,
+        agents_crc32: _builtins.int = ...,
         relative_error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "limit_s", b"limit_s", "relative_error", b"relative_error", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents_crc32", b"agents_crc32", "carried", b"carried", "env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "limit_s", b"limit_s", "relative_error", b"relative_error", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

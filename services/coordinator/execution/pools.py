@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from marless.core.group import Group, Versions
 from marless.core.limits import MAX_TIMEOUT_S
 from marless.core.measures import Measure
+from marless.envs.base import agents_checksum
 from marless.errors import MarlessError
 from marless.job import Job
 from marless.machine import MachineRecord
@@ -326,7 +327,8 @@ class Pools:
         spec = job.spec
         settings = actor_pool_pb2.RolloutSettings(
             env=spec.env.name,
-            env_options_json=json.dumps(spec.env.options),
+            env_options_json=json.dumps(spec.env.arguments),
+            agents_crc32=agents_checksum(job.spaces),
             envs=spec.actors.envs,
             steps=spec.actors.steps,
             seed=spec.seed,

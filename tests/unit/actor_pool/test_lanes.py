@@ -98,7 +98,7 @@ async def test_a_lane_that_lives_and_one_that_is_loaded_in_every_round_are_equal
     left = await undisturbed(worker)
     assert [lane.version for lane in left] == [1, 2, 3, 4]
     assert len({lane.digest for lane in left}) == 4
-    assert worker.made == [(ENV, OPTIONS, SETTINGS.with_state, 3)]
+    assert worker.made == [(ENV, OPTIONS, SETTINGS.with_state, 3, 0)]
     assert [upload["resumed"].any() for upload in worker.uploads] == [False, True, True, True]
     for round_, start in ((2, left[1]), (3, left[2])):  # the oldest version is gone by now
         other = Worker(store, job, worker.actors)
