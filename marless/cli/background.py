@@ -38,6 +38,8 @@ from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 
+MODULE = "marless.cli.background"
+"""The supervisor's module; its only argument is a `Settings`."""
 START_S = 120.0
 DOWN_S = 5 * STOP_S
 _POLL_S = 0.02
@@ -127,8 +129,25 @@ class StackFolder:
         return self.path / Path(STACK_FILE).name
 
     def supervisor(self) -> int | None:
-        """Process id of the supervisor, if one is running; it may still be starting, or stopping."""
-        return owner_of(self.data)
+        """Process id of the supervisor, if one is running; it may still be starting, or stopping.
+
+        Raises UnavailableError if the directory is another user's who lets nobody look into it.
+        """
+        try:
+            return owner_of(self.data) or self._without_data()
+        except OSError as error:
+            raise UnavailableError(f"{denied(error)}; is it another user's? choose another --runs") from None
+
+    def _without_data(self) -> int | None:
+        """Process id of a supervisor whose lock was deleted with the store's directory while it runs."""
+        standing = self.read()
+        if standing is None:
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            module, settings = Path(f"/proc/{standing.pid}/cmdline").read_bytes().split(b"\0")[-3:-1]
+            if module == MODULE.encode() and Settings.from_json(settings.decode()).runs == self.path.parent:
+                return standing.pid
+        return None
 
     def read(self) -> Standing | None:
         """The contents of stack.json, which may be outdated; None if it cannot be read."""
@@ -181,15 +200,21 @@ def up(settings: Settings) -> tuple[Standing, bool]:
 def down(runs: Path) -> bool:
     """Stop the stack gracefully; returns False if none was running. Jobs remain on disk.
 
-    Raises UnavailableError if it does not end in time.
+    Raises UnavailableError if it does not end in time, or is another user's.
     """
     folder = StackFolder.of(runs)
     pid = folder.supervisor()
-    if pid is None:
-        folder.clear()
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+    try:
+        if pid is None:
+            folder.clear()
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    except PermissionError as error:
+        whose = f"process {pid}, which supervises it," if pid else str(error.filename)
+        raise UnavailableError(
+            f"{whose} is another user's ({error.strerror}); ask them to stop it, or choose another --runs"
+        ) from None
     give_up_s = time.monotonic() + DOWN_S
     while folder.supervisor() == pid:
         if time.monotonic() > give_up_s:
@@ -246,7 +271,7 @@ def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
             folder.log.put_aside()
         with folder.log.open() as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "marless.cli.background", settings.to_json()],
+                [sys.executable, "-P", "-m", MODULE, settings.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

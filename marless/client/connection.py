@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from marless.errors import MarlessError, OverloadedError, UnauthenticatedError, UnavailableError, UnreachableError
 from marless.rpc.client import Peer
-from marless.rpc.errors import is_untrusted
+from marless.rpc.errors import is_silent, is_untrusted
 from marless.rpc.retry import delays, pause_s
 from marless.rpc.security import Security
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
@@ -103,12 +103,19 @@ class Connection:
             return error
         if is_untrusted(error):
             return UnreachableError(f"coordinator at {address}: {str(error).partition(': ')[2]}")
-        told = UnreachableError(
-            f"the coordinator at {address} has not answered for {self._patience_s:g} s; its jobs go on once "
-            "`marless up` has started it again"
-            if self._met
-            else f"no coordinator at {address}: start one with `marless up`, or name yours with --coordinator"
-        )
+        if self._met:
+            sentence = (
+                f"the coordinator at {address} has not answered for {self._patience_s:g} s; its jobs go on once "
+                "`marless up` has started it again"
+            )
+        elif is_silent(error):
+            sentence = (
+                f"the coordinator at {address} takes connections and does not answer: its process is stopped, or "
+                "hangs, or the machine is very busy; try again, or start it anew with `marless down` and `marless up`"
+            )
+        else:
+            sentence = f"no coordinator at {address}: start one with `marless up`, or name yours with --coordinator"
+        told = UnreachableError(sentence)
         told.detail = str(error)
         return told
 

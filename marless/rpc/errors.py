@@ -50,6 +50,8 @@ _TLS = {
     "WRONG_VERSION_NUMBER": "it serves without TLS; unset --tls-ca (MARLESS_TLS_CA), or give it a certificate",
 }
 """Part of gRPC's message for a failed TLS handshake → what is wrong with the server's side, and what to do."""
+_SILENT = ("timed out before receiving SETTINGS frame", "Deadline Exceeded")
+"""Parts of gRPC's messages if a connection was accepted, and then nothing came."""
 _DETAIL_KEY = "marless-detail-bin"
 _RETRY_KEY = "retry-after-ms"
 _LONGEST_RETRY_S = 600.0  # longer hints are cut to this
@@ -101,6 +103,11 @@ def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
 def is_untrusted(error: errors.MarlessError) -> bool:
     """True if a call failed because of the server's TLS certificate, as the error's sentence says."""
     return any(sentence in str(error) for sentence in _TLS.values())
+
+
+def is_silent(error: errors.MarlessError) -> bool:
+    """True if a call failed because what has taken the connection did not answer: it is stopped, hangs, or is busy."""
+    return any(sentence in str(error) for sentence in _SILENT)
 
 
 def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:

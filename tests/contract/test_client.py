@@ -5,6 +5,7 @@ import gc
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -425,6 +426,17 @@ def test_nobody_there_is_one_sentence_that_says_what_to_do(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnavailableError, match=r"stack.json is not there; start one with `marless up`"):
         Client()
+
+
+def test_what_takes_connections_and_does_not_answer_is_said_to_be_stopped(tmp_path):
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(f"{tmp_path}/stopped.sock")
+        stopped.listen()
+        with (
+            Client(f"unix:{tmp_path}/stopped.sock", contact_s=0.1) as client,
+            pytest.raises(UnreachableError, match="takes connections and does not answer: its process is stopped"),
+        ):
+            client.list()
 
 
 def test_a_coordinator_that_was_there_is_said_to_be_gone(coordinator):
