@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Moments = NDArray[np.float64]
-_LEAST_STD = 1e-4
+_LEAST_STD, _ROUNDING = 1e-4, 2.0**-22
+"""Least deviation of returns, and as a share of their mean: returns are float32."""
 
 
 def updated_moments(moments_K3: Moments, batch_K3: Moments, decay: float) -> Moments:
@@ -24,7 +25,8 @@ def mean_and_std(moments_K3: Moments) -> tuple[Moments, Moments]:
     seen_K1 = total_K1 > 0
     safe_K1 = np.where(seen_K1, total_K1, 1.0)
     mean_K1 = first_K1 / safe_K1
-    std_K1 = np.maximum(np.sqrt(np.maximum(second_K1 / safe_K1 - np.square(mean_K1), 0.0)), _LEAST_STD)
+    least_K1 = np.maximum(_ROUNDING * np.abs(mean_K1), _LEAST_STD)
+    std_K1 = np.maximum(np.sqrt(np.maximum(second_K1 / safe_K1 - np.square(mean_K1), 0.0)), least_K1)
     return mean_K1, np.where(seen_K1, std_K1, 1.0)
 
 

@@ -21,8 +21,8 @@ from marless.algos.ddpg.heads import Head
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.views import View
 from marless.algos.off_policy import td
-from marless.algos.off_policy.step_metrics import PRESENT
 from marless.algos.training.policy_batching import Stack
+from marless.algos.training.step_metrics import PRESENT
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""

@@ -22,10 +22,10 @@ from marless.algos.learner import RoundInput
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
-from marless.algos.off_policy.step_metrics import step_means
 from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.policy_batching import Stack
+from marless.algos.training.step_metrics import step_means
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
@@ -57,7 +57,7 @@ class Trained:
 
     def metrics(self) -> Metrics:
         """Means over the steps so far, see `step_means`; metrics of critics and twins have names of their own."""
-        means = step_means(self.seen)
+        means = {key: mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
         label = {key: key if self.function == "policy" else _of_critics(key, self.prefix) for key in means}
         return {name: {label[key]: means[key][i] for key in means} for i, name in enumerate(self.names)}
 

@@ -19,6 +19,7 @@ from marless.algos.ppo import losses, normalise, truncation, value
 from marless.algos.ppo.config import ActorCriticConfig, PPOConfig
 from marless.algos.rates import value_at
 from marless.algos.training.samples import Samples, weights
+from marless.algos.training.step_metrics import PRESENT, step_means
 from marless.core.interruption import Stopped, check, never
 from marless.curvature.lanczos import Product
 from marless.curvature.memory import hessian_product
@@ -136,11 +137,12 @@ class _Trained(ABC):
                 check(stopped)
                 metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
                 metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
+                if "alive" in batch:  # a minibatch may have no sample of a net's agents
+                    metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
                 optimizer.step(self.net.gradient_PD)
                 self._follow(settings)
                 seen.append(metrics)
-        last = seen[-minibatches:]
-        return {name: torch.stack([metrics[name] for metrics in last]).mean(dim=0) for name in last[0]}
+        return step_means(seen[-minibatches:])
 
     def gradient(self, samples: Samples, order: Tensor, settings: Settings) -> tuple[Tensor, Metrics]:
         """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""

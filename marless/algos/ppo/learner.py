@@ -307,7 +307,7 @@ class PPOLearner:
             work.jobs["critic", each.names] = job
         for stack, function in zip(chosen, trained, strict=True):
             peers = self._peers(stack, inputs)
-            samples = policy_samples(stack, advantage_N1S, tensors, segments, self._config, peers)
+            samples = policy_samples(stack, advantage_N1S, estimates.value, tensors, segments, self._config, peers)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
         return {}
 

@@ -204,6 +204,7 @@ def critic_samples(
 def policy_samples(
     stack: Stack,
     advantage_N1S: Tensor,
+    value_N1S: Tensor,
     tensors: Tensors,
     segments: Segments | None,
     config: ActorCriticConfig,
@@ -212,14 +213,16 @@ def policy_samples(
     """Make the training samples of a stack of policies; with `peers` (which may be none), for ratios truncated by them.
 
     Where an episode goes on, recurrent policies start from the memory with which they acted (stored state). Critics
-    start from an empty one, see docs/algorithms/ppo.md.
+    start from an empty one, see docs/algorithms/ppo.md. Advantages are differences of returns and of `value`, and as
+    exact as those.
     """
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
     parts["advantage"] = stack.pool(advantage_N1S)
     if config.advantage_normalisation:
-        advantage_PS = parts["advantage"].squeeze(1)
-        parts["advantage"] = normalise.standardise(advantage_PS, weights(parts, advantage_PS)).unsqueeze(1)
+        advantage_PS, value_PS = parts["advantage"].squeeze(1), stack.pool(value_N1S).squeeze(1)
+        weight_PS = weights(parts, advantage_PS)
+        parts["advantage"] = normalise.standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)
     if peers is not None:
         parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
     memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None

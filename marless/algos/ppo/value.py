@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marless.algos.ppo.normalise import ROUNDING
+
 
 def value_loss(
     value: Tensor, target: Tensor, weight: Tensor, old: Tensor, *, clip: float | None, huber: float | None
@@ -40,15 +42,17 @@ def value_gradient(
 
 
 def explained_variance(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """1 − Var(R − V) / Var(R) per critic, [P]; 0 if the returns do not vary."""
-    variance = _variance(target, weight)
-    explained = 1 - _variance(target - value, weight) / variance.clamp_min(1e-12)
-    return torch.where(variance > 1e-12, explained, torch.zeros_like(explained))
+    """1 − Var(R − V) / Var(R) per critic, [P]; 0 if the returns do not vary, but for rounding errors."""
+    variance = _variance(target.double(), weight)
+    explained = 1 - _variance(target.double() - value.double(), weight) / variance.clamp_min(1e-300)
+    exact = (ROUNDING * target.double().abs().amax(dim=(1, 2))).square().clamp_min(1e-12)
+    return torch.where(variance > exact, explained, 0.0).float()
 
 
 def _variance(x: Tensor, weight: Tensor) -> Tensor:
-    mean = (x * weight).sum(dim=(1, 2), keepdim=True)
-    return ((x - mean).square() * weight).sum(dim=(1, 2))
+    share = weight.double() / weight.double().sum(dim=(1, 2), keepdim=True).clamp_min(1e-300)
+    mean = (x * share).sum(dim=(1, 2), keepdim=True)
+    return ((x - mean).square() * share).sum(dim=(1, 2))
 
 
 def _penalty(error: Tensor, huber: float | None) -> Tensor:

@@ -19,7 +19,6 @@ from marless.algos.learner import RoundInput
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
-from marless.algos.off_policy.step_metrics import PRESENT, step_means
 from marless.algos.q.config import QConfig
 from marless.algos.q.functions import QFunction, Seen
 from marless.algos.q.mixers import Mixer, MonotoneMixer
@@ -27,6 +26,7 @@ from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples
+from marless.algos.training.step_metrics import PRESENT, step_means
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
@@ -55,7 +55,7 @@ class Trained:
 
     def metrics(self) -> Metrics:
         """Mean of each metric over the steps that have it, see `step_means`."""
-        means = step_means(self.seen)
+        means = {key: mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
         return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
 
 

@@ -9,8 +9,8 @@ import torch
 from marless.algos.learner import RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import OffPolicyLearner, Training
-from marless.algos.off_policy.step_metrics import PRESENT, step_means
 from marless.algos.training.meter import Meter
+from marless.algos.training.step_metrics import PRESENT, step_means
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory, TrajectorySchema
@@ -151,4 +151,5 @@ def test_means_over_steps_are_of_nets_that_had_samples():
         {"norm": torch.tensor([2.0, 2.0, 0.0])},
         {"value": torch.tensor([0.0, 3.0, 0.0]), PRESENT: gone},
     ]
-    assert step_means(steps) == {"value": [4.0, 2.0, 0.0], "norm": [2.0, 2.0, 0.0]}
+    found = {key: mean_P.tolist() for key, mean_P in step_means(steps).items()}
+    assert found == {"value": [4.0, 2.0, 0.0], "norm": [2.0, 2.0, 0.0]}

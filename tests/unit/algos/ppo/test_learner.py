@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -350,3 +351,30 @@ def test_the_operations_for_other_devices_compute_the_same(monkeypatch: pytest.M
         for key, array in {**state.acting, **state.learning}.items():
             other = {**outcomes[1][name].acting, **outcomes[1][name].learning}[key]
             np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-5, err_msg=f"{name} {key}")
+
+
+def test_minibatches_without_samples_of_an_agent_are_no_part_of_its_metrics() -> None:
+    """Agent d lives in one of 30 env steps, so that it has samples in one of 6 minibatches."""
+    spaces = replace(WALKERS, deaths=True)
+    given = rounds.trajectory(spaces, 3)
+    alive = np.ones_like(given["alive/0"])
+    alive[:, 3] = False
+    alive[0, 3, 0] = True
+    learner = rounds.learner("ippo", spaces, rounds.INDEPENDENT, lr=0.0, critic_lr=0.0, minibatches=6)
+    metrics = learner.update(
+        rounds.inputs(rounds.INDEPENDENT, [Trajectory({**given.arrays, "alive/0": alive})])
+    ).metrics
+    assert metrics["d"]["entropy"] == pytest.approx(np.log(4), abs=0.01)
+
+
+def test_rewards_that_never_differ_teach_nothing() -> None:
+    """Of one-step episodes: all advantages are 100 − V, so only the entropy bonus moves the policy: to ln 4."""
+    given = rounds.trajectory(WALKERS, 3)
+    every = {"cut": np.ones_like(given["cut"]), "terminated/0": np.ones_like(given["terminated/0"])}
+    arrays = {**given.arrays, **every, "reward/0": np.full_like(given["reward/0"], 100.0)}
+    arrays["obs/0"] = np.ones_like(given["obs/0"])
+    settings = {"entropy": 0.0, "value_normalisation": False, "lr": 0.01}
+    learner = rounds.learner("ippo", WALKERS, rounds.INDEPENDENT, **settings)
+    before = learner.state("a").acting["policy.0.weight"].tobytes()
+    learner.update(rounds.inputs(rounds.INDEPENDENT, [Trajectory(arrays)]))
+    assert learner.state("a").acting["policy.0.weight"].tobytes() == before

@@ -47,6 +47,9 @@ def test_explained_variance() -> None:
     assert value.explained_variance(torch.tensor([[[1.0, 2.0, 2.0]]]), returns, third).item() == pytest.approx(2 / 3)
     assert value.explained_variance(returns + 7, returns, third).item() == pytest.approx(1.0)
     assert value.explained_variance(returns, torch.ones(1, 1, 3), third).item() == 0.0
+    many, weight = torch.full((1, 1, 63), 5.3), torch.full((1, 1, 63), 1 / 63)
+    assert value.explained_variance(torch.full((1, 1, 63), 5.2), many, weight).item() == 0.0
+    assert value.explained_variance(100_000 + returns, 100_000 + returns, third).item() == pytest.approx(1.0)
 
 
 def test_shapes_that_do_not_match_are_refused() -> None:
