@@ -14,10 +14,13 @@ import os
 import pwd
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket: Linux's sun_path without the terminating byte."""
 _LOCK = "lock"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -113,6 +116,15 @@ def check_way(path: Path) -> None:
         if stat.S_ISLNK(status.st_mode):
             here.stat()  # raises for a loop of links
             check_way(above / here.readlink())
+
+
+def home_of_socket(name: str) -> Path:
+    """The path of a socket, or of a directory of sockets, in this user's directory for temporary files.
+
+    It is in /tmp if its path would otherwise be too long. Nothing is created.
+    """
+    candidates = [home_in(Path(place)) / name for place in (tempfile.gettempdir(), "/tmp")]
+    return next((path for path in candidates if len(os.fsencode(path)) <= SOCKET_PATH_BYTES), candidates[-1])
 
 
 def open_own(path: Path, flags: int, mode: int = 0o600) -> int:

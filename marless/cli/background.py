@@ -160,6 +160,10 @@ class StackFolder:
         """The error with which the last supervisor ended, or ""; call it only while none is running."""
         return self.log.last_words()
 
+    def warnings(self) -> tuple[str, ...]:
+        """What the parameter store has warned of since it was started."""
+        return Log(self.logs / "param_store.log").advice()
+
     def standing(self) -> Standing | None:
         """The stack, if it is running and serving."""
         standing = self.read()

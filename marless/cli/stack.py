@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -26,8 +25,6 @@ from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
 """Names of the services: each depends only on earlier ones."""
-SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket: Linux's sun_path without the terminating byte."""
 LEFTOVER_S = 60.0
 """Seconds that the services of a killed stack may take to end."""
 PROBE_S = 0.5
@@ -275,7 +272,4 @@ def _locks(file: IO[str], kind: int) -> bool:
 def socket_directory(data: Path) -> Path:
     """The socket directory of a stack: determined by `data`, private to this user, and with a short enough path."""
     name = hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:8]
-    candidates = [private_files.home_in(Path(place)) / name for place in (tempfile.gettempdir(), "/tmp")]
-    longest = max(len(service) for service in SERVICES) + len("/.sock")
-    fitting = (path for path in candidates if len(os.fsencode(path)) + longest <= SOCKET_PATH_BYTES)
-    return next(fitting, candidates[-1])
+    return private_files.home_of_socket(f"{name}/{max(SERVICES, key=len)}.sock").parent

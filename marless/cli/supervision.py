@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -71,13 +72,26 @@ class Log:
 
     def last_words(self) -> str:
         """The last line that is not JSON, which is an error message for people; "" if there is none."""
+        lines = self._end().strip().splitlines()
+        return next((line for line in reversed(lines) if not line.startswith("{")), "")
+
+    def advice(self) -> tuple[str, ...]:
+        """What warnings at its end advise, each once."""
+        found: dict[str, None] = {}
+        for line in self._end().splitlines():
+            with suppress(ValueError, TypeError, AttributeError, RecursionError):
+                fields = json.loads(line)
+                if fields.get("level") == "warning" and isinstance(advice := fields.get("advice"), str):
+                    found[advice] = None
+        return tuple(found)
+
+    def _end(self) -> str:
         try:
             with regular_files.opened(self.path) as file:
                 file.seek(max(os.fstat(file.fileno()).st_size - _LAST_BYTES, 0))
-                lines = file.read(_LAST_BYTES).decode(errors="replace").strip().splitlines()
+                return file.read(_LAST_BYTES).decode(errors="replace")
         except MarlessError:
             return ""
-        return next((line for line in reversed(lines) if not line.startswith("{")), "")
 
     @property
     def _old(self) -> Path:

@@ -57,6 +57,8 @@ def up(
         return
     with Working("starting four services"):
         standing, before = background.up(settings)
+    for advice in background.StackFolder.of(runs).warnings():
+        say(f"note: {advice}")
     if before:
         say(f"up already (process {standing.pid}); run `marless down` first to change options")
     else:

@@ -108,6 +108,8 @@ class Listing:
 
     epoch: int
     policies: Mapping[str, PolicyListing]
+    risk: str = ""
+    """Why the store may lose what it has acknowledged, as a sentence; "" if it does not."""
 
 
 class ParamStore:
@@ -256,7 +258,7 @@ class ParamStore:
             each.head.policy: PolicyListing(_head(each.head), each.req_id, tuple(each.versions), tuple(each.pinned))
             for each in response.policies
         }
-        return Listing(response.epoch, policies)
+        return Listing(response.epoch, policies, response.risk)
 
     async def pin(self, job: str, policy: str, version: int, *, pinned: bool = True) -> None:
         """Protect a version from deletion, or stop protecting it; raises NotFoundError if it no longer exists."""

@@ -54,10 +54,15 @@ class RedisUsers:
         passwords = _read(home / PASSWORDS_FILE)
         if passwords is None:
             passwords = {user: secrets.token_urlsafe(_PASSWORD_BYTES) for user in RULES}
-            _replace(home / PASSWORDS_FILE, json.dumps(passwords))
-        users = (f"user {name} on #{_digest(passwords[name])} {rules}\n" for name, rules in RULES.items())
-        _replace(home / ACL_FILE, f"{_DEFAULT}\n" + "".join(users))
-        return cls(home / ACL_FILE, passwords)
+        users = cls(home / ACL_FILE, passwords)
+        users.write()
+        return users
+
+    def write(self) -> None:
+        """Write both files. Raises OSError."""
+        _replace(self.acl_file.with_name(PASSWORDS_FILE), json.dumps(dict(self.passwords)))
+        users = (f"user {name} on #{_digest(self.passwords[name])} {rules}\n" for name, rules in RULES.items())
+        _replace(self.acl_file, f"{_DEFAULT}\n" + "".join(users))
 
 
 def _digest(password: str) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.server import Service, run
-from services.param_store import redis_server
+from services.param_store import connection, redis_server
 from services.param_store.cache import cache
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
@@ -34,8 +34,9 @@ async def _store(config: Config) -> AsyncIterator[Service]:
     """Find or start Redis, and connect to it."""
     async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
         store = VersionStore(redis, provided.trouble, keep=config.keep)
+        risk = await connection.risk(redis, provided)
         uploads = Uploads(config.intake_bytes)
-        servicer = ParamStoreServicer(store, uploads)
+        servicer = ParamStoreServicer(store, uploads, risk)
         yield Service(
             *(servicer.register, store.ready, store.drain, "ParamStoreService"),
             limits={

@@ -26,13 +26,14 @@ _log = structlog.get_logger("marless.param_store")
 
 @asynccontextmanager
 async def connected(provided: Provided) -> AsyncIterator[Redis]:
-    """Connect to Redis and check the server.
+    """Connect to Redis and check the server; one that may lose data is warned of, see `risk`.
 
     Raises SpecError for an invalid or insecure URL, or a server that is too old; UnavailableError if none answers.
     """
     pool = BlockingConnectionPool(**_settings(provided))
     async with Redis(connection_pool=pool) as redis:
-        await _check(redis, provided)
+        if found := await risk(redis, provided):
+            _log.warning("redis.may_lose_data", advice=found)
         try:
             yield redis
         finally:
@@ -56,14 +57,22 @@ def _settings(provided: Provided) -> dict[str, Any]:  # Any: as redis-py has the
     }
 
 
-async def _check(redis: Redis, provided: Provided) -> None:
+async def risk(redis: Redis, provided: Provided) -> str:
+    """Why this Redis may lose what it has acknowledged, and what to set; "" if it does not.
+
+    Raises SpecError for a server that is too old, UnavailableError if none answers.
+    """
     with redis_errors(provided.trouble):
         info = await redis.info()
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
         raise SpecError(f"Redis {version} is too old: marless needs 6.2 or newer, or Valkey")
+    risks = []
+    if (policy := str(info.get("maxmemory_policy", "noeviction"))) != "noeviction":
+        risks.append(f"it deletes versions when its memory is full: set maxmemory-policy noeviction, not {policy}")
     if not info["aof_enabled"]:
-        _log.warning("redis.not_durable", advice="set appendonly yes and appendfsync always, or a crash loses versions")
+        risks.append("a crash loses versions: set appendonly yes and appendfsync always")
+    return f"this Redis is not durable: {'; '.join(risks)}" if risks else ""
 
 
 @contextmanager

@@ -41,7 +41,6 @@ SILENT_S = 30.0
 """Seconds after which a server that does not answer is ended."""
 _PEER = struct.Struct("3i")
 """Linux's `struct ucred` of the process at the other end of a unix socket: its id, user and group."""
-_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 _log = structlog.get_logger("marless.param_store")
 
 
@@ -96,7 +95,7 @@ async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
         stack.enter_context(_locked(home))
         with _usable(home):
             users = RedisUsers.of(home)
-        server = LocalRedis(find_binary(), home, options.maxmemory, users)
+        server = LocalRedis(find_binary(), home, options.maxmemory, users, lambda: stack.enter_context(_locked(home)))
         url = await stack.enter_async_context(server.running())
         yield Provided(url, STORE, users.passwords[STORE], trouble=server.trouble, restarts=lambda: server.restarts)
 
@@ -117,33 +116,45 @@ def _password(path: str) -> str:
 class LocalRedis:
     """A Redis server that this process starts in one data directory, or takes over from an earlier store."""
 
-    def __init__(self, binary: Path, home: Path, maxmemory: str, users: RedisUsers) -> None:
+    def __init__(self, binary: Path, home: Path, maxmemory: str, users: RedisUsers, lock: Callable[[], object]) -> None:
+        """`lock` locks the data directory anew, after somebody has deleted it."""
         self._binary = binary
         self._home = home
         self._maxmemory = maxmemory
         self._users = users
         self._socket = _socket_path(home)
+        self._lock = lock
         self._process: asyncio.subprocess.Process | None = None
+        self._guard: asyncio.subprocess.Process | None = None
         self.restarts = 0
         """How often it was restarted after it had died."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Run the server while the context lasts; yields its URL, and restarts the server whenever it dies."""
-        line = await self._up()
-        watching = asyncio.create_task(self._watch(line))
+        try:
+            line = await self._up()
+        except BaseException:
+            await self._kill()  # nobody would end it: the guard is not there yet
+            raise
         try:
             async with self._guarded():
-                yield f"unix://{self._socket}"
+                self._tell_guard(line)
+                watching = asyncio.create_task(self._watch(line))
+                try:
+                    yield f"unix://{self._socket}"
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
             await self._stop()
 
     def trouble(self) -> str:
         """The likely cause, as a sentence, when the server cannot be reached."""
-        disk = os.statvfs(self._home)
+        try:
+            disk = os.statvfs(self._home)
+        except OSError as error:
+            return f"{self._home} cannot be used ({error.strerror}); if it was deleted, it is made anew, without data"
         if disk.f_flag & os.ST_RDONLY:
             return f"the disk of {self._home} is mounted read-only: mount it writable, and it comes back by itself"
         if disk.f_bavail * disk.f_frsize < FULL_DISK_BYTES:
@@ -160,17 +171,25 @@ class LocalRedis:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._guard = guard
         try:
             yield
         finally:
+            self._guard = None
             guard.kill()
             await guard.wait()
+
+    def _tell_guard(self, line: _Line) -> None:
+        """Tell the guard which process is Redis now."""
+        if self._guard and self._guard.stdin and (process := line.process):
+            self._guard.stdin.write(f"{process}\n".encode())
 
     async def _watch(self, line: _Line) -> None:
         while True:
             hung = await line.lost(self._socket)
             _log.error("redis.died", reason=hung or await self._cause())
             line = await self._up_again()
+            self._tell_guard(line)
 
     async def _up_again(self) -> _Line:
         delay_s = 0.05
@@ -191,6 +210,10 @@ class LocalRedis:
             _log.info("redis.adopted", socket=str(self._socket))
             return line
         private_files.directory(self._socket.parent)  # of a data directory with a long path, it is a temporary one
+        if not self._users.acl_file.exists():
+            private_files.directory(self._home)  # somebody has deleted it, and the data: jobs have checkpoints
+            self._lock()
+            self._users.write()
         log = self._log()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -237,6 +260,7 @@ class LocalRedis:
             if process.returncode is not None:
                 raise UnavailableError(f"{self._binary} ended with code {process.returncode}: {self._last_words()}")
             await asyncio.sleep(0.001)
+        await self._kill()  # it would be in the way of the next one
         raise UnavailableError(f"{self._binary} did not answer within {START_TIMEOUT_S:g} s: {self._last_words()}")
 
     async def _stop(self) -> None:
@@ -247,8 +271,12 @@ class LocalRedis:
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+                await self._kill()
+
+    async def _kill(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def _cause(self) -> str:
         with suppress(TimeoutError):
@@ -342,10 +370,15 @@ class _Line:
             while await self.reader.readline():
                 answered.set()
 
+    @property
+    def process(self) -> int:
+        """Process id of the server; 0 if it runs in another PID namespace."""
+        other = self.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return max(int(_PEER.unpack(other)[0]), 0)
+
     async def _end(self, reading: asyncio.Task[None]) -> None:
         """End the process at the other end: what it has acknowledged is on the disk."""
-        other = self.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if (pid := _PEER.unpack(other)[0]) > 0:  # 0: it runs in another PID namespace
+        if pid := self.process:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             await reading
@@ -393,7 +426,7 @@ def _usable(directory: Path) -> Iterator[None]:
 
 def _socket_path(home: Path) -> Path:
     path = home / "redis.sock"
-    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
+    if len(os.fsencode(path)) <= private_files.SOCKET_PATH_BYTES:
         return path
-    short = _private(private_files.home_in(Path(tempfile.gettempdir())))
-    return short / f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock"
+    short = private_files.home_of_socket(f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock")
+    return _private(short.parent) / short.name

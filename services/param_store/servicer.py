@@ -32,8 +32,10 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class ParamStoreServicer(ParamStoreServiceServicer):
     """The RPCs of param_store.proto."""
 
-    def __init__(self, store: VersionStore, uploads: Uploads) -> None:
+    def __init__(self, store: VersionStore, uploads: Uploads, risk: str = "") -> None:
+        """`risk`: see `connection.risk`."""
         self._store = store
+        self._risk = risk
         self._uploads = uploads
         self._frames = SharedFrames()
         self._aggregator = Aggregator(store, uploads)
@@ -107,7 +109,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
     ) -> param_store_pb2.ListResponse:
         """List heads and kept versions."""
         epoch, listed = await self._store.listing(request.job)
-        return param_store_pb2.ListResponse(epoch=epoch, policies=map(_info, listed))
+        return param_store_pb2.ListResponse(epoch=epoch, policies=map(_info, listed), risk=self._risk)
 
     async def Pin(self, request: param_store_pb2.PinRequest, context: Context) -> param_store_pb2.PinResponse:  # noqa: N802
         """Pin or unpin a version."""

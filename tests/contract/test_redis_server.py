@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -24,7 +25,7 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store import connection, redis_server
 from services.param_store.__main__ import build
 from services.param_store.config import Config, parse
-from services.param_store.redis_server import Provided, RedisOptions, provided
+from services.param_store.redis_server import LocalRedis, Provided, RedisOptions, provided
 
 
 async def info(home: Path, field: str) -> object:
@@ -72,6 +73,54 @@ async def test_a_data_dir_with_a_long_path_works(tmp_path):
         async with connection.connected(found) as redis:
             assert (await redis.info())["aof_enabled"] == 1
         assert list((deep / "redis").glob("appendonly*"))
+
+
+def left(place: Path) -> list[str]:
+    """The processes that have a directory in their command line."""
+    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(place) in line]
+
+
+async def test_long_paths_of_data_and_of_temporary_files_work_and_nothing_is_left(tmp_path, monkeypatch):
+    deep, temporary = tmp_path / ("d" * 120), tmp_path / ("t" * 120)
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for _ in range(2):
+        async with provided(RedisOptions(data_dir=str(deep))) as found:
+            assert len(found.url) < 108 and found.url.startswith("unix:///tmp/marless-")
+            async with connection.connected(found) as redis:
+                await redis.hset("marless:kept", "field", "value")
+                assert await redis.hget("marless:kept", "field") == b"value"
+    assert left(deep) == left(temporary) == []
+
+
+async def test_a_redis_that_does_not_come_up_is_not_left_behind(tmp_path, monkeypatch):
+    async def nobody(_path, _users) -> None:
+        return None
+
+    monkeypatch.setattr(redis_server, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(redis_server._Line, "open", nobody)
+    with pytest.raises(UnavailableError, match="did not answer within"):
+        async with provided(RedisOptions(data_dir=str(tmp_path))):
+            pass
+    assert left(tmp_path) == []
+
+
+async def test_a_data_dir_that_was_deleted_is_made_anew_and_locked(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_server, "QUESTION_S", 0.2)
+    async with provided(RedisOptions(data_dir=str(tmp_path))) as found:
+        shutil.rmtree(tmp_path / "redis")
+        assert f"{tmp_path}/redis cannot be used (No such file or directory); if it was deleted" in found.trouble()
+        async with asyncio.timeout(20.0):
+            while not found.restarts():  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.05)
+        async with connection.connected(found) as redis:
+            assert await redis.hgetall("marless:kept") == {}
+            await redis.hset("marless:kept", "field", "value")
+        with pytest.raises(SpecError, match="another param_store uses"):
+            async with provided(RedisOptions(data_dir=str(tmp_path))):
+                pass
+    assert left(tmp_path) == []
 
 
 async def test_two_stores_never_share_a_data_dir(tmp_path):
@@ -167,6 +216,35 @@ async def test_a_redis_is_ended_once_its_store_was_killed_for_good(tmp_path):
     assert not redis.is_running()
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+async def test_a_redis_is_ended_though_its_directory_was_deleted_with_its_socket(tmp_path, stopped):
+    store = await start_process(tmp_path)
+    peer = Peer(f"unix:{tmp_path}/store.sock", Security())
+    await ParamStore(peer).publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
+    await peer.close()
+    redis, guard = sorted(psutil.Process(store.pid).children(), key=lambda each: "redis-server" not in each.name())
+    *command, _ = guard.cmdline()
+    for process in (guard, store):
+        process.kill()
+    await store.communicate()
+    shutil.rmtree(tmp_path / "redis")
+    if stopped:
+        redis.suspend()
+    told = f"{os.getpid()}\n{redis.pid}\n".encode()  # the newest is the one
+    await asyncio.to_thread(subprocess.run, [*command, "1"], input=told, check=True, timeout=20)
+    await asyncio.to_thread(psutil.wait_procs, [redis], 10)
+    assert not redis.is_running()
+
+
+async def test_the_guard_is_told_of_each_redis(tmp_path):
+    told = []
+    server = LocalRedis(Path("redis"), tmp_path, "1mb", RedisUsers.of(tmp_path), lambda: None)
+    server._guard = SimpleNamespace(stdin=SimpleNamespace(write=told.append))
+    for process in (12, 0, 13):
+        server._tell_guard(SimpleNamespace(process=process))
+    assert told == [b"12\n", b"13\n"]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -238,6 +316,39 @@ async def test_a_disk_that_is_full_or_read_only_is_named(tmp_path, monkeypatch):
         ):
             monkeypatch.setattr(os, "statvfs", lambda _path, status=status: SimpleNamespace(**status))
             assert f"the disk of {tmp_path}/redis is {what}" in found.trouble()
+
+
+@pytest.mark.parametrize(
+    ("said", "risk"),
+    [
+        ({"maxmemory_policy": "noeviction", "aof_enabled": 1}, ""),
+        (
+            {"maxmemory_policy": "allkeys-lru", "aof_enabled": 1},
+            "this Redis is not durable: it deletes versions when its memory is full: set maxmemory-policy noeviction, "
+            "not allkeys-lru",
+        ),
+        (
+            {"maxmemory_policy": "noeviction", "aof_enabled": 0},
+            "this Redis is not durable: a crash loses versions: set appendonly yes and appendfsync always",
+        ),
+    ],
+)
+async def test_a_redis_that_may_lose_data_is_warned_of_at_the_start_and_clients_hear_it(
+    redis_url, tmp_path, monkeypatch, capsys, said, risk
+):
+    real = Redis.info
+
+    async def info(self):
+        return await real(self) | said
+
+    monkeypatch.setattr(Redis, "info", info)
+    config = Config(ServerOptions(f"unix:{tmp_path}/s.sock", Security()), RedisOptions(url=redis_url), 2, 2**26)
+    async with serving(config.server, lambda address: build(config, address)) as address:
+        peer = Peer(address, Security())
+        assert (await ParamStore(peer).list("nothing")).risk == risk
+        await peer.close()
+    heard = capsys.readouterr()
+    assert ("redis.may_lose_data" in heard.out + heard.err) is bool(risk)
 
 
 async def test_an_old_redis_is_refused(redis_url, monkeypatch):

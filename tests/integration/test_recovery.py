@@ -21,7 +21,7 @@ from marless.checkpoint import PARTS
 from marless.core.stopwatch import Stopwatch
 from marless.errors import NotFoundError, UnreachableError
 from marless.pricing import prices
-from marless.rpc.param_store import PolicyWrite
+from marless.rpc.param_store import ParamStore, PolicyWrite
 from services.coordinator.execution import reservations, timing, updates
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
@@ -259,6 +259,23 @@ async def test_a_store_that_was_emptied_with_a_damaged_checkpoint_goes_back_furt
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert folder.checkpoints.rounds() == (4, 5)
     assert outcome(folder) == undisturbed
+
+
+async def test_a_store_that_may_lose_data_is_named_at_the_start_and_at_the_first_loss(
+    cluster, tmp_path, after, monkeypatch
+):
+    real, risk = ParamStore.list, "this Redis is not durable: a crash loses versions: set appendonly yes"
+
+    async def risky(store, job):
+        return dataclasses.replace(await real(store, job), risk=risk)
+
+    monkeypatch.setattr(ParamStore, "list", risky)
+    folder = new(tmp_path)
+    after("train", 3, lambda: cluster.store.delete_job(folder.path.name), before=True)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    lines = [json.loads(line) for line in folder.log_path.read_text().splitlines()]
+    said = [(line["event"], line["advice"]) for line in lines if "advice" in line]
+    assert said[:2] == [("store.may_lose_data", risk), ("job.versions_lost", risk)]
 
 
 async def test_without_any_checkpoint_that_can_be_read_nothing_is_thrown_away(cluster, tmp_path):

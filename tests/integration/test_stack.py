@@ -17,7 +17,7 @@ from marless import private_files
 from marless.cli import answering, supervision
 from marless.cli.answering import Patience
 from marless.cli.service_process import Start, Starter
-from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
+from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of, socket_directory
 from marless.cli.supervision import Log, RestartLimits
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim
@@ -309,7 +309,7 @@ def test_sockets_fit_however_long_the_temporary_directory_is(tmp_path, monkeypat
     long = tmp_path.joinpath(*(["deep"] * depth))
     monkeypatch.setattr("tempfile.tempdir", str(long))
     directory = socket_directory(Path("/data"))
-    assert all(len(os.fsencode(directory / f"{name}.sock")) <= SOCKET_PATH_BYTES for name in SERVICES)
+    assert all(len(os.fsencode(directory / f"{name}.sock")) <= private_files.SOCKET_PATH_BYTES for name in SERVICES)
     assert directory != socket_directory(Path("/other"))
 
 

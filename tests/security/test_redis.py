@@ -239,7 +239,7 @@ async def test_a_redis_of_before_there_were_users_is_started_again_with_its_data
 async def test_a_redis_with_other_passwords_is_named(tmp_path, home):
     async with provided(RedisOptions(data_dir=str(tmp_path))):
         (home / PASSWORDS_FILE).unlink()
-        stranger = redis_server.LocalRedis(find_binary(), home, "1gb", RedisUsers.of(home))
+        stranger = redis_server.LocalRedis(find_binary(), home, "1gb", RedisUsers.of(home), lambda: None)
         with pytest.raises(UnavailableError, match="does not know its store's passwords; end that process first"):
             async with stranger.running():
                 pass

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from marless import private_files
 from marless.cli.doctor.finding import Finding, fail, ok, warn
-from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, socket_directory
+from marless.cli.stack import SERVICES, socket_directory
+from marless.private_files import SOCKET_PATH_BYTES
 
 FULL_BYTES, LOW_BYTES = 64 * 2**20, 2**30
 SPOOL_BYTES = 2 * 2**30

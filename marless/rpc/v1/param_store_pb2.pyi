@@ -515,7 +515,10 @@ class ListResponse(_message.Message):
 
     POLICIES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RISK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    risk: _builtins.str
+    """why Redis may lose what was acknowledged, as a sentence; "": it does not"""
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyInfo]: ...
     def __init__(
@@ -523,10 +526,11 @@ class ListResponse(_message.Message):
         *,
         policies: _abc.Iterable[Global___PolicyInfo] | None = ...,
         epoch: _builtins.int = ...,
+        risk: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "policies", b"policies", "risk", b"risk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

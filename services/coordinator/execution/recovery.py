@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from marless.checkpoint import EARLIER
 from marless.core.group import Versions
-from marless.errors import SpecError
+from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
 from marless.job import Job
 from marless.record import RoundRecord
@@ -90,6 +90,8 @@ class Recovery:
             # versions. Trajectories of a newer epoch replace those.
             await self._begin_epoch()
         present, last = await self._pools.store.list(self._id), self._journal.last
+        if present.risk and not self._opened:
+            self._log.warning("store.may_lose_data", advice=present.risk)
         if self._goes_back:
             await (self._restore(present) if last else self._forget(present))
             self._goes_back, self._restored = False, True
@@ -141,9 +143,13 @@ class Recovery:
         """Restore the newest checkpoint and drop the rounds after it; without a checkpoint, start from round 0."""
         self._restored = True
         rounds = self._journal.rounds
-        checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
+        try:
+            checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
+        except CorruptError as error:
+            raise CorruptError(f"{error}{'; ' * bool(present.risk)}{present.risk}") from None
         back_to = checkpoint.progress.round if checkpoint else 0
-        self._log.warning("job.versions_lost", rounds=rounds, goes_back_to=back_to)
+        why = {"advice": present.risk} if present.risk else {}
+        self._log.warning("job.versions_lost", rounds=rounds, goes_back_to=back_to, **why)
         if (
             checkpoint
             and self._job.schedule.ahead
