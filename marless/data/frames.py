@@ -11,7 +11,8 @@ time and copy axes:
 | `action/k`     | int32 [N] or float32 [N, A]       | zeros |
 | `reward/k`     | float32 [N]                       | zeros |
 | `terminated/k` | bool [N]                          | false |
-| `alive/k`      | bool [N], only with deaths        | alive before the last step, and not terminated in it |
+| `alive/k`      | bool [N], only with deaths        | in the episode before the last step, not terminated in it, not waiting |
+| `waits/k`      | bool [N], only with turns         | waiting when the segment was cut |
 | `mask/k`       | bool [N, A], only with masks      | legal actions in the final observation |
 | `state`        | float32 [S], only if required     | like `obs/k` |
 | `memory/k`     | float32 [N, H], if in trajectories | zeros; in a segment's first frame: what policies remembered |
@@ -62,6 +63,8 @@ class ReplaySchema:
             found[f"terminated/{k}"] = ("bool", (n,))
             if self.spaces.deaths:
                 found[f"alive/{k}"] = ("bool", (n,))
+            if self.spaces.turns:
+                found[f"waits/{k}"] = ("bool", (n,))
             if self.spaces.masks and discrete:
                 found[f"mask/{k}"] = ("bool", (n, agents.action.n))
             if self.memory:
@@ -204,11 +207,15 @@ def _write_start(out: NDArray[np.generic], at_start: NDArray[np.generic], placin
 def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:
     kind, _, k = name.partition("/")
     if kind == "alive":
-        ends = (_by_copy(each, trajectory[each])[placing.ends] for each in (name, f"terminated/{k}"))
-        out[placing.last] = np.greater(*ends)  # alive, and not terminated
+        there_BTN, over_BTN = (
+            _by_copy(name, each) for each in (trajectory.there(int(k)), trajectory[f"terminated/{k}"])
+        )
+        out[placing.last] = np.greater(there_BTN[placing.ends], over_BTN[placing.ends])  # there, and not terminated
+        if f"boot_waits/{k}" in trajectory.arrays:
+            out[placing.seen] = np.greater(out[placing.seen], trajectory[f"boot_waits/{k}"][:, placing.boots].T)
         return
     out[placing.last] = kind == "mask"  # placeholder: zeros, and masks with every action legal
-    if kind in ("obs", "mask"):
+    if kind in ("obs", "mask", "waits"):
         out[placing.seen] = trajectory[f"boot_{name}"][:, placing.boots].swapaxes(0, 1)
     elif kind == "state":
         out[placing.seen] = trajectory["boot_state"][placing.boots]

@@ -158,18 +158,18 @@ class Replay:
     def take(self, name: str, row: Rows) -> NDArray[np.generic]:
         """Gather a field of frames, e.g. "obs/0": [..., N, O] for rows [...]; see `marless.data.frames` for all names.
 
-        "alive/k" and "mask/k" are all true if the environment has no deaths or masks. Raises KeyError for other names
-        that are not stored.
+        "alive/k" and "mask/k" are all true if the environment has no deaths or masks, "waits/k" all false if it has no
+        turns. Raises KeyError for other names that are not stored.
         """
         array = self._file.arrays.get(name)
         if array is not None:
             return array.take(row, axis=0)
         kind, _, k = name.partition("/")
-        if kind not in ("alive", "mask"):
+        if kind not in ("alive", "mask", "waits"):
             raise KeyError(f"a replay of {sorted(self._file.arrays)} has no {name}")
         agents = self._schema.spaces.classes[int(k)]
         shape = (len(agents.agents), agents.action.n) if kind == "mask" else (len(agents.agents),)
-        return np.broadcast_to(np.True_, (*row.shape, *shape))
+        return np.broadcast_to(np.bool_(kind != "waits"), (*row.shape, *shape))
 
     def arrays(self) -> Arrays:
         """The arrays to publish beside the file, at the end of an update; also releases the file's write lock."""

@@ -34,7 +34,7 @@ from marless.errors import CorruptError, SpecError
 class ActingPolicy(Protocol):
     """Chooses the actions of one agent class, each agent under its own policy, one env step per call.
 
-    Policies may be recurrent. Actions of dead agents are ignored.
+    Policies may be recurrent. Actions of agents that are dead or wait are ignored.
     """
 
     def begin(self, batch: int) -> None:
@@ -243,7 +243,7 @@ def _checksum(frame: Frame) -> int:
     """CRC-32 of all arrays of a frame."""
     found = 0
     state = () if frame.state is None else (frame.state,)
-    for array in (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *state):
+    for array in (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *(frame.waits or ()), *state):
         found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
     return found
 
@@ -270,12 +270,13 @@ def step(
     """Step all copies once from `frame`, and reset the memory of the policies where an episode has ended, or where an
     agent has come back.
     """
-    alive = None if frame.alive is None else [each.copy() for each in frame.alive]  # the frame is valid until the step
+    # copies, because the frame is valid until the step
+    before = None if frame.alive is None else [np.array(frame.there(k)) for k in range(len(frame.alive))]
     transition = env.step(actions)
     for k, policy in enumerate(policies):
-        anew_NB = np.broadcast_to(transition.ended, frame.obs[k].shape[:2])
-        if alive is not None and transition.frame.alive is not None:
-            anew_NB = anew_NB | returned(np.stack([alive[k], transition.frame.alive[k]]))[1]
+        anew_NB, after_NB = np.broadcast_to(transition.ended, frame.obs[k].shape[:2]), transition.frame.there(k)
+        if before is not None and after_NB is not None:
+            anew_NB = anew_NB | returned(np.stack([before[k], after_NB]))[1]
         if anew_NB.any():
             policy.forget(anew_NB)
     return transition

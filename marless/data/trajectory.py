@@ -11,10 +11,12 @@ in `marless.envs.base`, K bootstrap rows:
 | `reward/k`      | float32 [T, N, B]       | |
 | `team_reward`   | float32 [T, B]          | only if the environment gives the team a reward of its own |
 | `terminated/k`  | bool [T, N, B]          | the agent has terminated in this step |
-| `alive/k`       | bool [T, N, B]          | only if the environment has deaths |
+| `alive/k`       | bool [T, N, B]          | the agent acts in this step; only if the environment has deaths |
+| `waits/k`       | bool [T, N, B]          | it is in the episode, and does not act; only if the environment has turns |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
 | `boot_obs/k`    | float32 [N, K, O]       | final observations of the segments that were cut |
 | `boot_mask/k`   | bool [N, K, A]          | their legal actions; only if the environment has masks |
+| `boot_waits/k`  | bool [N, K]             | the agents that wait then; only if the environment has turns |
 | `cut`           | bool [T, B]             | the segment ends after this step (episode ended, or rollout did) |
 | `boot_index`    | int32 [K]               | flat index t·B + b of each cut that must bootstrap, ascending |
 | `state`         | float32 [T, B, S]       | global state; only if the algorithm requires it |
@@ -25,6 +27,9 @@ in `marless.envs.base`, K bootstrap rows:
 The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
 cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
 truncation stay separate, and a reset observation is never used as a successor.
+
+An agent that waits after step t has no value there: what comes after its turn is the rewards until its next turn, and the
+critic's value of the observation that it gets then. If that turn lies beyond the segment's cut, nothing is known of it.
 
 An agent that was truncated in step t while others go on is not alive in step t + 1, but `obs[t + 1]` is its final
 observation: its return is cut there, and bootstraps from that observation.
@@ -69,6 +74,24 @@ class Trajectory:
     def env_steps(self) -> int:
         """T · B: all agents act once in one copy."""
         return self.steps * self.batch
+
+    def alive(self, k: int) -> BoolArray:
+        """bool [T, N, B]: the agents of class k that act; all if the environment has no deaths."""
+        return self._flags("alive", k, absent=True)
+
+    def waits(self, k: int) -> BoolArray:
+        """bool [T, N, B]: the agents of class k that wait; none if the environment has no turns."""
+        return self._flags("waits", k, absent=False)
+
+    def there(self, k: int) -> BoolArray:
+        """bool [T, N, B]: the agents of class k in the episode, whether they act or wait."""
+        return self.alive(k) | self.waits(k) if f"waits/{k}" in self.arrays else self.alive(k)
+
+    def _flags(self, kind: str, k: int, *, absent: bool) -> BoolArray:
+        found = self.arrays.get(f"{kind}/{k}")
+        if found is None:
+            return np.full(self.arrays[f"reward/{k}"].shape, absent)
+        return found.astype(np.bool_, copy=False)
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,9 @@ class TrajectorySchema:
             expected[f"boot_obs/{i}"] = ("float32", (tnb[1], k, agents.obs_size))
             if self.spaces.deaths:
                 expected[f"alive/{i}"] = ("bool", tnb)
+            if self.spaces.turns:
+                expected[f"waits/{i}"] = ("bool", tnb)
+                expected[f"boot_waits/{i}"] = ("bool", (tnb[1], k))
             if self.spaces.masks and discrete:
                 expected[f"mask/{i}"] = ("bool", (*tnb, agents.action.n))
                 expected[f"boot_mask/{i}"] = ("bool", (tnb[1], k, agents.action.n))
@@ -211,14 +237,14 @@ class TrajectorySchema:
                 raise CorruptError(f"trajectory: action/{i} leaves the range 0…{agents.action.n - 1}")
 
 
-def returned(alive_Tx: BoolArray) -> BoolArray:
-    """Where agents come back, in flags with the time first: there in a step, but not in the one before.
+def returned(there_Tx: BoolArray) -> BoolArray:
+    """Where agents come back, in flags with the time first: there (acting or waiting) in a step, not in the one before.
 
     Policies know nothing then of what the agent did before it left: its memory and its last action are as at the start
     of an episode. The first step of the flags is never a return.
     """
-    found = np.zeros_like(alive_Tx)
-    np.greater(alive_Tx[1:], alive_Tx[:-1], out=found[1:])
+    found = np.zeros_like(there_Tx)
+    np.greater(there_Tx[1:], there_Tx[:-1], out=found[1:])
     return found
 
 
@@ -251,6 +277,8 @@ class Recorder:
             self._arrays[f"obs/{k}"][t] = frame.obs[k]
             if frame.alive is not None:
                 self._arrays[f"alive/{k}"][t] = frame.alive[k]
+            if frame.waits is not None:
+                self._arrays[f"waits/{k}"][t] = frame.waits[k]
             if frame.masks is not None and f"mask/{k}" in self._arrays:
                 self._arrays[f"mask/{k}"][t] = frame.masks[k]
         if self._schema.with_state and frame.state is not None:
@@ -278,6 +306,8 @@ class Recorder:
         self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
         for k, obs_NBO in enumerate(final.obs):
             self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
+            if final.waits is not None:
+                self._boots[f"boot_waits/{k}"].append(final.waits[k][:, copies])
             if final.masks is not None and f"boot_mask/{k}" in self._boots:
                 self._boots[f"boot_mask/{k}"].append(final.masks[k][:, copies])
         if self._schema.with_state and final.state is not None:

@@ -106,11 +106,13 @@ def _frame(frames: Sequence[Frame]) -> Frame:
     """The frames of single copies as one of all of them; it holds no array of theirs."""
     masks = [each.masks for each in frames if each.masks is not None]
     alive = [each.alive for each in frames if each.alive is not None]
+    waits = [each.waits for each in frames if each.waits is not None]
     return Frame(
         obs=_classes([each.obs for each in frames]),
         state=_joined([each.state for each in frames]),
         masks=_classes(masks) if masks else None,
         alive=_classes(alive) if alive else None,
+        waits=_classes(waits) if waits else None,
     )
 
 

@@ -79,6 +79,8 @@ class EnvSpaces:
     """True if some action may be illegal: frames then carry masks."""
     deaths: bool = False
     """True if an agent may leave in mid-episode: frames then carry alive flags that are not all true."""
+    turns: bool = False
+    """True if an agent may wait, in the episode, while others act: frames then carry `waits`, and alive flags."""
     rewards: Literal["cooperative", "competitive", "unknown"] = "unknown"
     """"competitive" if one agent's gain may be another's loss; then the sum of rewards is not a common objective."""
     no_state: str = field(default="", compare=False)
@@ -145,7 +147,7 @@ class Frame:
     """
 
     obs: tuple[FloatArray, ...]
-    """float32 [N, B, O] per class; zeros for an agent that is not alive.
+    """float32 [N, B, O] per class; zeros for an agent that is not alive, or waits.
 
     Except that an agent which was truncated while others go on shows its final observation for one frame, in which it
     is not alive: the value of that observation is what comes after its last step.
@@ -155,7 +157,20 @@ class Frame:
     masks: tuple[BoolArray, ...] | None = None
     """bool [N, B, A] per class, True = legal; None if every action always is."""
     alive: tuple[BoolArray, ...] | None = None
-    """bool [N, B] per class; None if agents never leave in mid-episode."""
+    """bool [N, B] per class, the agents that act in the next step; None if agents never leave in mid-episode or wait."""
+    waits: tuple[BoolArray, ...] | None = None
+    """bool [N, B] per class, the agents that are in the episode and not alive, because it is not their turn; None if
+    agents never wait. What an agent does in a turn has its consequences until its next turn: rewards while it waits
+    are its own, and what it observes next, if its episode goes on, is the next observation that it gets.
+
+    After a truncation: an agent that was truncated and got no final observation.
+    """
+
+    def there(self, k: int) -> BoolArray | None:
+        """bool [N, B] of class k: the agents in the episode, whether they act or wait; None if all always are."""
+        if self.alive is None or self.waits is None:
+            return None if self.alive is None else self.alive[k]
+        return self.alive[k] | self.waits[k]
 
 
 @dataclass(frozen=True)
@@ -167,7 +182,7 @@ class Transition:
     final: Frame
     """The next observations before a reset; equal to `frame` in copies whose episode continues."""
     rewards: tuple[RewardArray, ...]
-    """[N, B] per class; 0 for an agent that was not alive."""
+    """[N, B] per class; 0 for an agent that was neither alive nor waiting."""
     terminated: tuple[BoolArray, ...]
     """bool [N, B] per class: the agent reached a terminal state (death or goal), whose value is zero."""
     truncated: BoolArray

@@ -24,7 +24,8 @@ from marless.envs.base import (
 from marless.errors import told
 
 Array = NDArray[np.generic]
-Alive = tuple[BoolArray, ...] | None
+There = tuple[BoolArray, ...] | None
+"""bool [N, B] per class: the agents in the episode, acting or waiting; None if all always are."""
 _SEEDED = "it is not deterministic under its seed"
 _ADVICE = "; until this is repaired, its episodes cannot go on over rounds: train with actors.episodes: fresh"
 
@@ -135,12 +136,12 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
     seen, length_B = _copies(_by_copy(frame)), np.zeros(env.batch, np.int64)
     for t in range(steps):
         actions = random_actions(env.spaces, frame, rng)
-        alive = None if frame.alive is None else tuple(alive_NB.copy() for alive_NB in frame.alive)
+        there = _there(frame)
         given = [action.copy() for action in actions]
         step = env.step(actions)
         _require(_same(given, list(actions)), f"step {t} changed the actions it was given")
         length_B += 1
-        _check_transition(env, alive, step, f"step {t}")
+        _check_transition(env, there, step, f"step {t}")
         _check_length(env.spaces, length_B, step, f"step {t}")
         length_B[step.ended] = 0
         seen += _copies(_arrays(step))
@@ -156,12 +157,13 @@ def _check_spaces(spaces: EnvSpaces) -> None:
         _require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
 
 
-def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: Alive = None) -> None:
+def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: There = None) -> None:
     """Check a frame; `leaving` agents were there in the step before and have not terminated: they may show an end."""
     spaces, batch = env.spaces, env.batch
     _require((frame.state is None) == (spaces.state_size == 0), f"{where}: state and state_size disagree")
     _require((frame.masks is None) != spaces.masks, f"{where}: masks and spaces.masks disagree")
-    _require((frame.alive is None) != spaces.deaths, f"{where}: alive and spaces.deaths disagree")
+    _require((frame.alive is None) != (spaces.deaths or spaces.turns), f"{where}: alive and spaces.deaths disagree")
+    _require((frame.waits is None) != spaces.turns, f"{where}: waits and spaces.turns disagree")
     if frame.state is not None:
         _check(frame.state, "float32", (batch, spaces.state_size), f"{where}: state")
     for k, c in enumerate(spaces.classes):
@@ -174,10 +176,14 @@ def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: Alive = Non
             _check(frame.alive[k], "bool", shape, f"{where}: alive of {c.name}")
             absent_NB = ~frame.alive[k] if leaving is None else ~(frame.alive[k] | leaving[k])
             _require(not frame.obs[k][absent_NB].any(), f"{where}: an absent {c.name} sees something")
+        if frame.waits is not None and frame.alive is not None:
+            _check(frame.waits[k], "bool", shape, f"{where}: waits of {c.name}")
+            _require(not (frame.waits[k] & frame.alive[k]).any(), f"{where}: a {c.name} both waits and is alive")
+            _require(not frame.obs[k][frame.waits[k]].any(), f"{where}: a {c.name} that waits sees something")
 
 
-def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: str) -> None:
-    leaving = None if alive is None else tuple(map(np.greater, alive, step.terminated))
+def _check_transition(env: BatchedEnv, there: There, step: Transition, where: str) -> None:
+    leaving = None if there is None else tuple(map(np.greater, there, step.terminated))
     begun = None if leaving is None else tuple(leaving_NB & ~step.ended for leaving_NB in leaving)
     _check_frame(env, step.frame, f"{where}, frame", begun)
     _check_frame(env, step.final, f"{where}, final", leaving)
@@ -199,26 +205,26 @@ def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: st
         _require(dtype in ("float32", "float64"), f"{where}: reward of {c.name} is {dtype}")
         _check(step.rewards[k], dtype, shape, f"{where}: reward of {c.name}")
         _check(step.terminated[k], "bool", shape, f"{where}: terminated of {c.name}")
-        if alive is not None:
-            absent = ~alive[k]
+        if there is not None:
+            absent = ~there[k]
             _require(not step.rewards[k][absent].any(), f"{where}: an absent {c.name} was rewarded")
             _require(not step.terminated[k][absent].any(), f"{where}: an absent {c.name} terminated")
     going_on = [[array[~step.ended] for array in _by_copy(frame)] for frame in (step.frame, step.final)]
     _require(_same(*going_on), f"{where}: frame and final differ in a copy whose episode goes on")
-    _check_end(alive, step, where)
+    _check_end(there, step, where)
 
 
-def _check_end(alive: Alive, step: Transition, where: str) -> None:
+def _check_end(there: There, step: Transition, where: str) -> None:
     terminated_NB = np.concatenate(step.terminated)
-    present_NB = np.ones_like(terminated_NB) if alive is None else np.concatenate(alive)
+    present_NB = np.ones_like(terminated_NB) if there is None else np.concatenate(there)
     all_gone_B = ~(present_NB & ~terminated_NB).any(axis=0)
-    if step.final.alive is not None:
-        left_NB = np.concatenate(step.final.alive)
+    if (left := _there(step.final)) is not None:
+        left_NB = np.concatenate(left)
         _require(not (left_NB & terminated_NB).any(), f"{where}: an agent that terminated is still alive")
         all_gone_B = ~left_NB.any(axis=0)
     over_B = step.truncated | all_gone_B
     _require(bool((step.ended == over_B).all()), f"{where}: ended must mean truncated, or every agent gone")
-    if alive is None:
+    if there is None:
         goes_on = terminated_NB.any(axis=0) & ~step.ended
         _require(not goes_on.any(), f"{where}: an agent terminated in mid-episode, but spaces.deaths is false")
 
@@ -231,9 +237,16 @@ def _check_length(spaces: EnvSpaces, length_B: NDArray[np.int64], step: Transiti
         _require(not early_B.any(), f"{where}: truncated before max_steps={spaces.max_steps}")
 
 
+def _there(frame: Frame) -> There:
+    """Copies of the flags of the agents in the episode."""
+    if frame.alive is None:
+        return None
+    return tuple(np.array(frame.there(k)) for k in range(len(frame.alive)))
+
+
 def _by_copy(frame: Frame) -> list[Array]:
     """All arrays of a frame, each with the copies as its first axis."""
-    per_agent = (*frame.obs, *(frame.masks or ()), *(frame.alive or ()))
+    per_agent = (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *(frame.waits or ()))
     state = () if frame.state is None else (frame.state,)
     return [*(array.swapaxes(0, 1) for array in per_agent), *state]
 

@@ -1,6 +1,6 @@
 """A synthetic environment for any spaces, which covers edge cases within few steps.
 
-For tests of marless and of other packages: agents die, actions are illegal, episodes terminate and are truncated. Shape
+For tests of marless and of other packages: agents die and wait, actions are illegal, episodes terminate and are truncated. Shape
 suffixes as in `marless.envs.base`.
 """
 
@@ -26,6 +26,10 @@ from marless.envs.base import (
 
 _END = 0.1
 """Probability per step that an agent terminates or, if the spaces have no deaths, that the whole team does."""
+_WAITS = 0.3
+"""Probability per step that an agent waits, if the spaces have turns."""
+_PAID_WAITING = 0.5
+"""Reward of an agent in a step in which it waits."""
 _LEGAL = 0.6
 """Probability that an action is legal, if the spaces have masks; the first action always is."""
 
@@ -39,6 +43,7 @@ class SyntheticEnv:
     def __init__(self, spaces: EnvSpaces, batch: int) -> None:
         self.spaces = spaces
         self.batch = batch
+        self._there: tuple[BoolArray, ...] = ()
         self._alive: tuple[BoolArray, ...] = ()
         self._cut_B = np.zeros(batch, np.bool_)
 
@@ -52,9 +57,9 @@ class SyntheticEnv:
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """See `BatchedEnv`; raises ValueError for an action out of range, or an illegal one of an agent alive."""
-        rewards = tuple(self._paid(k, action) for k, action in enumerate(actions))
+        rewards = tuple(self._rewards(k, action) for k, action in enumerate(actions))
         terminated = self._terminations()
-        left = tuple(alive & ~over for alive, over in zip(self._alive, terminated, strict=True))
+        left = tuple(there & ~over for there, over in zip(self._there, terminated, strict=True))
         self._steps_B += 1
         gone_B = ~np.concatenate(left).any(axis=0)
         late_B = self._steps_B == (self.spaces.max_steps or np.iinfo(np.int64).max)
@@ -63,8 +68,9 @@ class SyntheticEnv:
         self._cut_B[:] = False
         final = self._view(left)
         self._steps_B[ended_B] = 0
-        self._frame = _joined(final, self._view(tuple(alive | ended_B for alive in left)), ended_B)
-        self._alive = tuple(alive | ended_B for alive in left)
+        self._frame = _joined(final, self._view(tuple(there | ended_B for there in left)), ended_B)
+        self._there = tuple(there | ended_B for there in left)
+        self._alive = self._frame.alive or self._there
         team = np.concatenate(rewards).max(axis=0) if self.spaces.team_reward else None
         return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B, team_reward=team)
 
@@ -84,6 +90,8 @@ class SyntheticEnv:
             array[...] = saved(arrays, name, array.dtype.name, array.shape)
         self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
         self._steps_B = saved(arrays, "steps", "int64", (self.batch,)).copy()
+        waits = self._frame.waits or map(np.zeros_like, self._alive)
+        self._there = tuple(map(np.logical_or, self._alive, waits))
         return self._frame
 
     def close(self) -> None:
@@ -94,19 +102,22 @@ class SyntheticEnv:
         found: dict[str, BoolArray | FloatArray] = {} if frame.state is None else {"state": frame.state}
         found |= {f"obs/{k}": array for k, array in enumerate(frame.obs)}
         found |= {f"mask/{k}": array for k, array in enumerate(frame.masks or ())}
+        found |= {f"waits/{k}": array for k, array in enumerate(frame.waits or ())}
         return found | {f"alive/{k}": array for k, array in enumerate(self._alive)}
 
-    def _view(self, alive: tuple[BoolArray, ...]) -> Frame:
-        """Draw the next frame, with `alive` agents."""
-        self._alive = alive
+    def _view(self, there: tuple[BoolArray, ...]) -> Frame:
+        """Draw the next frame, with these agents in the episode."""
         spaces, rng = self.spaces, self._rng
+        waits = tuple(each & (rng.random(each.shape) < _WAITS) for each in there) if spaces.turns else None
+        alive = there if waits is None else tuple(np.greater(*each) for each in zip(there, waits, strict=True))
+        self._there, self._alive = there, alive
         obs = tuple(
             rng.standard_normal((*alive_NB.shape, c.obs_size), np.float32) * alive_NB[..., None]
             for c, alive_NB in zip(spaces.classes, alive, strict=True)
         )
         state = rng.standard_normal((self.batch, spaces.state_size), np.float32) if spaces.state_size else None
         masks = tuple(self._mask(c) for c in spaces.classes) if spaces.masks else None
-        return Frame(obs, state, masks, alive if spaces.deaths else None)
+        return Frame(obs, state, masks, alive if spaces.deaths or spaces.turns else None, waits)
 
     def _mask(self, agents: AgentClass) -> BoolArray:
         mask_NBA = self._rng.random((len(agents.agents), self.batch, agents.action.n)) < _LEGAL
@@ -115,9 +126,15 @@ class SyntheticEnv:
 
     def _terminations(self) -> tuple[BoolArray, ...]:
         if self.spaces.deaths:
-            return tuple(alive & (self._rng.random(alive.shape) < _END) for alive in self._alive)
+            return tuple(there & (self._rng.random(there.shape) < _END) for there in self._there)
         over_B = self._rng.random(self.batch) < _END
-        return tuple(alive & over_B for alive in self._alive)
+        return tuple(there & over_B for there in self._there)
+
+    def _rewards(self, k: int, action: ActionArray) -> RewardArray:
+        earned_NB = self._paid(k, action)
+        if self._frame.waits is None:
+            return earned_NB
+        return np.where(self._frame.waits[k], np.float32(_PAID_WAITING), earned_NB)
 
     def _paid(self, k: int, action: ActionArray) -> RewardArray:
         space, obs_NBO, alive_NB = self.spaces.classes[k].action, self._frame.obs[k], self._alive[k]
@@ -155,4 +172,5 @@ def _joined(going_on: Frame, fresh: Frame, ended_B: BoolArray) -> Frame:
     state = None
     if fresh.state is not None and going_on.state is not None:
         state = np.where(ended_B[:, None], fresh.state, going_on.state)
-    return Frame(obs, state, pick(going_on.masks, fresh.masks), pick(going_on.alive, fresh.alive))
+    flags = ((going_on.masks, fresh.masks), (going_on.alive, fresh.alive), (going_on.waits, fresh.waits))
+    return Frame(obs, state, *(pick(*each) for each in flags))

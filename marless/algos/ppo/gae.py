@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marless.algos.training.turns import Turns
+
 
 def successor_values(
     value_NTB: Tensor, boot_value_NK: Tensor, boot_index_K: Tensor, cut_TB: Tensor, terminated_NTB: Tensor
@@ -32,12 +34,19 @@ def successor_values(
 
 
 def advantages(
-    reward_NTB: Tensor, value_NTB: Tensor, after_NTB: Tensor, ends_NTB: Tensor, *, gamma: float, gae_lambda: float
+    reward_NTB: Tensor,
+    value_NTB: Tensor,
+    after_NTB: Tensor,
+    ends_NTB: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    turns: Turns | None = None,
 ) -> Tensor:
     """Advantages [N, T, B]: A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_after − V_t.
 
     A_{t+1} counts as 0 where `ends` is true: where the agent terminated or a segment was cut. `after` comes from
-    `successor_values`.
+    `successor_values`. With `turns`, A_t is that of a turn, and A_{t+1} that of the next turn.
     Source: Schulman et al. 2016, eq. 16 (in its recursive form).
     """
     if not reward_NTB.shape == value_NTB.shape == after_NTB.shape == ends_NTB.shape:
@@ -45,8 +54,11 @@ def advantages(
             f"rewards {reward_NTB.shape}, values {value_NTB.shape}, successors {after_NTB.shape} and "
             f"ends {ends_NTB.shape} must have one shape"
         )
-    advantage_TNB = (reward_NTB + gamma * after_NTB - value_NTB).transpose(0, 1).contiguous()
-    decay_TNB = (~ends_NTB).to(value_NTB.dtype).mul_(gamma * gae_lambda).transpose(0, 1).contiguous()
+    advantage_NTB = reward_NTB + gamma * after_NTB - value_NTB
+    decay_NTB = (~ends_NTB).to(value_NTB.dtype).mul_(gamma * gae_lambda)
+    if turns is not None:
+        advantage_NTB, decay_NTB = turns.errors(advantage_NTB), turns.decays(decay_NTB, gamma * ~ends_NTB)
+    advantage_TNB, decay_TNB = (each.transpose(0, 1).contiguous() for each in (advantage_NTB, decay_NTB))
     for t in range(advantage_TNB.shape[0] - 2, -1, -1):
         advantage_TNB[t].addcmul_(decay_TNB[t], advantage_TNB[t + 1])
     return advantage_TNB.transpose(0, 1).contiguous()

@@ -19,6 +19,7 @@ from marless.algos.ppo.segments import Segments
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples, weights
 from marless.algos.training.table import Table
+from marless.algos.training.turns import Turns
 
 Tensors = Mapping[str, Tensor]
 """A `Table` on the learner's device, without the fields that are None."""
@@ -127,13 +128,16 @@ def estimate(
     after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
     ends_NTB = terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death))
     gamma, gae_lambda, rho, c = config.gamma, config.gae_lambda, config.vtrace_rho, config.vtrace_c
+    if (turns := _turns(tensors)) is not None:
+        after_NTB = turns.through(reward_NTB, torch.full_like(reward_NTB, gamma), after_NTB)
     if ratio_NTB is None:
         given = reward_NTB, value_NTB, after_NTB, ends_NTB
-        correction_NTB = advantage_NTB = gae.advantages(*given, gamma=gamma, gae_lambda=gae_lambda)
+        correction_NTB = advantage_NTB = gae.advantages(*given, gamma=gamma, gae_lambda=gae_lambda, turns=turns)
     else:
         delta_NTB = reward_NTB + gamma * after_NTB - value_NTB
+        delta_NTB = delta_NTB if turns is None else turns.errors(delta_NTB)
         decays = {"gamma": gamma, "gae_lambda": gae_lambda}
-        correction_NTB = vtrace.corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c)
+        correction_NTB = vtrace.corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c, turns=turns)
         advantage_NTB = vtrace.advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
     correction_N1S, advantage_N1S = (each.flatten(1).unsqueeze(1) for each in (correction_NTB, advantage_NTB))
     return Estimates(value_NS.unsqueeze(1), correction_N1S, advantage_N1S)
@@ -144,7 +148,11 @@ def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
     left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
     if "alive" in tensors:
         left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
-    return left_NTB
+    return left_NTB & ~tensors["waits"].roll(-1, dims=1) if "waits" in tensors else left_NTB
+
+
+def _turns(tensors: Tensors) -> Turns | None:
+    return Turns.of(tensors["waits"], tensors["open"], ~tensors["cut"]) if "waits" in tensors else None
 
 
 def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
@@ -186,8 +194,7 @@ def critic_samples(
     With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
     """
     value_N1S, correction_N1S = estimates.value, estimates.correction
-    judged = "alive" in tensors and not config.credit_after_death  # else the dead have values too
-    parts = {"alive": critics.pool(tensors["alive"])} if judged else {}
+    parts = {} if (counted := _judged(tensors, config)) is None else {"alive": critics.pool(counted)}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + correction_N1S)
     weight_PKS = weights(parts, return_PKS)
     metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
@@ -199,6 +206,15 @@ def critic_samples(
     parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
     samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
     return CriticSamples(samples, moments_PK3, metrics)
+
+
+def _judged(tensors: Tensors, config: ActorCriticConfig) -> Tensor | None:
+    """[N, 1, S], 1 for samples that critics are trained on, else 0; None if they are on all."""
+    if not config.credit_after_death:
+        return tensors.get("alive")
+    if "waits" not in tensors:
+        return None  # the dead have values too
+    return (~(tensors["waits"] | tensors["open"])).flatten(1).unsqueeze(1).float()
 
 
 def policy_samples(

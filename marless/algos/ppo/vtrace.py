@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marless.algos.training.turns import Turns
+
 
 def corrections(
     delta_NTB: Tensor,
@@ -18,16 +20,19 @@ def corrections(
     gae_lambda: float,
     rho: float,
     c: float,
+    turns: Turns | None = None,
 ) -> Tensor:
     """v_t − V(x_t), [N, T, B]: A_t = ρ_t δ_t + γ c_t A_{t+1}, given δ_t = r_t + γ V_after − V_t and π/μ.
 
     ρ_t = min(ρ̄, π/μ) and c_t = λ · min(c̄, π/μ); A_{t+1} counts as 0 where `ends` is true. With π = μ and ρ̄, c̄ ≥ 1
     these are the advantages of `gae`. Source: Espeholt et al. 2018, eq. 1 and remark 2; Luo et al. 2020 use A as
-    advantage ("V-GAE").
+    advantage ("V-GAE"). With `turns`, whose `errors` δ are, A_{t+1} is that of the agent's next turn.
     """
     _check(delta_NTB, ends_NTB, ratio_NTB)
     found_TNB = (ratio_NTB.clamp(max=rho) * delta_NTB).transpose(0, 1).contiguous()
     decay_NTB = ratio_NTB.clamp(max=c) * (gamma * gae_lambda) * ~ends_NTB
+    if turns is not None:
+        decay_NTB = turns.decays(decay_NTB, gamma * ~ends_NTB)
     decay_TNB = decay_NTB.transpose(0, 1).contiguous()
     for t in range(found_TNB.shape[0] - 2, -1, -1):
         found_TNB[t].addcmul_(decay_TNB[t], found_TNB[t + 1])

@@ -27,7 +27,7 @@ def team_rewards(trajectory: Trajectory, spaces: EnvSpaces, how: TeamReward) -> 
     total_TB: FloatArray = np.add.reduce([trajectory[f"reward/{k}"].sum(axis=1, dtype=np.float64) for k in classes])
     if how != "mean":
         return total_TB
-    living_TB = np.add.reduce([_alive(trajectory, k).sum(axis=1) for k in classes])
+    living_TB = np.add.reduce([trajectory.there(k).sum(axis=1) for k in classes])
     found_TB: FloatArray = total_TB / np.maximum(living_TB, 1)
     return found_TB
 
@@ -45,7 +45,7 @@ def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Tra
     arrays = dict(trajectory.arrays)
     gone_TB = _everyone_gone(trajectory, range(len(spaces.classes))) if rule.after_death else None
     for k in range(len(spaces.classes)):
-        earns_TNB = _alive(trajectory, k) | rule.after_death | rule.joint
+        earns_TNB = trajectory.there(k) | rule.after_death | rule.joint
         arrays[f"reward/{k}"] = np.where(earns_TNB, team_TB[:, None], 0.0).astype(np.float32)
         if gone_TB is not None:
             arrays[f"terminated/{k}"] = np.broadcast_to(gone_TB[:, None], earns_TNB.shape).copy()
@@ -64,15 +64,9 @@ def everlasting(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
 
 def _everyone_gone(trajectory: Trajectory, classes: Iterable[int]) -> BoolArray:
     """bool [T, B]: no agent of these classes is left after the step."""
-    gone = [(trajectory[f"terminated/{k}"].astype(np.bool_) | ~_alive(trajectory, k)).all(axis=1) for k in classes]
+    gone = [(trajectory[f"terminated/{k}"].astype(np.bool_) | ~trajectory.there(k)).all(axis=1) for k in classes]
     found_TB: BoolArray = np.logical_and.reduce(gone)
     return found_TB
-
-
-def _alive(trajectory: Trajectory, k: int) -> BoolArray:
-    alive_TNB = trajectory.arrays.get(f"alive/{k}")
-    shape = trajectory[f"reward/{k}"].shape
-    return np.ones(shape, np.bool_) if alive_TNB is None else alive_TNB.astype(np.bool_, copy=False)
 
 
 class RewardMoments:
@@ -83,7 +77,7 @@ class RewardMoments:
     all rewards does, wherever the policy decides when episodes end.) In TD targets, r becomes
     (r + (discount − 1) · centre) · scale, which has mean 0 and standard deviation 1.
 
-    All samples ever inserted count, except those of dead agents, so that TD targets become stable.
+    All samples ever inserted count, except those of agents that have left, so that TD targets become stable.
     """
 
     def __init__(self, classes: Sequence[int], gamma: float, *, team: bool = False) -> None:
@@ -99,17 +93,17 @@ class RewardMoments:
         for trajectory in trajectories:
             for row, k in enumerate(self._classes[:1] if self._team else self._classes):
                 reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
-                alive_TNB, over_TNB = _alive(trajectory, k), trajectory[f"terminated/{k}"].astype(np.bool_)
+                there_TNB, over_TNB = trajectory.there(k), trajectory[f"terminated/{k}"].astype(np.bool_)
                 if self._team:
-                    reward_TNB, alive_TNB = reward_TNB[:, :1], self._anyone(trajectory)
+                    reward_TNB, there_TNB = reward_TNB[:, :1], self._anyone(trajectory)
                     over_TNB = _everyone_gone(trajectory, self._classes)[:, None]
-                reward, last = reward_TNB[alive_TNB], reward_TNB[alive_TNB & over_TNB]
+                reward, last = reward_TNB[there_TNB], reward_TNB[there_TNB & over_TNB]
                 self.sums[row] += (reward.size, reward.sum(), np.square(reward).sum(), last.size, last.sum())
 
     def _anyone(self, trajectory: Trajectory) -> BoolArray:
-        """bool [T, 1, B]: an agent is alive."""
+        """bool [T, 1, B]: an agent is in the episode."""
         found: BoolArray = np.logical_or.reduce(
-            [_alive(trajectory, k).any(axis=1, keepdims=True) for k in self._classes]
+            [trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes]
         )
         return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.algos.training.turns import open_turns
 from marless.data.trajectory import Trajectory, returned
 from marless.errors import CorruptError
 
@@ -40,7 +41,11 @@ class Table:
     boot_index: NDArray[np.int64]
     """[K], flat t · B + b."""
     alive: FloatArray | None
-    """[N, 1, S], 1 or 0; None if agents never leave."""
+    """[N, 1, S], 1 or 0, samples that count: the agent acts, in a turn that is not open; None if agents never leave."""
+    waits: BoolArray | None
+    """[N, T, B]; None if nobody waits in these samples. See `marless.algos.training.turns`."""
+    open: BoolArray | None
+    """[N, T, B], likewise."""
     returned: BoolArray | None
     """[N, T, B], the agent comes back: its memory is empty; None if agents never leave."""
     legal: FloatArray | None
@@ -58,6 +63,10 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
     if len({trajectory.steps for trajectory in trajectories}) != 1:
         raise CorruptError(f"trajectories of {[t.steps for t in trajectories]} time steps cannot share a round")
     source = _Source(trajectories, agent_class)
+    waits, unfinished = source.waiting()
+    alive = source.rows("alive") if f"alive/{agent_class}" in trajectories[0].arrays else None
+    if alive is not None and unfinished is not None:
+        alive *= ~unfinished.reshape(alive.shape)
     first, k = trajectories[0].arrays, agent_class
     return Table(
         obs=source.features("obs"),
@@ -68,7 +77,9 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         terminated=source.over_time("terminated").astype(np.bool_, copy=False),
         cut=np.concatenate([t["cut"] for t in trajectories], axis=1).astype(np.bool_, copy=False),
         boot_index=source.boot_index(),
-        alive=source.rows("alive") if f"alive/{k}" in first else None,
+        alive=alive,
+        waits=waits,
+        open=unfinished,
         returned=source.returned() if f"alive/{k}" in first else None,
         legal=source.rows("mask") if f"mask/{k}" in first else None,
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
@@ -99,7 +110,20 @@ class _Source:
 
     def returned(self) -> BoolArray:
         """[N, T, B]."""
-        return returned(self.over_time("alive").astype(np.bool_, copy=False).swapaxes(0, 1)).swapaxes(0, 1)
+        there = np.concatenate([each.there(self.agent_class) for each in self.trajectories], axis=2)
+        return np.ascontiguousarray(returned(there).swapaxes(0, 1))
+
+    def waiting(self) -> tuple[BoolArray | None, BoolArray | None]:
+        """Who waits, and which turns are open, each [N, T, B]; None if nobody waits."""
+        k = self.agent_class
+        if f"waits/{k}" not in self.trajectories[0].arrays:
+            return None, None
+        waits_NTB = self.over_time("waits").astype(np.bool_, copy=False)
+        boot_waits_NK = np.concatenate([t[f"boot_waits/{k}"] for t in self.trajectories], axis=1).astype(np.bool_)
+        if not waits_NTB.any() and not boot_waits_NK.any():
+            return None, None
+        cut_TB = np.concatenate([t["cut"] for t in self.trajectories], axis=1).astype(np.bool_)
+        return waits_NTB, open_turns(waits_NTB, boot_waits_NK, cut_TB, self.boot_index())
 
     def memory(self) -> FloatArray:
         """[N, H, B] of arrays [N, b, H]."""

@@ -13,6 +13,8 @@ from marless.envs.base import (
     ActionArray,
     Arrays,
     BoolArray,
+    Box,
+    Discrete,
     EnvSpaces,
     FloatArray,
     Frame,
@@ -38,15 +40,17 @@ class _View:
         sized = list(zip(shapes, spaces.classes, strict=True))
         self.obs = tuple(np.zeros((*shape, c.obs_size), np.float32) for shape, c in sized)
         self.alive = tuple(np.zeros(shape, np.bool_) for shape in shapes)
+        self.waits = tuple(np.zeros(shape, np.bool_) for shape in shapes)
         self.masks = tuple(np.ones((*s, c.action.n), np.bool_) for s, c in sized) if spaces.masks else None
         self.state = np.zeros((batch, spaces.state_size), np.float32) if spaces.state_size else None
-        self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive)
+        self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive, waits=self.waits)
 
     def clear(self, b: int) -> None:
         """Show copy b without agents."""
         for k in range(len(self.obs)):
             self.obs[k][:, b] = 0.0
             self.alive[k][:, b] = False
+            self.waits[k][:, b] = False
             self._forbid(k, slice(None), b)
 
     def show(self, b: int, agent: Any, seen: Seen, *, alive: bool) -> None:
@@ -69,6 +73,11 @@ class _View:
                 "one at each reset, or set env.mask: none"
             )
 
+    def wait(self, b: int, agent: Any) -> None:
+        """Show an agent of copy b as one that waits for its turn."""
+        k, i = self._seats[agent]
+        self.waits[k][i, b] = True
+
     def copy_from(self, other: _View) -> None:
         """Copy all arrays from another view of the same environment."""
         for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
@@ -81,7 +90,7 @@ class _View:
 
     def _arrays(self) -> list[FloatArray | BoolArray]:
         state = () if self.state is None else (self.state,)
-        return [*self.obs, *self.alive, *(self.masks or ()), *state]
+        return [*self.obs, *self.alive, *self.waits, *(self.masks or ()), *state]
 
 
 class PettingZooEnv:
@@ -103,6 +112,7 @@ class PettingZooEnv:
             max_steps=None,
             masks=bool(self._seats.masked),
             deaths=True,
+            turns=True,
             no_state=reason,
             masked_by=self._seats.masked,
             notes=tuple(self._seats.notes),
@@ -110,6 +120,9 @@ class PettingZooEnv:
         self._now, self._next = self._views()
         self._state = state_encoder(getattr(envs[0], "state_space", None))
         self._present: list[list[Any]] = [[] for _ in envs]
+        """Agents that act next, by copy."""
+        self._waiting: list[list[Any]] = [[] for _ in envs]
+        """Agents that are in the episode and wait, by copy."""
         self._step = np.zeros(self.batch, np.int64)
         self._log = EpisodeLog(self.spaces.classes, self.batch)
         self._cut = np.zeros(self.batch, np.bool_)
@@ -142,7 +155,7 @@ class PettingZooEnv:
         truncated, ended = np.zeros(self.batch, np.bool_), np.zeros(self.batch, np.bool_)
         for b in range(self.batch):
             outcome = self._advance(b, actions)
-            for agent in self._present[b]:
+            for agent in (*self._present[b], *self._waiting[b]):
                 k, i = self._seats[agent]
                 rewards[k][i, b] = reward_of(agent, outcome.rewards, self._where(b))
                 terminated[k][i, b] = agent in outcome.terminated
@@ -209,15 +222,16 @@ class PettingZooEnv:
     def _advance(self, b: int, actions: tuple[ActionArray, ...]) -> _Outcome:
         env = self._envs[b]
         self._step[b] += 1
+        acted = [*self._present[b], *self._waiting[b]]
         chosen = {a: self._decode(a, b, actions) for a in env.agents}
-        return _Outcome(env, self._present[b], call_step(env, chosen, self._where(b)))
+        return _Outcome(env, acted, call_step(env, chosen, self._where(b)))
 
     def _replay(self, b: int) -> None:
         """Play the present episode of copy b again; only its last frame is shown."""
         self._start(b, self._now)
         for t in range(int(self._log.steps[b])):
             outcome = self._advance(b, self._log.actions(t))
-            self._present[b] = outcome.present
+            self._present[b], self._waiting[b] = outcome.present, outcome.waiting
             if outcome.over:
                 raise SpecError(f"it ended after {t + 1} steps")
         if self._log.steps[b]:
@@ -225,18 +239,21 @@ class PettingZooEnv:
 
     def _decode(self, agent: Any, b: int, actions: tuple[ActionArray, ...]) -> Any:
         k, i = self._seats[agent]
-        return self._seats.codecs[k].decode(actions[k][i, b])
+        # What a policy without an observation draws is noise, so an agent that waits does what never changes.
+        action = _idle(self.spaces.classes[k].action) if agent in self._waiting[b] else actions[k][i, b]
+        return self._seats.codecs[k].decode(action)
 
     def _start(self, b: int, view: _View) -> None:
         env = self._envs[b]
         seen = call_reset(env, self._log.seed(b), f" of copy {b}")
         self._step[b], self._present[b] = 0, [a for a in env.agents if a in seen[0]]
+        self._waiting[b] = [a for a in env.agents if a not in seen[0]]
         self._write(b, view, (self._present[b], ()), seen)
         if view.state is not None:
             view.state[b] = self._global_state(b, view.state.shape[1])
 
     def _show(self, b: int, view: _View, outcome: _Outcome) -> None:
-        self._present[b] = outcome.present
+        self._present[b], self._waiting[b] = outcome.present, outcome.waiting
         self._write(b, view, (outcome.present, outcome.leaving), outcome.seen)
         if view.state is None or (outcome.over and not outcome.truncated):
             return  # nothing follows a state in which all have terminated, and state() may fail there
@@ -244,7 +261,7 @@ class PettingZooEnv:
             view.state[b] = state
 
     def _write(self, b: int, view: _View, agents: tuple[Sequence[Any], Sequence[Any]], seen: Seen) -> None:
-        """Write the observations of the agents that are present and of those that are just leaving."""
+        """Write the observations of the agents that are present and of those that are just leaving, and who waits."""
         view.clear(b)
         for alive, some in zip((True, False), agents, strict=True):
             for agent in some:
@@ -252,6 +269,8 @@ class PettingZooEnv:
                     view.show(b, agent, seen, alive=alive)
                 except SpecError as error:
                     raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} {error}") from None
+        for agent in self._waiting[b]:
+            view.wait(b, agent)
 
     def _global_state(self, b: int, size: int, *, over: bool = False) -> FloatArray | None:
         """The global state of a copy; None if it cannot be had after the `over`, where PettingZoo promises none.
@@ -288,6 +307,13 @@ class PettingZooEnv:
         return self._next.frame
 
 
+def _idle(action: Discrete | Box) -> NDArray[np.generic]:
+    """The action of an agent that waits: 0 or, where the bounds exclude it, the nearest to it."""
+    if isinstance(action, Discrete):
+        return np.zeros((), np.int32)
+    return np.clip(np.zeros(action.n), action.low, action.high).astype(np.float32)
+
+
 class _Outcome:
     """The meaning of a parallel step for the episode, by the rules of the package."""
 
@@ -303,7 +329,10 @@ class _Outcome:
         """Agents of the next frame."""
         self.leaving = [] if self.over else last_seen
         """Agents that were truncated while others go on."""
-        self.terminated = set(acted) - set(going_on) - set(last_seen)
+        unseen = [a for a in cut_off if a not in observations] if self.truncated else going_on
+        self.waiting = [a for a in unseen if a not in observations]
+        """Agents that wait in the next frame; after a truncation those whose turn it was not."""
+        self.terminated = set(acted) - set(going_on) - set(last_seen) - set(self.waiting)
 
 
 def _state_size(env: ParallelEnv) -> tuple[int, str]:
