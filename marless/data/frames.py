@@ -11,7 +11,7 @@ time and copy axes:
 | `action/k`     | int32 [N] or float32 [N, A]       | zeros |
 | `reward/k`     | float32 [N]                       | zeros |
 | `terminated/k` | bool [N]                          | false |
-| `alive/k`      | bool [N], only with deaths        | in the episode before the last step, not terminated in it, not waiting |
+| `alive/k`      | bool [N], only with deaths or turns | there before the last step, not terminated in it, not waiting |
 | `waits/k`      | bool [N], only with turns         | waiting when the segment was cut |
 | `mask/k`       | bool [N, A], only with masks      | legal actions in the final observation |
 | `state`        | float32 [S], only if required     | like `obs/k` |
@@ -61,7 +61,7 @@ class ReplaySchema:
             found[f"action/{k}"] = ("int32", (n,)) if discrete else ("float32", (n, agents.action.n))
             found[f"reward/{k}"] = ("float32", (n,))
             found[f"terminated/{k}"] = ("bool", (n,))
-            if self.spaces.deaths:
+            if self.spaces.deaths or self.spaces.turns:
                 found[f"alive/{k}"] = ("bool", (n,))
             if self.spaces.turns:
                 found[f"waits/{k}"] = ("bool", (n,))

@@ -11,8 +11,8 @@ in `marless.envs.base`, K bootstrap rows:
 | `reward/k`      | float32 [T, N, B]       | |
 | `team_reward`   | float32 [T, B]          | only if the environment gives the team a reward of its own |
 | `terminated/k`  | bool [T, N, B]          | the agent has terminated in this step |
-| `alive/k`       | bool [T, N, B]          | the agent acts in this step; only if the environment has deaths |
-| `waits/k`       | bool [T, N, B]          | it is in the episode, and does not act; only if the environment has turns |
+| `alive/k`       | bool [T, N, B]          | the agent acts; only if the environment has deaths or turns |
+| `waits/k`       | bool [T, N, B]          | it is in the episode, and waits; only if the environment has turns |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
 | `boot_obs/k`    | float32 [N, K, O]       | final observations of the segments that were cut |
 | `boot_mask/k`   | bool [N, K, A]          | their legal actions; only if the environment has masks |
@@ -28,8 +28,8 @@ The value after step t is 0 where the agent terminated; the critic's value of th
 cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
 truncation stay separate, and a reset observation is never used as a successor.
 
-An agent that waits after step t has no value there: what comes after its turn is the rewards until its next turn, and the
-critic's value of the observation that it gets then. If that turn lies beyond the segment's cut, nothing is known of it.
+An agent that waits after step t has no value there: what follows its turn is the rewards until its next one, and the
+critic's value of the observation that it gets then. If that turn lies beyond the segment's cut, its value is unknown.
 
 An agent that was truncated in step t while others go on is not alive in step t + 1, but `obs[t + 1]` is its final
 observation: its return is cut there, and bootstraps from that observation.
@@ -136,7 +136,7 @@ class TrajectorySchema:
             expected[f"reward/{i}"] = ("float32", tnb)
             expected[f"terminated/{i}"] = ("bool", tnb)
             expected[f"boot_obs/{i}"] = ("float32", (tnb[1], k, agents.obs_size))
-            if self.spaces.deaths:
+            if self.spaces.deaths or self.spaces.turns:
                 expected[f"alive/{i}"] = ("bool", tnb)
             if self.spaces.turns:
                 expected[f"waits/{i}"] = ("bool", tnb)

@@ -157,7 +157,7 @@ class Frame:
     masks: tuple[BoolArray, ...] | None = None
     """bool [N, B, A] per class, True = legal; None if every action always is."""
     alive: tuple[BoolArray, ...] | None = None
-    """bool [N, B] per class, the agents that act in the next step; None if agents never leave in mid-episode or wait."""
+    """bool [N, B] per class, the agents that act in the next step; None if all always do."""
     waits: tuple[BoolArray, ...] | None = None
     """bool [N, B] per class, the agents that are in the episode and not alive, because it is not their turn; None if
     agents never wait. What an agent does in a turn has its consequences until its next turn: rewards while it waits

@@ -1,7 +1,7 @@
 """A synthetic environment for any spaces, which covers edge cases within few steps.
 
-For tests of marless and of other packages: agents die and wait, actions are illegal, episodes terminate and are truncated. Shape
-suffixes as in `marless.envs.base`.
+For tests of marless and of other packages: agents die and wait, actions are illegal, episodes terminate and are
+truncated. Shape suffixes as in `marless.envs.base`.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ class RewardMoments:
 
     def _anyone(self, trajectory: Trajectory) -> BoolArray:
         """bool [T, 1, B]: an agent is in the episode."""
-        found: BoolArray = np.logical_or.reduce(
-            [trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes]
-        )
+        found: BoolArray = np.logical_or.reduce([trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes])
         return found
 
     def centre(self, row: int) -> float:

@@ -1,8 +1,8 @@
 """Agents that act in turns: their transitions go from a turn to their next turn, with the rewards between.
 
 An agent that waits observes nothing, so nets have no value for it. The value of a step in which it waits is what passes
-through it: V_t = r_t + γ_t V_{t+1}, up to the value of what it observes at its next turn. So its turn at t, followed by
-k − 1 steps of waiting, has the target r_t + γ r_{t+1} + … + γᵏ V_{t+k}: every env step is discounted. λ-returns decay by
+through it: V_t = r_t + γ_t V_{t+1}, up to the value of what it observes at its next turn. So its turn at t, before
+k − 1 steps of waiting, has the target r_t + γ r_{t+1} + … + γᵏ V_{t+k}: each env step is discounted. λ-returns decay by
 λ from turn to turn, not in steps between. An *open* turn is one whose segment was cut before the agent's next turn: its
 target is unknown, so it is no sample; targets of earlier turns end with its value. Rewards before an agent's first turn
 belong to no transition.

@@ -67,7 +67,9 @@ def test_ratios_count_at_turns_only():
     turns = Turns.of(WAITS, nothing, ~CUT)
     delta = torch.tensor([[[1.0], [0.0], [0.0], [2.0], [0.0], [4.0]]])
     ratio = torch.where(WAITS, 1.0, 0.5)
-    found = vtrace.corrections(delta, CUT.expand(1, -1, -1), ratio, gamma=0.5, gae_lambda=0.25, rho=1.0, c=0.25, turns=turns)
+    found = vtrace.corrections(
+        delta, CUT.expand(1, -1, -1), ratio, gamma=0.5, gae_lambda=0.25, rho=1.0, c=0.25, turns=turns
+    )
     last, step = 0.5 * 4, 0.25 * 0.25  # min(c̄, π/μ) · λ
     middle = 0.5 * 2 + 0.25 * step * last
     assert found[0, 3] == middle
@@ -86,7 +88,10 @@ def test_an_open_turn_may_lie_several_steps_before_the_cut():
 
 def recorded(make, steps):
     env = copies(make, 1)
-    policies = [ActingPolicies.from_states(c, [state(c.obs_size, c.action, seed=i) for i in range(len(c.agents))]) for c in env.spaces.classes]
+    policies = [
+        ActingPolicies.from_states(c, [state(c.obs_size, c.action, seed=i) for i in range(len(c.agents))])
+        for c in env.spaces.classes
+    ]
     trajectory, _ = rollout(env, policies, steps=steps, seed=1, with_state=True)
     return trajectory, tabulate([trajectory], 0, True)
 
