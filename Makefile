@@ -110,6 +110,7 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.param_store --json bench/results/param_store.json
 	$(BIN)/python -m bench.cold_start $(BENCH_DOCKER) --json bench/results/cold_start.json
 	$(BIN)/python -m bench.jobs --json bench/results/jobs.json
+	$(BIN)/python -m bench.fresh_worker --json bench/results/fresh_worker.json
 	$(BIN)/python -m bench.recovery --json bench/results/recovery.json
 	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json
 	$(BIN)/python -m bench.decisions --json bench/results/decisions.json

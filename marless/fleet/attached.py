@@ -44,6 +44,13 @@ class Worker:
         """Its machine."""
         self.job = ""
         """The job of its task; "" without one."""
+        self.tenant = ""
+        """The job to which it belongs, see `marless.fleet.tenancy`; "" for none."""
+        self.retired = False
+        """True once it does not count among that job's workers any more."""
+        self.tenant_since_s = 0.0
+        self.idle_since_s = 0.0
+        """Both by the monotonic clock."""
         self.connected = Stopwatch.start()
         self.ready_s = 0.0
         """Seconds from its connection until its first task; 0 before."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from concurrent.futures import thread as executors
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from marless.machine import VARIABLE
 from marless.nets.compiled import VARIABLE as KERNELS
@@ -22,7 +25,9 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """NumPy and torch read these when they are imported."""
 # One thread, because parallelism comes from the number of workers, and results must not depend on the number of cores.
 # One malloc arena, because each of gRPC's threads would keep its own free memory.
-ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"}
+_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+"""An environment may fork in a step. In the child, handlers of gRPC would wait for ever for threads that are gone."""
+ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"} | _FORKS
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +49,25 @@ def learner(threads: int) -> dict[str, str]:
     """
     kept = {"MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
     return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept
+
+
+def begin_anew() -> None:
+    """Start this process's program again with the variables of an actor that libraries read when they are imported.
+
+    For a worker that no pool has launched; returns if they are set.
+    """
+    if missing := {name: value for name, value in _FORKS.items() if name not in os.environ}:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)
+
+
+def end_forks_well() -> None:
+    """Have processes that an environment forks from here end without an error of Python's own.
+
+    At its end, Python joins the threads of executors. In a fork of such a thread, in which environments run, that is
+    the thread itself, so that the exit code would be 1 whatever the process did.
+    """
+    queues = cast("dict[object, object]", executors._threads_queues)
+    os.register_at_fork(after_in_child=queues.clear)
 
 
 def yield_cpu() -> None:

@@ -212,10 +212,13 @@ class Fleet:
                     continue
                 how = await self._until_gone(name)
             finally:
-                await self._launcher.drain(name, DRAIN_S if name in self._retiring else 0.0)
+                renewed = self._dispatcher.is_renewed(name)
+                await self._launcher.drain(name, DRAIN_S if renewed or name in self._retiring else 0.0)
                 await self._dispatcher.disconnect(name)
             if name in self._retiring:
                 return "released"
+            if renewed:
+                continue
             _log.warning("worker.ended", worker=name, how=how, after_s=round(time.monotonic() - started_s, 3))
             if self._stillborn >= _STILLBORN_LIMIT:
                 return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
@@ -227,6 +230,8 @@ class Fleet:
         self._refusal = launch.reason
         self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
         (self._without_room.add if launch.outcome is Outcome.REFUSED else self._without_room.discard)(name)
+        if launch.outcome in (Outcome.REFUSED, Outcome.FAILED):
+            self._dispatcher.not_launched(name)
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
         if launch.outcome is Outcome.REFUSED and not self._dispatcher.connected_workers:

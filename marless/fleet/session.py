@@ -21,8 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from marless.core.stopwatch import Stopwatch
 from marless.envs import allowed
 from marless.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
-from marless.fleet import environment, orphans
+from marless.fleet import environment, lives, orphans
 from marless.fleet.handover import Handed, Handover, listen
+from marless.fleet.lives import Life
 from marless.fleet.watchdog import Watchdog
 from marless.log import structlog
 from marless.machine import Machine
@@ -68,6 +69,7 @@ class WorkerOptions:
     launched: bool
     """True if started by a pool, which holds this process's standard input open; it exits when that closes."""
     handover: Handover = field(default_factory=Handover)
+    life: Life = field(default_factory=Life)
     background: bool = False
     """Run at the lowest CPU priority."""
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -94,17 +96,24 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         role: Which kind of worker this is.
         arguments: Those of the command line; by default, this process's.
     """
+    if arguments is None and role is Role.ACTOR:
+        environment.begin_anew()
     configure_logging()
     program = f"python -m services.{role}_pool.worker"
     try:
         options = worker_options(program, role, arguments)
         allowed.allow(options.env_modules)
+        environment.end_forks_well()
         if options.background:
             environment.yield_cpu()
         if not options.launched:
             orphans.end_of_dead_pools()
+            if role is Role.ACTOR:  # learners run no environments, and need no fresh process for each job
+                lives.begin()
         with orphans.contained():
             asyncio.run(run(options))
+        if options.life.renewed and not options.launched:
+            sys.exit(lives.RENEWED)
     except MarlessError as error:
         print(f"{program}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         sys.exit(2 if isinstance(error, SpecError) else 1)
@@ -162,7 +171,7 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         machine=common_pb2.Machine(**asdict(options.machine)),
     )
     try:
-        await _session(peer, method, hello, handle, options.watchdog)
+        options.life.renewed = await _session(peer, method, hello, handle, options.watchdog)
     finally:
         if watch:
             watch.cancel()
@@ -192,14 +201,16 @@ def _end_with_pool() -> NoReturn:
     os._exit(0)  # a thread in the middle of a task cannot be interrupted, and its result cannot be delivered
 
 
-async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> None:
+async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> bool:
+    """Run tasks until the stream ends; returns True if the pool wants a fresh worker in place of this one."""
+    renewed = False
     stream = method(metadata=peer.metadata, wait_for_ready=True)
     bench = _Bench(handle, stream, hello.worker, watchdog)
     waiting = asyncio.create_task(_say_why_it_waits(peer, hello.worker))
     try:
         await stream.write(common_pb2.WorkerMessage(hello=hello))
         waiting.cancel()
-        await _serve(stream, bench)
+        renewed = await _serve(stream, bench)
         await stream.done_writing()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter for a write to a stream that has ended
         await _tell_end(stream, hello.worker)
@@ -207,6 +218,7 @@ async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, hand
         waiting.cancel()
         bench.close()
         stream.cancel()
+    return renewed
 
 
 async def _say_why_it_waits(peer: Peer, worker: str) -> None:
@@ -232,10 +244,12 @@ async def _tell_end(stream: Stream, worker: str) -> None:
     _log.warning("worker.pool_lost", worker=worker, code=code.name, reason=str(reason))
 
 
-async def _serve(stream: Stream, bench: _Bench) -> None:
+async def _serve(stream: Stream, bench: _Bench) -> bool:
+    renewed = False
     try:
         async for message in _messages(stream):
             if message.HasField("drain"):
+                renewed = message.drain.renew
                 break
             if message.HasField("cancel"):
                 bench.cancel(message.cancel)
@@ -245,6 +259,7 @@ async def _serve(stream: Stream, bench: _Bench) -> None:
         await bench.finished()  # a learner may still publish what the job needs
         raise
     await bench.finished()
+    return renewed
 
 
 class _Bench:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, KeysView
 from typing import Generic, TypeVar
 
 Waiter = TypeVar("Waiter", bound=Hashable)
@@ -27,9 +27,19 @@ class FairQueue(Generic[Waiter]):
         waiters.move_to_end(waiter, last=not again)
         self._count += 1
 
-    def take(self) -> Waiter:
-        """Dequeue the next waiter; raises KeyError if the queue is empty."""
-        job, waiters = self._jobs.popitem(last=False)
+    @property
+    def jobs(self) -> KeysView[str]:
+        """The jobs with waiters, in the order of their turns."""
+        return self._jobs.keys()
+
+    def waiting(self, job: str) -> int:
+        """How many waiters a job has."""
+        return len(self._jobs.get(job, ()))
+
+    def take(self, job: str = "") -> Waiter:
+        """Dequeue the next waiter, of this job if one is given, whose turn it then was; raises KeyError without one."""
+        job = job or next(iter(self._jobs), "")
+        waiters = self._jobs.pop(job)
         waiter, _ = waiters.popitem(last=False)
         if waiters:
             self._jobs[job] = waiters

@@ -52,7 +52,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launching(config.launcher, program, make))
         machines = Machines(config.launcher.name, kept_by(launcher), priced_by(launcher))
-        dispatcher = Dispatcher(tickets=tickets, machines=machines)
+        dispatcher = Dispatcher(tickets=tickets, machines=machines, apart=True)  # environments run in its workers
         fleet = await stack.enter_async_context(
             Fleet(
                 *(dispatcher, launcher),

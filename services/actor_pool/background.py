@@ -38,7 +38,7 @@ class Background:
 @asynccontextmanager
 async def background(launcher: Launcher, machines: Machines, keep_alive_s: float) -> AsyncIterator[Background]:
     """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
-    dispatcher = Dispatcher(max_attempts=ATTEMPTS, machines=machines)
+    dispatcher = Dispatcher(max_attempts=ATTEMPTS, machines=machines, apart=True)
     async with Fleet(
         *(dispatcher, launcher),
         prefix=PREFIX,

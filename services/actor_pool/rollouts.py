@@ -74,7 +74,8 @@ class Rollouts:
         actors = _actors(request)
         async with self._places.of(actors), self._counted(actors):
             self._dispatcher.machines.want(request.job)
-            await self._fleet.ensure(max(actors, self._single))
+            others = self._dispatcher.busy_for_others(request.job)
+            await self._fleet.ensure(max(actors + others, self._single))
             queued, indices = Stopwatch.start(), iter(range(actors))
             lanes = {lane.lane: lane for lane in request.lanes}
             window = min(actors, max(WINDOW, self._fleet.size))

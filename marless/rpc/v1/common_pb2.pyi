@@ -736,12 +736,17 @@ Global___TaskResult: _TypeAlias = TaskResult  # noqa: Y015
 class Drain(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RENEW_FIELD_NUMBER: _builtins.int
+    renew: _builtins.bool
+    """a fresh worker is to come in its place: one that the pool has not launched comes back by itself"""
     def __init__(
         self,
+        *,
+        renew: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["renew", b"renew"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

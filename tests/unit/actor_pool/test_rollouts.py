@@ -51,6 +51,9 @@ class Recorder:
     async def ensure(self, workers: int) -> None:
         self.wanted = workers
 
+    def busy_for_others(self, job: str) -> int:
+        return 0
+
     async def run(
         self,
         task: str,
