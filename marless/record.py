@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from marless import columns
+from marless.episode_sums import EpisodeSums, Sums, standard_error
 from marless.machine import MachineRecord
 
 Part = TypeVar("Part")
@@ -28,8 +28,8 @@ class Returns:
     """Per agent, averaged over episodes."""
     per_agent: Mapping[str, float]
     """Mean return of each agent, averaged over episodes."""
-    standard_error: float
-    """Standard error of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
+    standard_error: float | None
+    """Standard error of `mean`, from the episodes' means over their agents; None for one episode."""
     wins: int | None = None
     """Episodes that were won; None if the environment does not report wins."""
 
@@ -50,63 +50,19 @@ class Evaluation:
     returns: Returns
 
 
-class EpisodeSums(Protocol):
-    """Sums over the episodes that ended in one actor; see `marless.data.rollout.EpisodeStats`."""
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes that ended."""
-        ...
-
-    @property
-    def return_sum(self) -> Mapping[str, float]:
-        """Sum of returns, per agent."""
-        ...
-
-    @property
-    def return_square_sum(self) -> Mapping[str, float]:
-        """Sum of squared returns, per agent."""
-        ...
-
-    @property
-    def judged(self) -> int:
-        """Number of episodes with a known result (won or not); 0 if the environment does not report wins."""
-        ...
-
-    @property
-    def wins(self) -> int:
-        """Number of episodes won."""
-        ...
-
-
 def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
     """Combine the returns of all actors' episodes; None if no episode ended."""
-    episodes = judged = wins = 0
-    sums: dict[str, float] = {}
-    squares: dict[str, float] = {}
-    for each in actors:
-        episodes += each.episodes
-        judged += each.judged
-        wins += each.wins
-        for agent, value in each.return_sum.items():
-            sums[agent] = sums.get(agent, 0.0) + value
-            squares[agent] = squares.get(agent, 0.0) + each.return_square_sum[agent]
-    if not episodes:
+    known = Sums.of(list(actors))
+    if not known.episodes:
         return None
-    means = {agent: total / episodes for agent, total in sorted(sums.items())}
-    errors = [standard_error(sums[agent], squares[agent], episodes) for agent in means]
+    means = {agent: total / known.episodes for agent, total in sorted(known.return_sum.items())}
     return Returns(
-        episodes=episodes,
+        episodes=known.episodes,
         mean=sum(means.values()) / len(means),
         per_agent=means,
-        standard_error=sum(errors) / len(errors),
-        wins=wins if judged == episodes else None,
+        standard_error=standard_error(known.mean_scatter, known.episodes),
+        wins=known.wins if known.judged == known.episodes else None,
     )
-
-
-def standard_error(total: float, squares: float, episodes: int) -> float:
-    """Standard error of a mean over episodes, from the sum of the values and the sum of their squares."""
-    return math.sqrt(max(squares / episodes - (total / episodes) ** 2, 0.0) / episodes)
 
 
 @dataclass(frozen=True, kw_only=True)

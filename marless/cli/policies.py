@@ -210,5 +210,5 @@ def _won(returns: Returns | None) -> str:
     return "" if returns is None or returns.win_rate is None else f"{returns.win_rate:.0%}"
 
 
-def _measured(mean: float, standard_error: float) -> str:
-    return f"{mean:,.2f} ± {standard_error:.2f}"
+def _measured(mean: float, standard_error: float | None) -> str:
+    return f"{mean:,.2f}" + ("" if standard_error is None else f" ± {standard_error:.2f}")

@@ -274,6 +274,8 @@ def _shown(value: object) -> str:
 def _precision(summary: dict[str, object], name: str) -> str:
     """Standard error and number of episodes of a mean return, if the summary has them."""
     error, episodes = summary.get(f"{name}_standard_error"), summary.get(f"{name}_episodes")
-    if not (isinstance(error, float) and isinstance(episodes, int)):
+    if not isinstance(episodes, int):
         return ""
-    return f" ± {error:.2f} ({episodes:,} episodes)" if episodes > 1 else " (1 episode)"
+    said = "1 episode" if episodes == 1 else f"{episodes:,} episodes"
+    # one episode has no standard error; records of earlier versions have 0
+    return f" ± {error:.2f} ({said})" if isinstance(error, float) and episodes > 1 else f" ({said})"

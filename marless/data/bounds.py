@@ -47,7 +47,9 @@ class Bounds:
         return "time" if self.limit_s and played_s + expected_s > self.limit_s else ""
 
     def _precise(self, played: Returns) -> bool:
-        """True if the standard error is small enough; 0 is not trusted, as rare rewards may not have occurred yet."""
+        """True if the standard error is small enough; 0 is not trusted, as rare rewards may not have occurred yet, and
+        one episode has none.
+        """
         if played.episodes < TRUSTED_EPISODES or not played.standard_error:
             return False
         return played.standard_error / math.sqrt(self.parts) <= self.relative_error * abs(played.mean)

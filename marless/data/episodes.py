@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.envs.base import Arrays, BoolArray, EnvSpaces, Transition, saved
+from marless.episode_sums import scatters
 from marless.errors import SpecError
 
 
@@ -24,8 +25,10 @@ class EpisodeStats:
     """Env steps of the counted episodes, those of earlier rounds included."""
     return_sum: Mapping[str, float]
     """Sum of undiscounted returns, per agent."""
-    return_square_sum: Mapping[str, float]
-    """Sum of squared undiscounted returns, per agent."""
+    return_scatter: Mapping[str, float]
+    """Sum of squared differences of the returns from their mean, per agent."""
+    mean_scatter: float
+    """The same of the episodes' mean returns over all agents."""
     judged: int = 0
     """Counted episodes with a known result (won or not): all of them, or 0 if the environment does not report wins."""
     wins: int = 0
@@ -35,14 +38,14 @@ class EpisodeStats:
 def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
     """Add up the sums of at least one batch of episodes."""
     first = parts[0]
+    scatter, mean_scatter = scatters(parts)
     return EpisodeStats(
         env_steps=sum(each.env_steps for each in parts),
         episodes=sum(each.episodes for each in parts),
         episode_steps=sum(each.episode_steps for each in parts),
         return_sum={agent: math.fsum(each.return_sum[agent] for each in parts) for agent in first.return_sum},
-        return_square_sum={
-            agent: math.fsum(each.return_square_sum[agent] for each in parts) for agent in first.return_square_sum
-        },
+        return_scatter=scatter,
+        mean_scatter=mean_scatter,
         judged=sum(each.judged for each in parts),
         wins=sum(each.wins for each in parts),
     )
@@ -96,15 +99,31 @@ class EpisodeMeter:
     def _close(self, ended_B: BoolArray, whole_B: BoolArray, won_B: BoolArray | None) -> None:
         counted_B = whole_B & (self._missing_B > 0)
         self._missing_B -= counted_B
-        self._episodes += int(counted_B.sum())
         self._episode_steps += int(self._steps_B[counted_B].sum())
         self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
-        self._square_sum_N += np.square(self._return_NB[:, counted_B]).sum(axis=1)
+        self._spread(self._return_NB[:, counted_B])
         if won_B is not None:
             self._judged += int(counted_B.sum())
             self._wins += int((counted_B & won_B).sum())
         self._return_NB[:, ended_B] = 0.0
         self._steps_B[ended_B] = 0
+
+    def _spread(self, return_NE: NDArray[np.float64]) -> None:
+        """Add E finished episodes: their number, and mean and scatter of R = N + 1 rows, the agents and their mean.
+
+        Source: Chan, Golub and LeVeque 1983, eq. 2.1b.
+        """
+        before, more = self._episodes, return_NE.shape[1]
+        self._episodes += more
+        if more:
+            return_RE = np.concatenate([return_NE, return_NE.mean(axis=0, keepdims=True)])
+            mean_R1 = return_RE.mean(axis=1, keepdims=True)
+            moved_R = mean_R1[:, 0] - self._mean_R
+            self._mean_R += moved_R * (more / self._episodes)
+            # squares beyond float64 leave no standard error; the environment is not at fault
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._scatter_R += np.square(return_RE - mean_R1).sum(axis=1)
+                self._scatter_R += np.square(moved_R) * (before * more / self._episodes)
 
     def stats(self) -> EpisodeStats:
         """The sums since the last call; raises SpecError if a return is not finite."""
@@ -116,7 +135,8 @@ class EpisodeMeter:
             episodes=self._episodes,
             episode_steps=self._episode_steps,
             return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
-            return_square_sum=dict(zip(self._agents, self._square_sum_N.tolist(), strict=True)),
+            return_scatter=dict(zip(self._agents, self._scatter_R[:-1].tolist(), strict=True)),
+            mean_scatter=float(self._scatter_R[-1]),
             judged=self._judged,
             wins=self._wins,
         )
@@ -125,5 +145,5 @@ class EpisodeMeter:
 
     def _clear(self) -> None:
         self._sum_N = np.zeros(len(self._agents))
-        self._square_sum_N = np.zeros(len(self._agents))
+        self._mean_R, self._scatter_R = np.zeros(len(self._agents) + 1), np.zeros(len(self._agents) + 1)
         self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0

@@ -12,6 +12,7 @@ from marless.data.episodes import EpisodeStats
 from marless.data.rollout import play
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
+from marless.episode_sums import standard_error
 from marless.errors import SpecError
 from marless.policies.policy import Origin
 from marless.policies.team import Team
@@ -26,8 +27,8 @@ class Score:
     """The returns of an evaluation, with standard errors."""
 
     returns: Returns
-    standard_errors: Mapping[str, float]
-    """Standard errors of `returns.per_agent`, over episodes."""
+    standard_errors: Mapping[str, float | None]
+    """Standard errors of `returns.per_agent`, over episodes; None for one episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,5 @@ def _score(stats: EpisodeStats) -> Score:
     returns = record.returns_of([stats])
     if returns is None:
         raise SpecError("an evaluation needs at least one episode")
-    errors = {
-        agent: record.standard_error(total, stats.return_square_sum[agent], stats.episodes)
-        for agent, total in stats.return_sum.items()
-    }
+    errors = {agent: standard_error(scatter, stats.episodes) for agent, scatter in stats.return_scatter.items()}
     return Score(returns=returns, standard_errors=errors)

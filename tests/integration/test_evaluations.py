@@ -86,7 +86,7 @@ async def batches_of(cluster: Cluster, notes: Path, during: list[int]) -> list[N
 
 def error_of(returns: NDArray[np.float64]) -> float:
     """The standard error of the mean per agent."""
-    return float((returns.std(axis=0) / np.sqrt(len(returns))).mean())
+    return float(returns.mean(axis=1).std(ddof=1) / np.sqrt(len(returns)))
 
 
 def assert_as_played(record: RoundRecord, batches: list[NDArray[np.float64]]) -> None:

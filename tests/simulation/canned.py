@@ -97,9 +97,13 @@ class Canned:
 
     def _stats(self, steps: int, seed: bytes) -> EpisodeStats:
         returns = {agent: float(seed[0]) for agent in self.job.spaces.agents}
-        squares = {agent: value**2 for agent, value in returns.items()}
         return EpisodeStats(
-            env_steps=steps, episodes=1, episode_steps=steps, return_sum=returns, return_square_sum=squares
+            env_steps=steps,
+            episodes=1,
+            episode_steps=steps,
+            return_sum=returns,
+            return_scatter=dict.fromkeys(returns, 0.0),
+            mean_scatter=0.0,
         )
 
     def _trajectory(self, task: Any, seed: bytes) -> Trajectory:

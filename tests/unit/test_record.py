@@ -143,8 +143,8 @@ def test_records_of_before_wins_were_counted_are_read():
 
 
 def sums(episodes: int, **counted: int) -> SimpleNamespace:
-    fields = {"judged": 0, "wins": 0} | counted
-    return SimpleNamespace(episodes=episodes, return_sum={"a": 2.0}, return_square_sum={"a": 2.0}, **fields)
+    fields = {"judged": 0, "wins": 0, "return_scatter": {"a": 0.0}, "mean_scatter": 0.0} | counted
+    return SimpleNamespace(episodes=episodes, return_sum={"a": 2.0}, **fields)
 
 
 def test_wins_of_actors_add_up_and_are_unknown_unless_all_episodes_were_judged():

@@ -272,7 +272,7 @@ class RolloutReceipt(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class ReturnSquareSumEntry(_message.Message):
+    class ReturnScatterEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -296,13 +296,14 @@ class RolloutReceipt(_message.Message):
     EPISODES_FIELD_NUMBER: _builtins.int
     EPISODE_STEPS_FIELD_NUMBER: _builtins.int
     RETURN_SUM_FIELD_NUMBER: _builtins.int
-    RETURN_SQUARE_SUM_FIELD_NUMBER: _builtins.int
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
     WINS_FIELD_NUMBER: _builtins.int
     PLAYED_S_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     CARRY_FIELD_NUMBER: _builtins.int
+    RETURN_SCATTER_FIELD_NUMBER: _builtins.int
+    MEAN_SCATTER_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
@@ -315,17 +316,19 @@ class RolloutReceipt(_message.Message):
     """GREEDY and RANDOM: seconds of running episodes, less the time waiting for a CPU"""
     carry: _builtins.bytes
     """that state, if it is small: the caller publishes it; empty: the worker has published it"""
+    mean_scatter: _builtins.float
+    """the same of the episodes' mean returns over all agents"""
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
 
     @_builtins.property
-    def return_square_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """per agent"""
-
-    @_builtins.property
     def lane(self) -> Global___Lane:
         """if `settings.carried`: in which state it leaves the lane"""
+
+    @_builtins.property
+    def return_scatter(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """per agent: sum of squared differences from the mean of these episodes"""
 
     def __init__(
         self,
@@ -335,17 +338,18 @@ class RolloutReceipt(_message.Message):
         episodes: _builtins.int = ...,
         episode_steps: _builtins.int = ...,
         return_sum: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        return_square_sum: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         trajectory_bytes: _builtins.int = ...,
         judged: _builtins.int = ...,
         wins: _builtins.int = ...,
         played_s: _builtins.float = ...,
         lane: Global___Lane | None = ...,
         carry: _builtins.bytes = ...,
+        return_scatter: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        mean_scatter: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carry", b"carry", "env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carry", b"carry", "env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "mean_scatter", b"mean_scatter", "played_s", b"played_s", "return_scatter", b"return_scatter", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

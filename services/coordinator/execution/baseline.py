@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 from marless.data.bounds import Bounds, batches
 from marless.envs.registry import one_by_one
+from marless.episode_sums import EpisodeSums
 from marless.errors import MarlessError, UnavailableError
 from marless.job import Job
-from marless.record import EpisodeSums, Returns, returns_of
+from marless.record import Returns, returns_of
 from marless.rpc.retry import delays, pause_s
 from services.coordinator.execution.backoff import PASSING
 from services.coordinator.execution.pools import Played, Pools

@@ -237,7 +237,7 @@ class JobRun:
         """Show the baseline so far, but only before the first round and after the last one."""
         present = self.status.reason.partition(_BASELINE)[0]
         if not self._journal.rounds or present == _TRAINED:
-            error = f" ± {played.standard_error:.2f}" if played.episodes > 1 else ""
+            error = "" if played.standard_error is None else f" ± {played.standard_error:.2f}"
             self._show(f"{present}{_BASELINE}{played.mean:.2f}{error}, {played.episodes} episodes")
 
     def _is_last(self, record: RoundRecord) -> bool:

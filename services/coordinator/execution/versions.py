@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from marless.aggregation.queue import Aggregation
 from marless.core.limits import MAX_KEPT
 from marless.core.stopwatch import Stopwatch
+from marless.episode_sums import EpisodeSums, Sums
 from marless.errors import CancelledJobError, NotFoundError
 from marless.machine import MachineRecord
 from marless.pricing.usage import PARAMETER
 from marless.record import (
     AggregationRecord,
     Distances,
-    EpisodeSums,
     GradientRecord,
     InvocationRecord,
     RoundRecord,
@@ -35,7 +35,7 @@ from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Computed, Rollout, Sampled, Update
 from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.state.status import Pending, Sums
+from services.coordinator.state.status import Pending
 
 _Matrix = tuple[tuple[float, ...], ...]
 SPARE_VERSIONS = 2

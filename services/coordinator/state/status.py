@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns
+from marless.episode_sums import Sums
+from marless.record import Distances, InvocationRecord, LaneRecord, Returns
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -66,34 +66,6 @@ class JobStatus:
             resume_request_id=request_id,
             ended_s=0.0,
             summary_json="",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums:
-    """The sums over several actors' episodes, as an `EpisodeSums`."""
-
-    episodes: int
-    return_sum: Mapping[str, float]
-    return_square_sum: Mapping[str, float]
-    judged: int
-    wins: int
-
-    @classmethod
-    def of(cls, actors: Sequence[EpisodeSums]) -> Sums:
-        """Those of these actors together."""
-        returns: defaultdict[str, float] = defaultdict(float)
-        squares: defaultdict[str, float] = defaultdict(float)
-        for each in actors:
-            for agent, value in each.return_sum.items():
-                returns[agent] += value
-                squares[agent] += each.return_square_sum[agent]
-        return cls(
-            episodes=sum(each.episodes for each in actors),
-            return_sum=dict(returns),
-            return_square_sum=dict(squares),
-            judged=sum(each.judged for each in actors),
-            wins=sum(each.wins for each in actors),
         )
 
 

@@ -31,8 +31,9 @@ class Pools:
             raise self._errors.pop(0)
         self.played.append((batch, episodes, background))
         low = episodes // 2
-        sums = {"a": -10.0 * low - 30.0 * (episodes - low)}, {"a": 100.0 * low + 900.0 * (episodes - low)}
-        each = {"episodes": episodes, "return_sum": sums[0], "return_square_sum": sums[1], "judged": 0, "wins": 0}
+        total, scatter = -10.0 * low - 30.0 * (episodes - low), 400.0 * low * (episodes - low) / episodes
+        each = {"episodes": episodes, "return_sum": {"a": total}, "judged": 0, "wins": 0}
+        each |= {"return_scatter": {"a": scatter}, "mean_scatter": scatter}
         return Played(SimpleNamespace(**each), played_s=float(episodes))
 
 
@@ -66,7 +67,7 @@ async def measured(pools: Pools, **options: object) -> Returns | None:
         ({"limit_s": None, "relative_error": 0, "random_episodes": 45}, 45, "episodes"),
         ({"limit_s": 35}, 30, "time"),  # a fourth batch of ten would take until 40 s
         ({"limit_s": None, "relative_error": 0.1}, 30, "error"),  # 10 / √30 = 1.8 of 20
-        ({"limit_s": None, "relative_error": 0.05}, 100, "error"),
+        ({"limit_s": None, "relative_error": 0.05}, 110, "error"),  # 10 / √99 after 100 episodes is more than 1
     ],
 )
 async def test_whichever_bound_comes_first_ends_it_and_is_noted(evaluation, episodes, bound):

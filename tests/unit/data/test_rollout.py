@@ -143,7 +143,8 @@ def test_stats_sum_over_ended_episodes_only(rolled):
     # Copy 0: one episode, a earns 10+11+12, b 20+21+22. Copy 1: two episodes, a earns 10+11 in each, b 20.
     assert (stats.env_steps, stats.episodes, stats.episode_steps) == (10, 3, 3 + 2 + 2)
     assert stats.return_sum == {"a": 33 + 2 * 21, "b": 63 + 2 * 20}
-    assert stats.return_square_sum == {"a": 33**2 + 2 * 21**2, "b": 63**2 + 2 * 20**2}
+    assert stats.return_scatter == {"a": 2 / 3 * (33 - 21) ** 2, "b": pytest.approx(2 / 3 * (63 - 20) ** 2)}
+    assert stats.mean_scatter == pytest.approx(2 / 3 * (48 - 20.5) ** 2)
 
 
 class Scripted:

@@ -46,7 +46,7 @@ def test_returns_are_those_of_the_episodes_played(team, explore):
     each = np.concatenate((episodes[0], episodes[1][:, :6]), axis=1)
     for i, agent in enumerate(("agent_0", "agent_1")):
         assert found.team.returns.per_agent[agent] == pytest.approx(each[i].mean())
-        assert found.team.standard_errors[agent] == pytest.approx(each[i].std() / np.sqrt(70))
+        assert found.team.standard_errors[agent] == pytest.approx(each[i].std(ddof=1) / np.sqrt(70))
     assert found.team.returns.mean == pytest.approx(each.mean())
     chance = play(registry.make("mpe/simple_spread", OPTIONS, 64), None, episodes=70, seed=4)
     assert found.chance.returns == returns_of([chance])
