@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import Setting, remembered, scopes
@@ -30,6 +31,8 @@ from marless.sharing.base import Sharing
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
+Examine = Callable[[str, Mapping[str, Any]], tuple[EnvSpaces, bool]]
+"""The spaces of the environment of this name with these options, and whether it has `save` and `load`."""
 _BYTES_PER_WEIGHT = 16
 """Four float32 numbers: a weight, its gradient, and two optimizer moments."""
 _MANY_NUMBERS = 4096
@@ -117,13 +120,14 @@ def _apart(job: Job) -> str:
     )
 
 
-def prepare(spec: JobSpec) -> Job:
+def prepare(spec: JobSpec, examined: Examine = environments.examined) -> Job:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
-    Raises SpecError if the job cannot run.
+    `examined` creates it; `marless.fleet.examining` does so in a process of its own. Raises SpecError if the job cannot
+    run.
     """
     try:
-        spaces, can_be_saved = environments.examined(spec.env.name, spec.env.arguments)
+        spaces, can_be_saved = examined(spec.env.name, spec.env.arguments)
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error

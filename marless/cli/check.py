@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isinf
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,15 @@ from marless.errors import SpecError, some_of
 
 if TYPE_CHECKING:
     from marless.data.trial import Trial
-    from marless.envs.base import AgentClass, Box, Discrete
+    from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
     from marless.job import Job
+    from marless.spec import JobSpec
 
 _LARGE, _SMALL = 30.0, 0.03
 """Observations beyond this size, or all below it, are far from the size 1 that nets learn best from."""
 _MIB = 2**20
+_STDERR = 2
+"""Descriptor of standard error: whatever the environment prints, standard output is for data alone."""
 
 
 def check(
@@ -33,19 +36,12 @@ def check(
     The environment is made once and played at random for a moment; nothing is trained, and nothing is started.
     """
     from marless import spec as specs
-    from marless.data.trial import trial
-    from marless.envs import registry
-    from marless.job import advice, prepare
+    from marless.job import advice
 
     source, spec = documents.name_of(job_file), specs.load(job_file, override)
     try:
         with Working(f"checking {source}: making {spec.env.name} once"):
-            job = prepare(spec)
-            env = registry.make(spec.env.name, spec.env.arguments, 1)
-            try:
-                seen = trial(env)
-            finally:
-                env.close()
+            job, seen = _examined(spec)
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from None
     notes = [each for each in (advice(job), *warnings(job, seen)) if each]
@@ -55,6 +51,23 @@ def check(
         show_object(_document(job, seen, notes), spec.name, output)
     for note in notes:
         say(f"note: {note}")
+
+
+def _examined(spec: JobSpec) -> tuple[Job, Trial]:
+    """The job, and what its environment showed; both from one process, because making one may take seconds."""
+    from marless.fleet.examining import examine
+    from marless.job import prepare
+
+    played: list[Trial] = []
+
+    def examined(name: str, options: Mapping[str, Any]) -> tuple[EnvSpaces, bool]:  # Any: YAML
+        found = examine(name, options, play=True, output=_STDERR)
+        assert found.trial is not None  # as asked for
+        played.append(found.trial)
+        return found.spaces, found.can_be_saved
+
+    job = prepare(spec, examined)
+    return job, played[0]
 
 
 def summary(job: Job) -> list[str]:

@@ -115,6 +115,7 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
 def _planned(asked: _Asked) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
     from marless.comparison import document, plan
+    from marless.fleet.examining import examined
     from marless.job import advice, prepare
 
     if asked.document:
@@ -122,7 +123,7 @@ def _planned(asked: _Asked) -> tuple[Run, ...]:
     notes: dict[str, None] = {}
     for name, spec in plan.jobs(asked.job, asked.presets).items():
         try:
-            notes[advice(prepare(spec))] = None
+            notes[advice(prepare(spec, examined))] = None
         except SpecError as error:
             raise SpecError(f"preset {name}: {error}") from None
     for note in filter(None, notes):

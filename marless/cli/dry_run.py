@@ -48,11 +48,12 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Ou
     """
     from marless.billing.ledger import Ledger
     from marless.estimates import estimate as estimates
+    from marless.fleet.examining import examined
     from marless.job import advice, prepare
     from marless.pricing import prices as tables
 
     try:
-        job = prepare(spec)
+        job = prepare(spec, examined)
         table = tables.merged(spec.bill.prices)
         Ledger(spec, table)
     except SpecError as error:

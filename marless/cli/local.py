@@ -86,12 +86,13 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
 def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> Outcome:
     from marless import spec as specs
     from marless.cli.check import summary
+    from marless.fleet.examining import examined
     from marless.job import advice, prepare
 
     spec = specs.load(job_file, override)
     try:
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
-            prepared = prepare(spec)
+            prepared = prepare(spec, examined)
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     for line in summary(prepared):

@@ -139,13 +139,14 @@ def _planned(
 def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
     """Validate every job of a sweep as a coordinator would, and print them; nothing is submitted."""
     from marless.cli.sweep_table import show_planned
+    from marless.fleet.examining import examined
     from marless.job import prepare
 
     with Working("checking", "jobs") as working:
         for done, run in enumerate(runs):
             working.told(done, len(runs), run.id)
             try:
-                prepare(run.spec)
+                prepare(run.spec, examined)
             except SpecError as error:
                 raise SpecError(f"{run.id}: {error}") from None
     show_planned(runs, output)

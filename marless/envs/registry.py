@@ -95,6 +95,11 @@ def _blaming(name: str, what: str = "made with these options") -> Iterator[None]
         raise SpecError(f"environment {name}: cannot be {what}: {told(error)}") from error
 
 
+def is_ours(name: str) -> bool:
+    """True for an environment whose code is part of marless."""
+    return name in _OURS
+
+
 def one_by_one(name: str) -> bool:
     """True if the copies of this environment are Python objects that are stepped one after another."""
     return name.startswith(PETTINGZOO)

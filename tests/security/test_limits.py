@@ -2,11 +2,11 @@
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
 import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -25,6 +25,7 @@ from services.coordinator.jobs.submission import Submission
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
+from tests.misbehaving_env import NAME
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}
 SOON_S = 2.0
@@ -333,30 +334,26 @@ async def test_others_are_served_while_a_spec_is_read(tmp_path):
 async def test_environments_that_are_never_made_hold_nobody_up(tmp_path, monkeypatch):
     """Neither others, while they are waited for or given up, nor the end of the coordinator."""
     monkeypatch.setattr(preparation, "PREPARE_S", 1.0)
-    monkeypatch.setattr(preparation, "MAX_AT_ONCE", 40)
-    monkeypatch.setenv("MARLESS_ENV_MODULES", "abyss")
-    loop, begun, released = asyncio.get_running_loop(), asyncio.Queue(), threading.Event()
-
-    def parallel_env():
-        loop.call_soon_threadsafe(begun.put_nowait, None)
-        released.wait()
-
-    monkeypatch.setitem(sys.modules, "abyss", SimpleNamespace(parallel_env=parallel_env))
-    hanging = json.dumps(JOB | {"env": {"name": "pettingzoo/abyss"}})
+    monkeypatch.setattr(preparation, "MAX_AT_ONCE", 6)
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    hanging = json.dumps(JOB | {"env": {"name": NAME, "options": {"way": "hold_the_lock"}}})
     jobs = Jobs(tmp_path, None)
-    submitted = [asyncio.create_task(jobs.submit(Submission(job=f"j{n}", spec_json=hanging))) for n in range(40)]
+    submitted = [asyncio.create_task(jobs.submit(Submission(job=f"j{n}", spec_json=hanging))) for n in range(6)]
     async with asyncio.timeout(SOON_S):
-        for _ in submitted:
-            await begun.get()
+        while len(jobs._preparing._waiting) < len(submitted):  # noqa: ASYNC110  # what the threads do sets no event
+            await asyncio.sleep(0.001)
         with pytest.raises(NotFoundError):
             await jobs.get("another")
-    with pytest.raises(OverloadedError, match="40 jobs are being prepared already"):
+    with pytest.raises(OverloadedError, match="6 jobs are being prepared already"):
         await jobs.submit(Submission(job="one-more", spec_json=json.dumps(JOB)))
-    with pytest.raises(SpecError, match="environment pettingzoo/abyss: was not made within 1 s"):
+    with pytest.raises(SpecError, match=f"environment {NAME}: was not made within 1 s"):
         await submitted[0]
     await asyncio.gather(*submitted, return_exceptions=True)
+    async with asyncio.timeout(SOON_S):
+        while jobs._preparing._threads:  # noqa: ASYNC110  # likewise
+            await asyncio.sleep(0.001)
     stopped = asyncio.create_task(jobs.submit(Submission(job="last", spec_json=hanging)))
-    released.set()
     await jobs.stop()
     with pytest.raises(MarlessError):
         await stopped

@@ -46,9 +46,10 @@ def doctor(
 
 def _job(file: Path) -> Job:
     from marless import spec as specs
+    from marless.fleet.examining import examined
     from marless.job import prepare
 
-    return prepare(specs.load(file, []))
+    return prepare(specs.load(file, []), examined)
 
 
 def _show(findings: Sequence[Finding]) -> None:

@@ -78,6 +78,7 @@ class JobQueue:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for live in self._queue.values():
+            await asyncio.to_thread(live.put_down)
             live.folder.release()
         self._queue.clear()
         for live in self._live.values():
@@ -100,6 +101,8 @@ class JobQueue:
             await live.saved()
         finally:
             await live.close_sinks()
+            if self._stopping:
+                await asyncio.to_thread(live.put_down)
             live.folder.release()
             if self._live.get(job) is live and not self._stopping:
                 del self._live[job]

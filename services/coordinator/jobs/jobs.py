@@ -41,6 +41,9 @@ from services.coordinator.state.status import JobStatus
 from services.coordinator.state.uploads import Uploads
 
 T = TypeVar("T")
+MOST_TAKEOVERS = 10
+"""Coordinators in a row that may end while they run a job without recording a round of it; the job fails then, because
+each of them served all other jobs, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,12 +390,23 @@ class Jobs:
         if status.attached and status.job != self._options.only:
             where = f"after round {progress.rounds}" if progress.rounds else "before its first round ended"
             reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
-        try:
-            spec, _ = await asyncio.to_thread(folder.load)
-            job = await self._preparing.prepared(spec)
-        except (SpecError, CorruptError, NotFoundError) as error:  # it is ours, so nobody has deleted it
-            reason = str(error)
-        if reason:
+        status = status.taken_over(progress.rounds)
+        if status.takeovers > MOST_TAKEOVERS and not reason:
+            reason = (
+                f"{MOST_TAKEOVERS} coordinators in a row ended while they ran it, none of which recorded a round after "
+                f"round {progress.rounds}; see their logs, and `marless resume {status.job}` to try again"
+            )
+        job: Job | None = None
+        if not reason:
+            try:
+                # Durable before anything of the job is touched: if that ends this coordinator, the next one counts it.
+                await asyncio.to_thread(folder.write_status, status)
+                await asyncio.to_thread(folder.settle)
+                spec, _ = await asyncio.to_thread(folder.load)
+                job = await self._preparing.prepared(spec)
+            except (SpecError, CorruptError, NotFoundError) as error:  # it is ours, so nobody has deleted it
+                reason = str(error)
+        if job is None:
             last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
             await asyncio.to_thread(folder.write_status, last)
             await asyncio.to_thread(folder.settle)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 from marless.errors import MarlessError
 from marless.job import Job
@@ -95,6 +97,13 @@ class LiveJob:
         await asyncio.to_thread(self.folder.write_status, status)
         await asyncio.to_thread(self.folder.settle)
         self._take(status)
+
+    def put_down(self) -> None:
+        """Note that this coordinator stops by itself, so that it does not count among those that the job has ended."""
+        if self._status.takeovers and not self._status.ended:
+            with suppress(MarlessError):  # the disk is full, or another coordinator owns the job: neither is lost by it
+                self.folder.write_status(replace(self._status, takeovers=0))
+                self.folder.settle()
 
     def _save(self) -> bool:
         try:

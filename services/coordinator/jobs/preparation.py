@@ -1,4 +1,4 @@
-"""Prepares jobs: makes each job's environment once to read its spaces, which runs third-party code and may hang."""
+"""Prepares jobs: each job's environment is made once to read its spaces, in a process that may hang or die."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 
 from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
+from marless.fleet.examining import examined
 from marless.job import Job, prepare
 from marless.spec import JobSpec, with_stop
 from services.coordinator.jobs import sink_feed
@@ -39,7 +40,7 @@ class Preparing:
         if self._threads >= MAX_AT_ONCE:
             raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
         done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        make = partial(_checked if new else prepare, spec)
+        make = partial(_checked if new else _prepared, spec)
         thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
         self._threads += 1
         self._waiting.add(done)
@@ -83,7 +84,11 @@ class Preparing:
 def _checked(spec: JobSpec) -> Job:
     sink_feed.check(spec)
     costs.check(spec)
-    return prepare(spec)
+    return _prepared(spec)
+
+
+def _prepared(spec: JobSpec) -> Job:
+    return prepare(spec, partial(examined, limit_s=PREPARE_S))
 
 
 def changed(spec: JobSpec, stop_json: str) -> JobSpec:

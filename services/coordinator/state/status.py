@@ -49,6 +49,11 @@ class JobStatus:
     epoch: int = 0
     """Under schedule `stellaris`: the newest epoch under which a coordinator has worked on the job."""
 
+    takeovers: int = 0
+    """How many coordinators in a row have taken the job over, none of which recorded a round or stopped by itself."""
+    takeovers_at: int = 0
+    """How many rounds were recorded when the first of them did."""
+
     @property
     def ended(self) -> bool:
         """True in a terminal state, which only `resume` leaves."""
@@ -66,7 +71,13 @@ class JobStatus:
             resume_request_id=request_id,
             ended_s=0.0,
             summary_json="",
+            takeovers=0,
         )
+
+    def taken_over(self, rounds: int) -> JobStatus:
+        """The status once a further coordinator has taken the job over, with this many rounds recorded."""
+        again = self.takeovers > 0 and self.takeovers_at == rounds
+        return replace(self, takeovers=self.takeovers + 1 if again else 1, takeovers_at=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,118 @@
+"""Environments are examined apart: whatever they do, the answer is a sentence, in time, and nothing is left."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from marless.envs.allowed import VARIABLE
+from marless.errors import SpecError
+from marless.fleet import examining
+from marless.fleet.examining import examine
+from tests.misbehaving_env import LONG_S, NAME
+
+LIMIT_S = 8.0
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "tests.misbehaving_env")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def test_what_is_seen_equals_what_is_seen_here():
+    options = {"way": "exit_7", "call": "step"}  # it is not stepped, so it behaves
+    found = examine(NAME, options)
+    assert [each.agents for each in found.spaces.classes] == [("a", "b")]
+    assert (found.spaces.deaths, found.can_be_saved, found.trial) == (True, True, None)
+
+
+def test_with_play_a_moment_of_it_is_seen():
+    seen = examine(NAME, {"call": ""}, play=True).trial
+    assert seen.longest == 5
+    assert seen.agents[0].reward_high == 1.0
+
+
+def test_our_own_are_examined_here(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    found = examine("game/matrix", {}, play=True)
+    assert found.trial.longest == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("segmentation_fault", "its process was ended by SIGSEGV"),
+        ("exit_0", "its process ended itself with exit code 0"),
+        ("exit_7", "its process ended itself with exit code 7"),
+        ("abort", "its process was ended by SIGABRT"),
+        ("sigkill", "its process was ended by SIGKILL"),
+        ("sys_exit_text", "SystemExit: I give up"),
+        ("keyboard_interrupt", "KeyboardInterrupt"),
+        ("unprintable_error", "Unprintable"),
+        ("long_error", "RuntimeError: xxx"),
+        ("recursion", "RecursionError"),
+    ],
+)
+def test_how_it_has_ended_is_said(way, how):
+    with pytest.raises(SpecError, match=f"environment {NAME}: .*{how}") as caught:
+        examine(NAME, {"way": way, "call": "make"})
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("way", ["hold_the_lock", "regex", "sigstop"])
+def test_one_that_hangs_is_given_up(way):
+    started_s = time.monotonic()
+    with pytest.raises(SpecError, match="was not made within 2 s; it hangs"):
+        examine(NAME, {"way": way, "call": "make"}, limit_s=2.0)
+    assert time.monotonic() - started_s < LIMIT_S
+
+
+@pytest.mark.parametrize("call", ["make", "reset", "close"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "close_descriptors",
+        "print_much",
+        "fork_that_returns",
+        "detached_process",
+        "many_children",
+        "threads",
+        "hang_at_exit",
+    ],
+)
+def test_nothing_is_left_of_it_and_it_ends_in_time(way, call):
+    before = {each.pid for each in psutil.process_iter()}
+    try:
+        examine(NAME, {"way": way, "call": call}, limit_s=LIMIT_S)
+    except SpecError as error:
+        assert "\n" not in str(error)  # it may be refused or not, but in one sentence
+    assert [each for each in psutil.process_iter() if each.pid not in before and sleeps(each)] == []
+
+
+def sleeps(process):
+    """Whether a process is one of those that the environment has started, and has not ended."""
+    try:
+        return process.cmdline() == ["sleep", f"{LONG_S}"] or examining.__name__ in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+def test_what_it_prints_is_no_answer(capfd):
+    with pytest.raises(SpecError, match="ended itself with exit code 0"):
+        examine(NAME, {"way": "exit_0", "call": "reset"}, output=1)
+    found = examine(NAME, {"way": "print_much", "call": "make"})
+    assert found.can_be_saved
+    assert capfd.readouterr().out == ""
+
+
+def test_its_secrets_are_kept_from_it(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    seen = []
+    honest = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **given: seen.append(given["env"]) or honest(*args, **given))
+    examine(NAME, {"call": ""})
+    assert "AWS_SECRET_ACCESS_KEY" not in seen[0]
