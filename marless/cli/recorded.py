@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,20 +102,14 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
         status = regular_files.text(folder / "job.json", MAX_STATUS_BYTES)
     except NotFoundError as error:
         raise UnavailableError(f"{error}; the run folder is incomplete") from None
-    try:
-        kept = regular_files.text(folder / MACHINES, MAX_MACHINES_BYTES)
-    except NotFoundError:
-        kept = ""
+    kept = _kept(lambda: regular_files.text(folder / MACHINES, MAX_MACHINES_BYTES))
     return _recorded(str(folder), spec, status, known, kept)
 
 
 def _asked(job: str, at: Connection) -> Recorded:
     with at.client() as client:
         spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
-        try:
-            kept = _read(client, job, MACHINES)
-        except NotFoundError:
-            kept = ""
+        kept = _kept(lambda: _read(client, job, MACHINES))
         try:
             lines = client.read(job, "rounds.jsonl").split(b"\n")[:-1]  # what follows the last newline is incomplete
         except NotFoundError:
@@ -125,6 +119,20 @@ def _asked(job: str, at: Connection) -> Recorded:
 
 def _read(client: Client, job: str, name: str) -> str:
     return regular_files.decoded(client.read(job, name), f"{name} of job {job}")
+
+
+def _kept(text: Callable[[], str]) -> Kept | None:
+    """What machines did at a job's end and after it; None if it is not known.
+
+    A file that cannot be read is said, and left out: everything else that a job has cost is in its records.
+    """
+    try:
+        return kept_from_json(text())
+    except NotFoundError:
+        return None
+    except (CorruptError, UnavailableError) as error:
+        say(f"note: {error}; what machines cost after the job's end is left out")
+        return None
 
 
 def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
@@ -137,7 +145,7 @@ def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
         yield record
 
 
-def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: str) -> Recorded:
+def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: Kept | None) -> Recorded:
     from marless import documents
     from marless import spec as specs
 
@@ -152,7 +160,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             records=records,
             random=random,
             state=known["state"],
-            kept=kept_from_json(kept) if kept and known["state"] in ENDED else None,
+            kept=kept if known["state"] in ENDED else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None

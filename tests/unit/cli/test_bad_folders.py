@@ -94,7 +94,6 @@ READS = {
     "job.json": ("cost", "explain", "simulate", "plot", "dry run"),
     "spec.yaml": tuple(COMMANDS),
     "rounds.jsonl": ("cost", "explain", "simulate", "plot", "dry run", "evaluate"),
-    "machines.json": ("cost", "explain", "simulate", "plot", "dry run"),
     "checkpoints/round-000001/manifest.json": ("evaluate", "export"),
     "checkpoints/round-000001/p.acting.safetensors": ("evaluate", "export"),
 }
@@ -121,6 +120,20 @@ def test_each_command_says_in_one_sentence_which_file_is_none(run, marless, tmp_
             assert path.name in said and len(said) < 500, (name, said)
         elif name != "dry run":
             assert code == 0, (name, said)
+
+
+@pytest.mark.parametrize("what", INSTEAD)
+def test_machines_that_cannot_be_read_are_left_out_and_said(run, marless, what):
+    expected = marless("cost", "tiny", "-o", "json")[1]
+    damaged(run, "machines.json", what)
+    for name in ("cost", "explain", "simulate", "plot"):
+        with patience():
+            code, out, said = marless(*COMMANDS[name])
+        assert code == 0 and out
+        note, *_ = said.splitlines()
+        assert note.startswith(f"marless: note: {run}/machines.json".replace(f"{run}", "runs/tiny"))
+        assert note.endswith("; what machines cost after the job's end is left out")
+    assert marless("cost", "tiny", "-o", "json")[1] == expected
 
 
 @pytest.mark.parametrize("command", ["cost", "explain", "simulate", "plot"])
