@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import time
 from collections import deque
@@ -26,7 +25,8 @@ TRACED_S = 1.0
 """Seconds that a silent service has to write into its log where its threads are."""
 LOG_BYTES = 16 * 2**20
 """Size at which a log file is rotated; one old file is kept."""
-LOG_CHECK_S = 5.0
+LOG_CHECK_S = 0.1
+"""Seconds between looks at the size of a log: an environment may print hundreds of megabytes per second."""
 LONGEST_DELAY_S = 2.0
 _FIRST_DELAY_S = 0.05
 _LAST_BYTES = 2**18
@@ -63,12 +63,31 @@ class Log:
         with suppress(FileNotFoundError):
             self.path.replace(self._old)
 
+    @property
+    def is_too_long(self) -> bool:
+        """True if the file has more than `LOG_BYTES`. Raises OSError."""
+        return self.path.stat().st_size > LOG_BYTES
+
     def bound(self) -> None:
-        """Copy and truncate a file that is too long while another process has it open for appending. Raises OSError."""
-        if self.path.stat().st_size > LOG_BYTES:
-            shutil.copyfile(self.path, self._old)
-            with self.path.open("r+b") as file:
-                file.truncate()
+        """Keep the end of a file that is too long as the old one, and truncate it while others have it open for
+        appending. If there is no room for the old one, its lines are lost. Raises OSError.
+        """
+        if not self.is_too_long:
+            return
+        with suppress(OSError):
+            self._keep_end()
+        with self.path.open("r+b") as file:
+            file.truncate()
+
+    def _keep_end(self) -> None:
+        descriptor = private_files.open_own(self._old, os.O_WRONLY | os.O_CREAT)  # with the mode of the log itself
+        with os.fdopen(descriptor, "wb") as old, self.path.open("rb") as file:
+            old.truncate()
+            skipped = max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0)
+            if skipped:
+                old.write(json.dumps({"event": "log.dropped", "bytes": skipped}).encode() + b"\n")
+            file.seek(skipped)
+            old.write(file.read(LOG_BYTES))  # no more, however fast its writers are
 
     def last_words(self) -> str:
         """The last line that is not JSON, which is an error message for people; "" if there is none."""
@@ -232,7 +251,8 @@ class SupervisedService:
         while True:
             await asyncio.sleep(LOG_CHECK_S)
             with suppress(OSError):
-                await asyncio.to_thread(self._log.bound)
+                if self._log.is_too_long:
+                    await asyncio.to_thread(self._log.bound)
 
     def _last_words(self) -> str:
         words = self._log.last_words().removeprefix(f"{self.name}: ") or "it left no message"

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO, cast
 
 from marless import documents
 from marless.envs import allowed
 from marless.errors import SpecError, shown
-from marless.log import structlog
+from marless.log import Lines, structlog
 from marless.rpc.addresses import can_be_dialled
 from marless.rpc.roles import Role
 from marless.rpc.security import SECRET_VARIABLES, Security
@@ -120,7 +121,7 @@ def security_of(args: argparse.Namespace, role: Role) -> Security:
 
 
 def configure_logging() -> None:
-    """Configure structured logs: one JSON object per line on standard error."""
+    """Configure structured logs: one JSON object per line on standard error. No call that logs raises."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -130,7 +131,7 @@ def configure_logging() -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", Lines(sys.stderr))),
     )
 
 

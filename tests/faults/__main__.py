@@ -300,7 +300,7 @@ CASES = (
     ),
     Case(
         id="R14",
-        attack="the disk of Redis is full (64 MiB tmpfs)",
+        attack="the disk of Redis and of the store's log is full (64 MiB tmpfs); Redis is killed meanwhile",
         run=lambda seed, place, _: disk_full.run(seed, place),
         seeds=range(3),
     ),

@@ -316,10 +316,13 @@ def test_sockets_fit_however_long_the_temporary_directory_is(tmp_path, monkeypat
 def test_a_log_is_bounded_under_its_writers_hands(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "LOG_BYTES", 100)
     log = Log(tmp_path / "service.log")
-    with log.path.open("ab", buffering=0) as writer:
-        writer.write(b"a" * 101)
+    with log.open() as writer:
+        writer.write(b"b" * 50 + b"a" * 100)
+        writer.flush()
         log.bound()
         writer.write(b"sorry\n{}\n")
     assert log.path.read_bytes() == b"sorry\n{}\n"
-    assert (tmp_path / "service.log.1").read_bytes() == b"a" * 101
+    old = tmp_path / "service.log.1"
+    assert old.read_bytes() == b'{"event": "log.dropped", "bytes": 50}\n' + b"a" * 100
+    assert old.stat().st_mode == log.path.stat().st_mode
     assert log.last_words() == "sorry"
