@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
+from marless.envs import boxes
 from marless.errors import CorruptError, SpecError, shown
 
 FloatArray = NDArray[np.float32]
@@ -37,7 +38,8 @@ class Discrete:
 class Box:
     """Continuous actions, component k within [low[k], high[k]]; arrays are float32 [N, B, A].
 
-    Bounds may be infinite; only stochastic policies act without bounds, and their unit is 1 then.
+    Bounds may be infinite; only stochastic policies act without bounds, and their unit is 1 then, see
+    `marless.envs.boxes`.
     """
 
     low: tuple[float, ...]
@@ -341,10 +343,10 @@ def chance_acts(
 
 
 def _chance_numbers(space: Box, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Uniform within bounds; standard normal, clipped, where one of them is infinite."""
-    low, high = np.array(space.low), np.array(space.high)
+    """Uniform within bounds; as standard normal policies act where one of them is infinite."""
+    low, high = boxes.bounds_of(space)
     bounded = np.isfinite(low) & np.isfinite(high)
     uniform = rng.uniform(np.where(bounded, low, 0), np.where(bounded, high, 1), shape)
     if bounded.all():
         return uniform
-    return np.where(bounded, uniform, np.clip(rng.standard_normal(shape), low, high))
+    return np.where(bounded, uniform, boxes.into(space, rng.standard_normal(shape).astype(np.float32)))

@@ -2,7 +2,7 @@
 
 Discrete: A outputs are logits; illegal actions get ILLEGAL_LOGIT. Continuous: A outputs are the means of a diagonal
 Gaussian whose log standard deviations are free parameters. Its samples are in units in which the box is [−1, 1]; they
-are scaled to the box and clipped only for the environment.
+are converted only for the environment, which is as if it did so itself: their probabilities stay those of the Gaussian.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 
-import numpy as np
-
 from marless.core.limits import MAX_ACTIONS
-from marless.envs.base import ActionArray, Box, Discrete, FloatArray
+from marless.envs import boxes
+from marless.envs.base import ActionArray, Box, Discrete
 from marless.errors import SpecError
 
 ILLEGAL_LOGIT = -1e9
@@ -46,22 +45,5 @@ def parse(text: str) -> Discrete | Box:
 
 
 def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:
-    """Convert actions for the environment: continuous ones [..., A] are scaled from [−1, 1] to the box and clipped.
-
-    Components without a lower or an upper bound are clipped to the other one, but not scaled.
-    """
-    if isinstance(action, Discrete):
-        return chosen
-    low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    if bounded.all():
-        return np.clip(_scaled(chosen, low, high), low, high)
-    zero = np.float32(0)
-    inside = _scaled(chosen, np.where(bounded, low, zero), np.where(bounded, high, zero))
-    acted: FloatArray = np.clip(np.where(bounded, inside, chosen), low, high).astype(np.float32)
-    return acted
-
-
-def _scaled(chosen: ActionArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    scaled: FloatArray = low + (chosen + np.float32(1)) * (np.float32(0.5) * (high - low))
-    return scaled
+    """Convert actions for the environment, continuous ones [..., A] as `marless.envs.boxes` says."""
+    return chosen if isinstance(action, Discrete) else boxes.into(action, chosen)

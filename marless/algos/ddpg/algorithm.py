@@ -10,6 +10,7 @@ from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.algos.off_policy.config import check_replay
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
+from marless.envs.boxes import BOUNDLESS
 from marless.errors import SpecError
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ class DDPGAlgorithm:
             )
         for each in setting.spaces.classes:
             bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]
-            if any(abs(bound) == float("inf") for bound in bounds):
+            if any(abs(bound) >= BOUNDLESS for bound in bounds):
                 raise SpecError(
-                    f"algorithm.name {own.name} needs actions within bounds, and those of class {each.name} have none; "
-                    "bound them in the environment, or use ippo or mappo"
+                    f"algorithm.name {own.name} needs actions within bounds on both sides, which those of class "
+                    f"{each.name} lack; bound them in the environment, or use ippo or mappo"
                 )
         steps = own.updates or (setting.round_steps and own.gradient_steps(setting.round_steps))
         if steps and own.policy_every > steps:

@@ -130,19 +130,23 @@ def test_continuous_actions_are_scaled_to_the_box_and_clipped() -> None:
     assert to_env(CONTINUOUS.action, chosen).tolist() == [[[-2.0, 0.5, 9.0], [2.0, 0.0, 8.0]]]
 
 
-def test_continuous_actions_without_bounds_are_only_clipped() -> None:
+def test_continuous_actions_without_bounds_are_the_numbers_themselves() -> None:
+    """Those with one bound are its distance ln(1 + e²) and its like, see tests/unit/envs/test_boxes.py."""
     box = Box((-1.0, -np.inf, 0.0, -np.inf), (3.0, np.inf, np.inf, 1.0))
     chosen = np.array([[0.5, -7.0, -2.0, 5.0], [-9.0, 1e9, 2.0, -5.0]], np.float32)
-    assert to_env(box, chosen).tolist() == [[2.0, -7.0, 0.0, 1.0], [-1.0, 1e9, 2.0, -5.0]]
+    found = to_env(box, chosen)
+    assert found[:, :2].tolist() == [[2.0, -7.0], [-1.0, 1e9]]
+    assert found[:, 2].tolist() == pytest.approx([np.log1p(np.exp(-2)), np.log1p(np.exp(2))])
+    assert found[:, 3].tolist() == pytest.approx([1 - np.log1p(np.exp(-5)), 1 - np.log1p(np.exp(5))])
     assert to_env(box, chosen).dtype == np.float32
 
 
 def test_random_actions_without_bounds_are_finite() -> None:
     agents = AgentClass("a", ("a",), 1, Box((-1.0, -np.inf, 0.0), (3.0, np.inf, np.inf)))
     drawn = chance_acts(agents, np.zeros((1, 4000, 1), np.float32), None, np.random.default_rng(0))[0]
-    np.testing.assert_allclose(drawn.mean(axis=0), [1, 0, (2 * np.pi) ** -0.5], atol=0.08)
+    np.testing.assert_allclose(drawn.mean(axis=0), [1, 0, 0.8061], atol=0.08)  # ∫ φ(u) ln(1 + eᵘ) du
     np.testing.assert_allclose(drawn[:, :2].std(axis=0), [4 / 12**0.5, 1], atol=0.05)
-    assert drawn[:, 2].min() == 0
+    assert drawn[:, 2].min() > 0
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
