@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from marless import columns
+from marless.core.limits import MAX_COUNT
 from marless.machine import record_of
 from marless.record import (
     AggregationRecord,
@@ -91,15 +92,16 @@ def _scalars(kind: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:  # Any: the
 
 def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: JSON
     """Construct a part of a record; raises TypeError for a field that is missing, unknown, of the wrong type, or NaN or
-    infinite, OverflowError for an integer that is too large for a float.
+    infinite, and for times and counts beyond `MAX_COUNT`, with which costs cannot be computed.
     """
+    most = math.inf if kind is Returns else MAX_COUNT
     part = kind(**data)
     for name, types in _scalars(kind):
         value: Any = getattr(part, name)  # Any: JSON
         if not isinstance(value, types):
             raise TypeError(f"{name} is {value!r:.80}")
-        if types[0] is float and isinstance(value, int | float) and not math.isfinite(value):
-            raise TypeError(f"{name} is {value}")
+        if isinstance(value, int | float) and not (-most <= value <= most and math.isfinite(value)):
+            raise TypeError(f"{name} is {value!r:.80}")
     return part
 
 

@@ -145,6 +145,8 @@ def test_rounds_that_are_missing_twice_or_without_end_are_said(run, marless, com
         ([lines[0], _changed(lines[1], ended_s=float("nan")), lines[2]], "line 2: this is not a round record"),
         ([_changed(lines[0], ended_s=float("inf")), *lines[1:]], "line 1: this is not a round record"),
         ([_changed(lines[0], idle_s=float("nan")), *lines[1:]], "line 1: this is not a round record"),
+        ([_changed(lines[0], started_s=-1e308), *lines[1:]], "line 1: this is not a round record"),
+        ([_changed(lines[0], env_steps=10**400), *lines[1:]], "line 1: this is not a round record"),
     ):
         (run / "rounds.jsonl").write_text("".join(rounds))
         code, out, said = marless(*COMMANDS[command])
