@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from marless.cli.options import Connection, Output
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, find, from_folder
 from marless.cli.working import Working
-from marless.errors import InternalError, MarlessError, SpecError
+from marless.errors import InternalError, MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.estimates.calibration import Calibration
@@ -155,20 +156,31 @@ def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imp
 
 def _calibrated(spec: JobSpec) -> Calibration:
     """Calibrate in a process with the same number of threads as a worker."""
+    from marless.envs import allowed
     from marless.estimates.calibration import from_text
     from marless.fleet import environment
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "marless.estimates.calibration"],
-        input=spec.to_json(),
-        capture_output=True,
-        text=True,
-        timeout=CALIBRATION_S,
-        check=False,
-        env=environment.inherited(os.environ) | environment.learner(1),
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "marless.estimates.calibration"],
+            input=spec.to_json(),
+            capture_output=True,
+            text=True,
+            errors="replace",  # an environment may print what is no text
+            timeout=CALIBRATION_S,
+            check=False,
+            env=environment.inherited(os.environ)
+            | environment.learner(1)
+            | {allowed.VARIABLE: ",".join(allowed.modules())},
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            f"the calibration has not ended within {CALIBRATION_S:g} s; the environment hangs, or a round takes longer"
+        ) from None
+    if done.returncode < 0:
+        raise UnavailableError(f"the calibration was ended by a signal: {signal.strsignal(-done.returncode)}")
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no message"]
+        said = (done.stdout or done.stderr).strip().splitlines() or ["no message"]
         raise InternalError(f"the calibration failed: {said[-1]}")
     return from_text(done.stdout)
 

@@ -34,6 +34,7 @@ from marless.cli import (
 )
 from marless.cli.doctor import verb
 from marless.cli.options import connected
+from marless.cli.output import for_data_alone
 from marless.errors import MarlessError
 
 app = typer.Typer(
@@ -44,16 +45,16 @@ app = typer.Typer(
 )
 HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
 
-app.command(rich_help_panel=HERE)(local.train)
-app.command(rich_help_panel=HERE)(check.check)
-app.command(rich_help_panel=HERE)(connected(compare.compare))
+app.command(rich_help_panel=HERE)(for_data_alone(local.train))
+app.command(rich_help_panel=HERE)(for_data_alone(check.check))
+app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)
 app.command(rich_help_panel=HERE)(tokens.tokens)
 app.command(rich_help_panel=HERE)(credentials.credentials)
-app.command(rich_help_panel=HERE)(verb.doctor)
+app.command(rich_help_panel=HERE)(for_data_alone(verb.doctor))
 app.add_typer(fleet.app, name="fleet", rich_help_panel=HERE)
-app.command(rich_help_panel=JOBS)(connected(submitting.submit))
+app.command(rich_help_panel=JOBS)(connected(for_data_alone(submitting.submit)))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))
 app.command(rich_help_panel=JOBS)(connected(jobs.get))
 app.command(rich_help_panel=JOBS)(connected(jobs.watch))
@@ -68,7 +69,7 @@ app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
 app.command(rich_help_panel=JOBS)(connected(plot.plot))
 app.add_typer(scheduler.app, name="scheduler", rich_help_panel=POLICIES)
-app.command(rich_help_panel=POLICIES)(policies.evaluate)
+app.command(rich_help_panel=POLICIES)(for_data_alone(policies.evaluate))
 app.command(rich_help_panel=POLICIES)(policies.export)
 
 

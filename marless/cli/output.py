@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -10,22 +11,27 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar
 
 from marless.cli.options import Output
 from marless.errors import some_of
+from marless.standard_output import kept_for_data
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from marless.client import Job, LogLine
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _UNBOUNDED_COLUMNS = 10_000
 _WAITING = ("waits for ", "tries again: ")
 """How the reasons of jobs begin that do not go on at the moment."""
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters except line feeds and tabs: names from files or services must not control the terminal."""
+_kept: list[TextIO] = []
+"""The standard output that this process was started with, once `for_data_alone` has taken it away from others."""
 
 
 def say(sentence: str) -> None:
@@ -44,7 +50,30 @@ def _escaped(found: re.Match[str]) -> str:
 
 def data(text: str) -> None:
     """Print data to standard output, unbuffered."""
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True, file=_standard_output())
+
+
+def _standard_output() -> TextIO:
+    return _kept[0] if _kept else sys.stdout
+
+
+def for_data_alone(command: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Wraps a command that runs code of others, such as environments: what that code prints goes to standard error."""
+
+    @functools.wraps(command)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        _keep_standard_output()
+        return command(*args, **kwargs)
+
+    return wrapped
+
+
+def _keep_standard_output() -> None:
+    stream = sys.stdout
+    if _kept or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
+        return  # done before, closed before the start, or replaced by who calls this command as a function
+    _kept.append(kept_for_data())
+    stream.reconfigure(line_buffering=True)  # as standard error is, where it leads now
 
 
 def prepare() -> None:
@@ -56,13 +85,14 @@ def prepare() -> None:
 
 def flush() -> None:
     """Flush standard output; a closed pipe (`| head`) or output (`>&-`) is no error; a full disk was reported."""
-    if sys.stdout is None:  # it was closed before the start
+    stream = _standard_output()
+    if stream is None:  # it was closed before the start
         return
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         # The interpreter flushes again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def show_jobs(jobs: Sequence[Job], output: Output) -> None:
@@ -130,7 +160,8 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console that prints text without markup, in colour unless $NO_COLOR is set, uncut to files and pipes."""
     from rich.console import Console
 
-    shown = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    file = None if stderr else _standard_output()
+    shown = Console(stderr=stderr, file=file, markup=False, emoji=False, highlight=False)
     if not shown.is_terminal:
         shown.width = _UNBOUNDED_COLUMNS
     return shown

@@ -22,6 +22,7 @@ from marless.errors import CorruptError, MarlessError
 from marless.job import Job, prepare
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec, from_json
+from marless.standard_output import kept_for_data
 
 if TYPE_CHECKING:
     from marless.algos.learner import Learner
@@ -194,11 +195,15 @@ def _update(
 
 
 def main() -> None:
-    """Calibrate the job on standard input; for an invalid job, prints the error to stderr and exits with code 1."""
+    """Calibrate the job on standard input; for an invalid job, prints the error instead and exits with code 1."""
+    output = kept_for_data()
     try:
-        sys.stdout.write(calibrate(from_json(sys.stdin.read())).to_json())
+        said, code = calibrate(from_json(sys.stdin.read())).to_json(), 0
     except MarlessError as error:
-        sys.exit(str(error))
+        said, code = str(error), 1
+    output.write(said)
+    output.flush()
+    sys.exit(code)
 
 
 if __name__ == "__main__":
