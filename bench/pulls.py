@@ -18,9 +18,9 @@ from bench.stack import peak_mb, serving
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import gather
+from marless.rpc.limits import allow_many_files
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
-from marless.rpc.server import allow_many_files
 
 JOB = "pulls"
 START_S, READ_S = 30.0, 120.0

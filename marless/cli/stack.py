@@ -20,6 +20,7 @@ from marless.cli.service_process import STARTED, Starter
 from marless.cli.supervision import Log, RestartLimits, SupervisedService
 from marless.errors import JobStateError, UnavailableError, denied
 from marless.private_files import Claim, UntrustedPathError
+from marless.rpc import limits
 from marless.rpc.addresses import advertised
 from marless.rpc.security import SECRET_VARIABLES, Security
 
@@ -122,6 +123,8 @@ class LocalStack:
 
         Raises UnavailableError, with the reason, if that fails, and JobStateError if another stack uses `data`.
         """
+        limits.allow_many_files()
+        limits.check(files=limits.SERVICE_FILES, address_bytes=limits.LEARNER_BYTES)
         try:
             await self._hold()
             self._held.callback(self._starter.end)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from marless.rpc import chunks
+from marless.rpc import chunks, limits
 from marless.rpc.addresses import is_local
 from marless.rpc.admission import JOB_KEY
 from marless.rpc.errors import from_rpc
@@ -52,10 +52,12 @@ _LOCAL_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 class Peer:
     """A client's connection to one service. Connects on first use; raises domain errors only.
 
-    `service` is the name used in the message of an UnreachableError instead of the address.
+    `service` is the name used in the message of an UnreachableError instead of the address. To make one raises
+    UnavailableError in a process that may not open enough files or take enough memory.
     """
 
     def __init__(self, address: str, security: Security, service: str = "") -> None:
+        limits.check()
         credentials = security.channel_credentials(address)
         options = _LOCAL_OPTIONS if is_local(address) else _OPTIONS
         self.address = address

@@ -8,7 +8,6 @@ import faulthandler
 import gc
 import math
 import os
-import resource
 import signal
 import socket
 import stat
@@ -26,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from marless.errors import MarlessError, SpecError
 from marless.log import structlog
-from marless.rpc import chunks
+from marless.rpc import chunks, limits
 from marless.rpc.addresses import advertised, host_of
 from marless.rpc.admission import AdmissionInterceptor, Limits
 from marless.rpc.certificates import check_served
@@ -160,20 +159,15 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until a signal or the end of stdin stops it; returns 0, or 1 after an error message on stderr."""
     configure_logging()
     forget_secrets()
-    allow_many_files()
+    limits.allow_many_files()
     faulthandler.register(signal.SIGUSR1, file=_STDERR)  # writes where each thread is, for whoever asks why it hangs
     try:
+        limits.check(files=limits.SERVICE_FILES)
         asyncio.run(_run(service, options, build))
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1
     return 0
-
-
-def allow_many_files() -> None:
-    """Raise the limit of open files to its hard limit: each worker has a connection, each queued job a lock file."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(service: str, options: ServerOptions, build: Build) -> None:
