@@ -171,6 +171,13 @@ class Replay:
         shape = (len(agents.agents), agents.action.n) if kind == "mask" else (len(agents.agents),)
         return np.broadcast_to(np.bool_(kind != "waits"), (*row.shape, *shape))
 
+    def take_each(self, name: str, row: Rows) -> NDArray[np.generic]:
+        """Gather a field of frames that differ between the agents, rows [..., N]: e.g. "obs/0" as [..., N, O].
+
+        For fields that are stored.
+        """
+        return self._file.arrays[name][row, np.arange(row.shape[-1])]
+
     def arrays(self) -> Arrays:
         """The arrays to publish beside the file, at the end of an update; also releases the file's write lock."""
         self._file.release()

@@ -154,7 +154,10 @@ class ActorCritics:
             output_RAM = actors.targets.net.evaluate(stack.rows(view.after))
             legal = None if view.legal_after is None else stack.rows(view.legal_after)
             stack.put_rows(actors.head.target(output_RAM, stack.rows(view.noise_after), legal), actions[actors.index])
-        return actions
+        return [
+            action if view.kept is None else torch.where(view.kept.isnan(), action, view.kept)
+            for action, view in zip(actions, views, strict=True)
+        ]
 
 
 def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float) -> Gradient:
@@ -164,7 +167,7 @@ def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float
     """
     output_RAM = actors.nets.net.forward(mine.now)
     action_RAM = actors.head.act(output_RAM, mine.noise, mine.legal)
-    weight_R1M, judges = mine.weight, actors.judges.net
+    weight_R1M, judges = mine.acting_weight, actors.judges.net
     value_R1M = judges.forward(replaced(input_RIM, actors.own, action_RAM))
     d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
     # outputs of illegal actions have no effect, so they are not regularised
@@ -173,11 +176,11 @@ def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float
     penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
     loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
     gradient_PD = actors.nets.backward(actors.head.gradient(d_action_RAM).add_(pull_RAM))
-    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, mine.share.squeeze(1)))
+    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, weight_R1M.squeeze(1)))
 
 
 def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Metrics:
-    """Means over those of each net's rows that have samples, and whether a net has such rows."""
+    """Means over those of each net's rows that have samples, of weight above 0; and whether a net has such rows."""
     present_R1 = (share_RM.sum(dim=1, keepdim=True) > 0).float()
     rows_P1 = nets.mean(present_R1)
     scale_P1 = torch.where(rows_P1 > 0, 1 / rows_P1, 0.0)

@@ -69,7 +69,7 @@ class DDPGLearner(OffPolicyLearner):
     def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
         classes = context.scope.agent_classes(context.spaces)
         inputs = {k: Inputs.of(context.spaces.classes[k], context.model) for k in context.scope.classes}
-        kinds = Kinds(inputs=inputs, exploration=config.noise, with_state=False, team=False)
+        kinds = Kinds(inputs=inputs, exploration=config.noise, with_state=False, team=False, together=critic == "joint")
         super().__init__(config, context, kinds)
         self._config = config
         self._model, self._activation = context.model, context.model.activation

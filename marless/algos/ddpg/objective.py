@@ -59,7 +59,7 @@ class PolicyObjective:
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
         """See `Measurable`."""
         actors, mine = self._actors, _view(batch)
-        weight_R1M, nets, judges = mine.weight, actors.nets, actors.judges
+        weight_R1M, nets, judges = mine.acting_weight, actors.nets, actors.judges
 
         def value(output_RAM: Tensor) -> Tensor:
             action_RAM = actors.head.smooth(output_RAM, mine.noise, mine.legal)
@@ -84,7 +84,9 @@ class Sampled:
         self._parts: dict[str, Tensor] = {name: part for name, part in parts.items() if part is not None}
         self._parts["input"] = actors.judged(built, len(view.now))
         self._parts["features"] = mine.now
-        self._parts["alive"] = actors.nets.mean(mine.alive.squeeze(1)).unsqueeze(1)
+        self._parts["alive"] = actors.nets.mean((mine.alive if mine.acts is None else mine.acts).squeeze(1)).unsqueeze(
+            1
+        )
         self._shuffled = self._parts
 
     @property

@@ -46,6 +46,11 @@ class View:
     """None if agents never leave."""
     importance: Tensor | None
     """float32 [N, 1, M], importance weights; None for uniform draws."""
+    acts: Tensor | None = None
+    """float32 [N, 1, M], 1 for samples that policies are trained on: not where the agent waits, and its last action
+    stands; None: all that are alive."""
+    kept: Tensor | None = None
+    """float32 [N, A, M], see `ClassBatch`."""
 
     def taken(self, stack: Stack) -> View:
         """Select the samples that the members of a stack train on."""
@@ -63,8 +68,16 @@ class View:
     @property
     def weight(self) -> Tensor:
         """[N, 1, M], weights that sum to 1 per agent, times the samples' importance."""
+        return self._weights(self.alive)
+
+    @property
+    def acting_weight(self) -> Tensor:
+        """[N, 1, M], those for policies."""
+        return self._weights(self.alive if self.acts is None else self.acts)
+
+    def _weights(self, counts_N1M: Tensor) -> Tensor:
         importance_NM = None if self.importance is None else self.importance.squeeze(1)
-        return td.sample_weights(self.alive.squeeze(1), importance_NM).unsqueeze(1)
+        return td.sample_weights(counts_N1M.squeeze(1), importance_NM).unsqueeze(1)
 
 
 def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
@@ -87,6 +100,8 @@ def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tupl
                 legal=None if legal is None else legal[:, :, :width],
                 legal_after=None if legal is None else legal[:, :, width:],
                 alive=torch.ones_like(gains.reward).unsqueeze(1) if alive is None else alive[:, :, :width],
+                acts=None if each.acts is None else each.acts.unsqueeze(1),
+                kept=each.kept,
                 alive_after=None if alive is None else alive[:, :, width:],
                 importance=None if batch.importance is None else batch.importance.expand(len(action), 1, -1),
             )

@@ -43,7 +43,18 @@ class ClassBatch:
     legal: Tensor | None
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
-    """float32 [N, F], 1 or 0; None if agents never leave, or have values after their death."""
+    """float32 [N, F], 1 or 0, samples that count: the agent acts, or its last choice stands while it waits; None if
+    agents never leave, or have values after their death. See `marless.algos.off_policy.turns`."""
+    acts: Tensor | None = None
+    """float32 [N, M], 1 where the agent itself acts; None: wherever it is alive."""
+    kept: Tensor | None = None
+    """float32 [N, A, M], continuous actions that stand in the successors, NaN for agents that act there; None if all
+    do."""
+    waits: Tensor | None = None
+    """float32 [N, F], 1 where agents that have values of their own wait; only of episodes in which some do."""
+    turn: Tensor | None = None
+    """int64 [N, 1, F], the time step of the last turn of agents that are valued together; only of episodes in which
+    some wait. Features are those of each step, actions and legal actions those of the turns."""
     returned: Tensor | None = None
     """bool [N, 1, F], the agent comes back: the memory of its net is empty; None if agents never leave, or nets have
     no memory."""
@@ -57,9 +68,12 @@ class ClassBatch:
             torch.split(self.action, width, -1),
             _split(self.legal, 2 * width),
             _split(self.alive, 2 * width),
+            _split(self.acts, width),
+            _split(self.kept, width),
         )
-        for features, action, legal, alive in zip(*columns, strict=False):  # missing fields repeat None endlessly
-            yield ClassBatch(features=features, action=action, legal=legal, alive=alive)
+        # missing fields repeat None endlessly
+        for features, action, legal, alive, acts, kept in zip(*columns, strict=False):
+            yield ClassBatch(features=features, action=action, legal=legal, alive=alive, acts=acts, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.off_policy.turns import last_turns, next_turns, open_steps, turn_times
 from marless.algos.training.rewards import RewardMoments
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
@@ -47,6 +48,36 @@ class _Frames:
     """[n, M]: false beyond the segment's end, and after a step in which an agent was truncated; None if n = 1."""
     first: NDArray[np.int64] | None = None
     """[E], first frames of whole episodes, or of parts of them; None for single env steps."""
+    width: int = 0
+    """Columns of a batch of single env steps, of which there may be several."""
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The frames of a draw for the agents of one class: `_Frames`, unless some of them wait; see `turns`."""
+
+    frame: NDArray[np.int64]
+    """[F], or [F, N]."""
+    act: NDArray[np.int64]
+    """[M] or [M, N], the frames whose actions count."""
+    then: NDArray[np.int64]
+    """[n, M]."""
+    taken: NDArray[np.bool_] | None
+    """[n, M] or [n, N, M]."""
+    alive: NDArray[np.bool_] | None
+    """[F, N], samples that count; None: all."""
+    waits: NDArray[np.bool_] | None = None
+    """[M, N], agents that wait, and whose last choice stands; None where agents have values of their own."""
+    after: NDArray[np.int64] | None = None
+    """[M, N], likewise: the frames of their last turns in the successors."""
+    keeps: NDArray[np.bool_] | None = None
+    """[M, N], likewise: who waits in the successors."""
+    turn: NDArray[np.int64] | None = None
+    """[F, N], see `ClassBatch`."""
+    waiting: NDArray[np.bool_] | None = None
+    """[F, N], `waits` of `ClassBatch`."""
+    legal: NDArray[np.int64] | None = None
+    """[F, N], the frames whose legal actions count; None: those of `frame`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +94,8 @@ class BatchSource:
     """Maximum number of steps of an episode; None if unknown."""
     team: bool
     """True if batches have the rewards of the team, False if those of each agent."""
+    together: bool = False
+    """True if the agents of an env step are valued together, by a mixer or by joint critics."""
     everlasting: bool
     """True if agents have values after their death, as they still earn the team's reward."""
     units: int
@@ -93,8 +126,7 @@ class BatchSource:
     def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
         row = self.replay.draw(rng, times * count).row
         frames = self._single(row, count)
-        together = self._batch(row, frames, self._gains(frames, moments), None)
-        return list(together.parts(count))
+        return list(self._batch(row, frames, moments, None).parts(count))
 
     def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":
@@ -104,7 +136,7 @@ class BatchSource:
             draw = self.replay.draw(rng, count, beta)
             row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
         importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
-        return self._batch(row, frames, self._gains(frames, moments), importance)
+        return self._batch(row, frames, moments, importance)
 
     def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
         """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`.
@@ -118,14 +150,15 @@ class BatchSource:
             after_M = after_M + taken[-1]
         follows = np.zeros((1, len(row_M)), np.bool_)
         frame = np.stack([row_M.reshape(-1, width), after_M.reshape(-1, width)], axis=1)
-        return _Frames(frame.ravel(), np.stack(then), 1, follows, None, np.stack(taken) if len(taken) > 1 else None)
+        summed = np.stack(taken) if len(taken) > 1 else None
+        return _Frames(frame.ravel(), np.stack(then), 1, follows, None, summed, width=width)
 
     def _truncated(self, row_M: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
         found_M = np.zeros(len(row_M), np.bool_)
         for k, _, _ in self.classes:
             if self._leave(k) and not self.team:
-                left_MN = self._is(f"alive/{k}", row_M) & ~self._is(f"alive/{k}", row_M + 1)
+                left_MN = self._there(k, row_M) & ~self._there(k, row_M + 1)
                 found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
         return found_M
 
@@ -153,12 +186,14 @@ class BatchSource:
         self,
         row: NDArray[np.int64],
         frames: _Frames,
-        gains: tuple[Gains, ...],
+        moments: RewardMoments,
         importance_M: NDArray[np.float32] | None,
     ) -> Batch:
+        own = [self._own(k, frames) for k, _, _ in self.classes]
+        classes = zip(self.classes, own, strict=True)
         return Batch(
-            classes=tuple(self._class_batch(k, agents, inputs, frames) for k, agents, inputs in self.classes),
-            gains=gains,
+            classes=tuple(self._class_batch(k, agents, inputs, frames, mine) for (k, agents, inputs), mine in classes),
+            gains=self._gains(frames, own, moments),
             steps=frames.steps,
             width=len(row),
             importance=None if importance_M is None else self._to(importance_M),
@@ -168,19 +203,91 @@ class BatchSource:
             row=row,
         )
 
-    def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames) -> ClassBatch:
-        take, fields = self.replay.take, self._fields
-        action = take(f"action/{k}", frames.then[0])
-        columns = (
-            action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
+    def _own(self, k: int, frames: _Frames) -> _Own:
+        """The frames of the agents of a class: those of all, unless some of them wait."""
+        alive_FN = self._is(f"alive/{k}", frames.frame) if self._leave(k) else None
+        common = _Own(frames.frame, frames.then[0], frames.then, frames.taken, alive_FN)
+        waits_FN = self._is(f"waits/{k}", frames.frame) if f"waits/{k}" in self._fields else None
+        if waits_FN is None or not waits_FN.any():
+            return common
+        if frames.first is not None:
+            return (
+                self._held_over_time(common, frames, waits_FN) if self.together else _counted(common, frames, waits_FN)
+            )
+        return self._held(k, frames, waits_FN) if self.together else self._chained(k, frames, waits_FN)
+
+    def _chained(self, k: int, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+        """Samples from each agent's turn to its next turn; open turns do not count."""
+        width, agents = frames.width, waits_FN.shape[1]
+        now_M, after_M = (part.ravel() for part in frames.frame.reshape(-1, 2, width).swapaxes(0, 1))
+        taken_nM = np.ones_like(frames.then, np.bool_) if frames.taken is None else frames.taken
+        ahead = next_turns(
+            frames.then,
+            taken_nM,
+            after_M,
+            waits=lambda row: self._is(f"waits/{k}", row),
+            last=lambda row: self._is("last", row),
         )
-        legal_FNA = take(f"mask/{k}", frames.frame) if f"mask/{k}" in fields else None
-        alive_FN = take(f"alive/{k}", frames.frame) if self._leave(k) else None
+        now_MN = np.repeat(now_M[:, None], agents, axis=1)
+        parts = [part.reshape(-1, width, agents) for part in (now_MN, ahead.after)]
+        frame_FN = np.stack(parts, axis=1).reshape(-1, agents)
+        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._leave(k) else np.ones_like(waits_FN)
+        silent = np.stack([ahead.open.reshape(parts[0].shape), np.zeros(parts[0].shape, np.bool_)], axis=1)
+        counts_FN = alive_FN & ~silent.reshape(-1, agents) & ~self._flags(f"waits/{k}", frame_FN)
+        return _Own(frame_FN, frames.then[0], ahead.then, ahead.taken, counts_FN)
+
+    def _held(self, k: int, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+        """The observations and actions of the last turns of agents that wait."""
+        frame_FN = last_turns(
+            frames.frame, waits=lambda row: self._is(f"waits/{k}", row), first=lambda row: self._is("first", row)
+        )
+        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._leave(k) else ~self._flags(f"waits/{k}", frame_FN)
+        now_MN, after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(frame_FN, frames.width))
+        waits_MN, waits_after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(waits_FN, frames.width))
+        return _Own(frame_FN, now_MN, frames.then, frames.taken, alive_FN, waits_MN, after_MN, waits_after_MN)
+
+    def _held_over_time(self, common: _Own, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+        """The same for episodes, whose nets see all steps: the actions of last turns, and when those were."""
+        steps, agents = frames.steps, waits_FN.shape[1]
+        frame_TEN = np.repeat(frames.frame.reshape(steps + 1, -1, 1), agents, axis=2)
+        turn_TEN = turn_times(waits_FN.reshape(frame_TEN.shape))
+        held_TEN = np.take_along_axis(frame_TEN, turn_TEN, axis=0)
+        acts_FN = ~waits_FN if common.alive is None else common.alive
+        acted_TEN = np.take_along_axis(acts_FN.reshape(frame_TEN.shape), turn_TEN, axis=0)
+        now, after = (part.reshape(-1, agents) for part in (held_TEN[:-1], held_TEN[1:]))
+        width = frame_TEN.shape[1]
+        return replace(
+            common,
+            legal=held_TEN.reshape(-1, agents),
+            act=now,
+            alive=acted_TEN.reshape(-1, agents),
+            waits=waits_FN[:-width],
+            after=after,
+            keeps=waits_FN[width:],
+            turn=turn_TEN.reshape(-1, agents),
+        )
+
+    def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames, own: _Own) -> ClassBatch:
+        discrete = isinstance(agents.action, Discrete)
+        action = self._each(f"action/{k}", own.act)
+        legal = own.frame if own.legal is None else own.legal
+        legal_FNA = self._each(f"mask/{k}", legal) if f"mask/{k}" in self._fields else None
+        kept = None if own.after is None else self._each(f"action/{k}", own.after)
+        if discrete and kept is not None and own.keeps is not None:
+            legal_FNA = _only(kept, own.keeps, agents.action.n, legal_FNA, frames)
+        acts_NM = None
+        if own.waits is not None and own.alive is not None:
+            now = own.alive[: len(own.waits)] if own.turn is not None else _halves(own.alive, frames.width)[0]
+            acts_NM = self._to((now.reshape(own.waits.shape) & ~own.waits).T.astype(np.float32))
         return ClassBatch(
-            features=self._to(self._features(k, agents, inputs, frames.frame)),
-            action=self._to(columns),
+            features=self._to(self._features(k, agents, inputs, own.frame)),
+            action=self._to(action.T[:, None].astype(np.int64) if discrete else action.transpose(1, 2, 0)),
             legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
-            alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
+            alive=None if own.alive is None else self._to(own.alive.T.astype(np.float32)),
+            acts=acts_NM,
+            kept=None if discrete or kept is None or own.keeps is None else self._to(_standing(kept, own.keeps)),
+            waits=None if own.waiting is None else self._to(own.waiting.T.astype(np.float32)),
+            turn=None if own.turn is None else self._to(own.turn.T[:, None]),
             returned=self._returned(k, frames),
             memory=self._memory(k, frames),
         )
@@ -192,9 +299,9 @@ class BatchSource:
     def _returned(self, k: int, frames: _Frames) -> Tensor | None:
         if not self.units or f"alive/{k}" not in self._fields:
             return None
-        alive_FN = self._is(f"alive/{k}", frames.frame)
-        found_TEN = returned(alive_FN.reshape(frames.steps + 1, -1, alive_FN.shape[1]))
-        return self._to(found_TEN.reshape(alive_FN.shape).T[:, None])
+        there_FN = self._there(k, frames.frame)
+        found_TEN = returned(there_FN.reshape(frames.steps + 1, -1, there_FN.shape[1]))
+        return self._to(found_TEN.reshape(there_FN.shape).T[:, None])
 
     def _memory(self, k: int, frames: _Frames) -> Tensor | None:
         """[N, H, E] of the nets; a memory's last numbers are the last action, see `_last`."""
@@ -206,7 +313,7 @@ class BatchSource:
         input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
         for some in _pieces(len(frame)):
             row = frame[some]
-            obs_NFO = self._numbers(f"obs/{k}", row).swapaxes(0, 1)
+            obs_NFO = self._each(f"obs/{k}", row).astype(np.float32, copy=False).swapaxes(0, 1)
             before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
             if inputs.last_action and self.schema.memory:
@@ -222,14 +329,16 @@ class BatchSource:
 
     def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
         """The agents' actions in the step before; and [F] or [N, F], True where there is none, because agents begin
-        anew.
+        anew. `row` is [F], or [F, N] if agents have frames of their own.
         """
-        first_F = self._is("first", row)
-        before = self.replay.take(f"action/{k}", row - ~first_F).swapaxes(0, 1)
-        anew = first_F
+        first = self._is("first", row)
+        before = self._each(f"action/{k}", row - ~first).swapaxes(0, 1)
+        anew = first.T
         if f"alive/{k}" in self._fields:
-            alive_2FN = np.stack([self._is(f"alive/{k}", each) for each in (row - ~first_F, row)])
-            anew = first_F | returned(alive_2FN)[1].T
+            there_2FN = np.stack([self._flags(f"alive/{k}", each) for each in (row - ~first, row)])
+            if f"waits/{k}" in self._fields:
+                there_2FN |= np.stack([self._flags(f"waits/{k}", each) for each in (row - ~first, row)])
+            anew = first.T | returned(there_2FN)[1].T
         if isinstance(agents.action, Discrete):
             return before.astype(np.int32, copy=False), anew
         return before.astype(np.float32, copy=False), anew
@@ -240,17 +349,17 @@ class BatchSource:
             state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
         return self._to(state_1SF)
 
-    def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
+    def _gains(self, frames: _Frames, own: Sequence[_Own], moments: RewardMoments) -> tuple[Gains, ...]:
         got = [
-            (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
-            for k, _, _ in self.classes
+            (_by_agent(self._numbers(f"reward/{k}", mine.then)), _by_agent(self._is(f"terminated/{k}", mine.then)))
+            for (k, _, _), mine in zip(self.classes, own, strict=True)
         ]
         if self.team:
             reward_n1M = got[0][0][:, :1]  # all agents have the team's
             over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
             return (self._discounted(reward_n1M, over_n1M, frames.taken, moments, 0),)
         return tuple(
-            self._discounted(reward_nNM, over_nNM, frames.taken, moments, index)
+            self._discounted(reward_nNM, over_nNM, own[index].taken, moments, index)
             for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
@@ -260,7 +369,7 @@ class BatchSource:
         for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
             gone_nNM = over_nNM
             if self._leave(k):
-                gone_nNM = over_nNM | ~_by_agent(self._is(f"alive/{k}", frames.then))
+                gone_nNM = over_nNM | ~_by_agent(self._there(k, frames.then))
             gone.append(gone_nNM.all(axis=1, keepdims=True))
         everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)
         return everyone_n1M
@@ -269,11 +378,11 @@ class BatchSource:
         self,
         reward_nNM: NDArray[np.float32],
         over_nNM: NDArray[np.bool_],
-        taken_nM: NDArray[np.bool_] | None,
+        taken: NDArray[np.bool_] | None,
         moments: RewardMoments,
         row: int,
     ) -> Gains:
-        """Discounted sums of rewards up to the terminal state, or as long as frames are `taken`.
+        """Discounted sums of rewards up to the terminal state, or as long as frames are `taken`, [n, M] or [n, N, M].
 
         With `reward_normalisation` values are shifted and scaled, see `RewardMoments`.
         """
@@ -281,10 +390,10 @@ class BatchSource:
         scale, centre = (moments.scale(row), moments.centre(row)) if normalised else (1.0, 0.0)
         gained_nNM = reward_nNM * np.float32(scale)
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
-        later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
-        for gained_NM, over_NM, taken_M in later:
-            reward_NM += np.where(taken_M, discount_NM * gained_NM, np.float32(0))
-            discount_NM *= np.where(taken_M, np.where(over_NM, np.float32(0), gamma), np.float32(1))
+        later = zip(gained_nNM[1:], over_nNM[1:], () if taken is None else taken[1:], strict=True)
+        for gained_NM, over_NM, summed in later:
+            reward_NM += np.where(summed, discount_NM * gained_NM, np.float32(0))
+            discount_NM *= np.where(summed, np.where(over_NM, np.float32(0), gamma), np.float32(1))
         reward_NM += (discount_NM - np.float32(1)) * np.float32(centre * scale)
         return Gains(self._to(reward_NM), self._to(discount_NM))
 
@@ -294,6 +403,19 @@ class BatchSource:
     def _is(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self.replay.take(name, row).astype(np.bool_, copy=False)
 
+    def _each(self, name: str, row: NDArray[np.int64]) -> NDArray[np.generic]:
+        """A field of all agents of a class in frames [F], or of each in frames of its own, [F, N]."""
+        return self.replay.take(name, row) if row.ndim == 1 else self.replay.take_each(name, row)
+
+    def _flags(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """As `_each`, of a field of flags."""
+        return self._each(name, row).astype(np.bool_, copy=False)
+
+    def _there(self, k: int, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[x, N]: the agents in the episode, whether they act or wait."""
+        alive = self._is(f"alive/{k}", row)
+        return alive | self._is(f"waits/{k}", row) if f"waits/{k}" in self._fields else alive
+
     def _to(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
@@ -301,6 +423,44 @@ class BatchSource:
 def _pieces(frames: int) -> Iterator[slice]:
     """Slices of all frames, so small that the first-level cache holds the rows until they are transposed."""
     return (slice(begun, begun + _CACHED) for begun in range(0, frames, _CACHED))
+
+
+def _counted(common: _Own, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+    """Whole episodes in which agents with values of their own wait: those steps and open turns do not count."""
+    shape = (frames.steps + 1, -1, waits_FN.shape[1])
+    alive_FN = np.ones_like(waits_FN) if common.alive is None else common.alive
+    opened = open_steps(waits_FN.reshape(shape), frames.follows).reshape(-1, waits_FN.shape[1])
+    counts_FN = alive_FN & ~waits_FN
+    counts_FN[: len(opened)] &= ~opened
+    return replace(common, alive=counts_FN, waiting=waits_FN)
+
+
+def _halves(array: NDArray[Any], width: int) -> NDArray[Any]:  # Any: of each dtype
+    """[F, …] of batches of single env steps → [2, batches, width, …]: the samples, and their successors."""
+    return array.reshape(-1, 2, width, *array.shape[1:]).swapaxes(0, 1)
+
+
+def _only(
+    kept_MN: NDArray[Any],
+    keeps_MN: NDArray[np.bool_],
+    actions: int,
+    legal_FNA: NDArray[Any] | None,
+    frames: _Frames,
+) -> NDArray[np.bool_]:
+    """The legal actions, [F, N, A], if agents that wait can only keep to their last choice in the successors."""
+    shape = (len(frames.frame), kept_MN.shape[1], actions)
+    found_FNA = np.ones(shape, np.bool_) if legal_FNA is None else np.array(legal_FNA, np.bool_)
+    after = _halves(found_FNA, frames.width)[1] if frames.first is None else found_FNA[-len(kept_MN) :]
+    chosen = kept_MN[..., None] == np.arange(actions)
+    wide = after.shape
+    after[...] = np.where(keeps_MN.reshape(*wide[:-1], 1), chosen.reshape(wide), after)
+    return found_FNA
+
+
+def _standing(kept_MNA: NDArray[Any], keeps_MN: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """[N, A, M]: continuous actions that stand in the successors, NaN elsewhere."""
+    found_MNA = np.where(keeps_MN[..., None], kept_MNA, np.nan).astype(np.float32)
+    return found_MNA.transpose(1, 2, 0)
 
 
 def _by_agent(rows_nMN: NDArray[Any]) -> NDArray[Any]:  # Any: of each dtype

@@ -108,6 +108,8 @@ class Kinds:
     """True if batches have the global state."""
     team: bool
     """True if batches have the rewards of the team, not of each agent."""
+    together: bool
+    """True if the agents of an env step are valued together, by a mixer or by joint critics."""
 
 
 class OffPolicyLearner(ABC):
@@ -132,6 +134,7 @@ class OffPolicyLearner(ABC):
             config=config,
             longest=context.spaces.max_steps,
             team=kinds.team,
+            together=kinds.together,
             everlasting=config.reward_rule.after_death,
             units=context.model.memory,
             device=self._device,

@@ -11,19 +11,25 @@ from torch import Tensor
 
 
 def lambda_returns(
-    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows: Tensor, td_lambda: float
+    reward_NTE: Tensor,
+    discount_NTE: Tensor,
+    after_NTE: Tensor,
+    follows: Tensor,
+    td_lambda: float,
+    onward_NTE: Tensor | None = None,
 ) -> Tensor:
     """λ-returns [N, T, E]: G_t = r_t + γ_t ((1 − λ) V_t + λ G_{t+1}), V_t being the successor's value `after`.
 
     `discount` is γ, or 0 where the agent terminated; `follows`, [T, E] or [N, T, E], is true where step t + 1 continues
     the agent's episode: elsewhere G_t = r_t + γ_t V_t. λ = 0 gives one-step targets. If V is a maximum over actions,
     this is Peng's Q(λ) (Peng & Williams 1996), without a correction for non-greedy actions. EPyMARL uses one-step
-    targets.
+    targets. `onward` is true where the agent waits in step t + 1: there λ is 1, as its next choice is yet to come.
     """
     _one_shape(reward_NTE, discount_NTE, after_NTE, follows)
     result_NTE = reward_NTE + discount_NTE * after_NTE
     for t in range(reward_NTE.shape[1] - 2, -1, -1):
-        better_NE = td_lambda * discount_NTE[:, t] * (result_NTE[:, t + 1] - after_NTE[:, t])
+        decay = td_lambda if onward_NTE is None else torch.where(onward_NTE[:, t], 1.0, td_lambda)
+        better_NE = decay * discount_NTE[:, t] * (result_NTE[:, t + 1] - after_NTE[:, t])
         result_NTE[:, t] += torch.where(follows[..., t, :], better_NE, 0.0)
     return result_NTE
 

@@ -35,6 +35,8 @@ class Seen:
     """T."""
     returned: Tensor | None = None
     """bool [P, 1, F], the agent comes back; None if agents never leave."""
+    turn: Tensor | None = None
+    """int64 [P, 1, F], time step of the agent's last turn, whose value counts; None: each step's own."""
     memory: Tensor | None = None
     """float32 [P, H, C], memory of the nets before the first step; None: empty."""
 
@@ -42,6 +44,13 @@ class Seen:
     def width(self) -> int:
         """C."""
         return self.features.shape[2] // (self.steps + 1)
+
+    def turns(self) -> Tensor | None:
+        """int64 [P, 1, F], the columns whose values count; None: each its own."""
+        if self.turn is None:
+            return None
+        columns_F = torch.arange(self.features.shape[2], device=self.features.device)
+        return self.turn * self.width + columns_F % self.width
 
     def resets(self) -> Tensor:
         """bool [1 or P, T + 1, C]: memory is reset at the first step of a column, which is an episode or a part of one,
@@ -72,7 +81,7 @@ class QFunction:
         With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
         2016, eq. 4). `backward` refers to the last call.
         """
-        width, features = seen.width, seen.features
+        width, features, self._turns = seen.width, seen.features, seen.turns()
         legal_PAM = None if seen.legal is None else seen.legal[:, :, width:]
         if seen.steps == 1 and not self._remembers:  # successors need no gradient, so they get passes of their own
             now, after = features[:, :, :width], features[:, :, width:]
@@ -80,8 +89,9 @@ class QFunction:
             after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
             q_PAM = self._values(self.net.forward(now))
         else:
-            q_PAF = self._values(self.net.forward(features, seen.resets(), seen.memory))
-            target_PAM = self._values(self._target.forward(features, seen.resets(), seen.memory))[:, :, width:]
+            q_PAF = self._at_turns(self._values(self.net.forward(features, seen.resets(), seen.memory)))
+            target_PAF = self._at_turns(self._values(self._target.forward(features, seen.resets(), seen.memory)))
+            target_PAM = target_PAF[:, :, width:]
             after_PM = best(q_PAF[:, :, width:] if double else None, target_PAM, legal_PAM)
             q_PAM = q_PAF[:, :, :-width]
         self._chosen, self._forward = (seen.action, q_PAM.shape[1]), self._columns(seen)
@@ -92,6 +102,8 @@ class QFunction:
         action_P1M, actions = self._chosen
         d_q_PAF = d_chosen_PM.new_zeros(len(d_chosen_PM), actions, self._forward)
         d_q_PAF.scatter_(1, action_P1M, d_chosen_PM.unsqueeze(1))
+        if self._turns is not None:
+            d_q_PAF = torch.zeros_like(d_q_PAF).scatter_add_(2, self._turns.expand_as(d_q_PAF), d_q_PAF)
         self.net.backward(at_outputs(d_q_PAF) if self._dueling else d_q_PAF)
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -114,6 +126,9 @@ class QFunction:
         return ChosenScore(
             slope_P1M * batch["error"], slope_P1M * share_P1M, action_P1M, output_PKM, dueling=self._dueling
         )
+
+    def _at_turns(self, q_PAF: Tensor) -> Tensor:
+        return q_PAF if self._turns is None else q_PAF.gather(2, self._turns.expand_as(q_PAF))
 
     def _values(self, output_PKM: Tensor) -> Tensor:
         return dueling(output_PKM) if self._dueling else output_PKM

@@ -62,7 +62,13 @@ class QLearner(OffPolicyLearner):
     def __init__(self, config: QConfig, context: LearnerContext, *, mixer: Mixing) -> None:
         scope, spaces, model = context.scope, context.spaces, context.model
         inputs = {k: Inputs.of(spaces.classes[k], model, last_action=config.last_action) for k in scope.classes}
-        kinds = Kinds(inputs=inputs, exploration=config.epsilon, with_state=mixer == "monotone", team=mixer != "none")
+        kinds = Kinds(
+            inputs=inputs,
+            exploration=config.epsilon,
+            with_state=mixer == "monotone",
+            team=mixer != "none",
+            together=mixer != "none",
+        )
         super().__init__(config, context, kinds)
         self._config = config
         self._mixing = mixer

@@ -27,6 +27,7 @@ from marless.algos.training.meter import Meter
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples
 from marless.algos.training.step_metrics import PRESENT, step_means
+from marless.algos.training.turns import Turns
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
@@ -81,6 +82,7 @@ class Policies(Trained):
             legal=None if mine.legal is None else self.stack.pool(mine.legal),
             steps=batch.steps,
             returned=None if mine.returned is None else self.stack.pool(mine.returned),
+            turn=None if mine.turn is None else self.stack.pool(mine.turn),
             memory=None if mine.memory is None else self.stack.pool(mine.memory),
         )
 
@@ -131,7 +133,7 @@ class QTraining(ABC):
                     "action": seen.action.float(),
                     "error": error_PM.unsqueeze(1),
                     "share": share_PM.unsqueeze(1),
-                    "alive": each.own(counted(batch, batch.classes[each.index])).unsqueeze(1),
+                    "alive": each.own(acting(batch, batch.classes[each.index])).unsqueeze(1),
                 }
                 if batch.steps > 1:
                     parts["first"] = (
@@ -199,10 +201,15 @@ class IndependentTraining(QTraining):
         return error_PM
 
     def _targets(self, each: Policies, batch: Batch, after_PM: Tensor) -> Tensor:
-        gains, alive_NF = batch.gains[each.index], batch.classes[each.index].alive
-        # an agent that is absent in the next step was truncated, or has terminated: nothing later is its return
-        stays_PM = None if alive_NF is None or batch.steps == 1 else each.own(alive_NF[:, batch.width :]) > 0
-        return returns(Gains(each.own(gains.reward), each.own(gains.discount)), after_PM, batch, self._config, stays_PM)
+        mine, gained = batch.classes[each.index], batch.gains[each.index]
+        gains, stays_PM, waits_PF = Gains(each.own(gained.reward), each.own(gained.discount)), None, None
+        if mine.alive is not None and batch.steps > 1:
+            # an agent that is absent in the next step was truncated, or has terminated: nothing later is its return
+            stays_PM = each.own(mine.alive[:, batch.width :]) > 0
+            if mine.waits is not None:
+                waits_PF = each.own(mine.waits) > 0
+                stays_PM |= waits_PF[:, -stays_PM.shape[1] :]
+        return returns(gains, after_PM, batch, self._config, stays_PM, waits_PF)
 
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         found = []
@@ -359,10 +366,18 @@ def by_name(trained: Trained, gradient_PD: Tensor) -> dict[str, dict[str, Tensor
     return {name: {trained.prefix: gradient_PD[i]} for i, name in enumerate(trained.names)}
 
 
-def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig, stays_XM: Tensor | None = None) -> Tensor:
+def returns(
+    gains: Gains,
+    after_XM: Tensor,
+    batch: Batch,
+    config: QConfig,
+    stays_XM: Tensor | None = None,
+    waits_XF: Tensor | None = None,
+) -> Tensor:
     """The TD targets, [X, M], given the values after each sample.
 
-    `stays`, bool [X, M], is true where the agent is there in the next step; None if it makes no difference.
+    `stays`, bool [X, M], is true where the agent is there in the next step, in a turn that is not open or before one;
+    None if it makes no difference. `waits`, bool [X, F], tells in which steps agents wait; None if nobody does.
     """
     if batch.steps == 1:  # rewards of n-step targets are summed already
         return torch.addcmul(gains.reward, gains.discount, after_XM)
@@ -371,8 +386,13 @@ def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig, stays
     follows = batch.follows.repeat(1, reward_XTC.shape[2] // batch.width)
     if stays_XM is not None:
         follows = follows & stays_XM.view_as(reward_XTC)
+    onward_XTC = None
+    if waits_XF is not None:
+        waits_XTC = waits_XF[:, : after_XM.shape[1]].reshape(shape)
+        turns = Turns.of(waits_XTC, torch.zeros_like(waits_XTC), follows)
+        after_XTC, onward_XTC = turns.through(reward_XTC, discount_XTC, after_XTC), turns.onward
     if config.td_lambda is not None:
-        return td.lambda_returns(reward_XTC, discount_XTC, after_XTC, follows, config.td_lambda).flatten(1)
+        return td.lambda_returns(reward_XTC, discount_XTC, after_XTC, follows, config.td_lambda, onward_XTC).flatten(1)
     return td.n_step_returns(reward_XTC, discount_XTC, after_XTC, follows, config.n_step).flatten(1)
 
 
@@ -381,6 +401,12 @@ def counted(batch: Batch, mine: ClassBatch) -> Tensor:
     shape = len(mine.features), batch.steps * batch.width
     counts_NM = mine.features.new_ones(shape) if mine.alive is None else mine.alive[:, : -batch.width]
     return counts_NM if batch.valid is None else counts_NM * batch.valid
+
+
+def acting(batch: Batch, mine: ClassBatch) -> Tensor:
+    """[N, M], 1 for samples that count and in which the agent itself acts."""
+    counts_NM = counted(batch, mine)
+    return counts_NM if mine.acts is None else counts_NM * mine.acts
 
 
 def anyone(batch: Batch) -> Tensor:
