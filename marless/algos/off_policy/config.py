@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from marless.algos.algorithm import AlgorithmConfig, Setting, remembered
 from marless.algos.rates import Rate
-from marless.algos.team import RewardRule
+from marless.algos.team import RewardRule, together
 from marless.core.settings import Strict
 from marless.errors import SpecError
 
@@ -99,7 +99,31 @@ class OffPolicyConfig(AlgorithmConfig):
         return None if self.updates is None else self.samples(0, steps)
 
     def advice(self, setting: Setting) -> str:
-        """Warns of a job that ends before its first gradient step, or draws each sample more than `OFTEN` times."""
+        """Warns of a job that ends before its first gradient step, or draws each sample more than `OFTEN` times; and of
+        rewards that do not reach the dead.
+        """
+        return together(self._advice_on_steps(setting), self._advice_on_deaths(setting))
+
+    @property
+    def reach(self) -> int | None:
+        """Steps over which the rewards of a target are summed; None: those of the whole episode."""
+        return self.n_step
+
+    def _advice_on_deaths(self, setting: Setting) -> str:
+        """The dead observe zeros, whatever they did: their value is one number, which tells no action from another. So
+        only rewards within the sum of a target reach the actions before a death.
+        """
+        if not (self.reward_rule.after_death and setting.spaces.deaths) or self.reach is None:
+            return ""
+        if setting.spaces.max_steps is not None and self.reach >= setting.spaces.max_steps:
+            return ""
+        return (
+            f"algorithm.credit_after_death reaches an agent's actions over algorithm.n_step: {self.reach}: what its "
+            "team earns more steps after its death does not, because dead agents observe nothing; raise "
+            "algorithm.n_step until it spans the steps from a death to the reward"
+        )
+
+    def _advice_on_steps(self, setting: Setting) -> str:
         if setting.total_steps is not None and setting.total_steps < self.warmup:
             return (
                 f"algorithm.warmup is {self.warmup} env steps, and the job samples at most {setting.total_steps}: it "

@@ -35,6 +35,11 @@ class QConfig(OffPolicyConfig):
         """See `AlgorithmConfig`."""
         return super().memory(model, actions) + (actions if self.last_action else 0)
 
+    @property
+    def reach(self) -> int | None:
+        """See `OffPolicyConfig`; λ-returns have the rewards of the whole episode."""
+        return None if self.td_lambda else self.n_step
+
     @model_validator(mode="after")
     def _targets_are_of_one_kind(self) -> QConfig:
         if self.td_lambda is None:
