@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from marless.errors import UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import forking, template
@@ -21,8 +20,14 @@ from marless.fleet.launchers.options import seconds_of
 CONNECT_S = 60.0
 CHECK_S = 1.0
 """Seconds between checks for zombies below running workers, and for a new token to send to a worker."""
-_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors of a machine that has no process, memory or descriptor left."""
+_NO_ROOM = {
+    errno.EAGAIN: "no process or thread (`ulimit -u`, the limit of tasks of a container)",
+    errno.ENOMEM: "no memory",
+    errno.EMFILE: "no descriptor in its pool (`ulimit -n`)",
+    errno.ENFILE: "no descriptor",
+}
+"""Errors of a machine that has nothing left of something, and what that is. They pass, as does what follows here."""
+_KILLED = "killed by signal"
 
 
 class LocalLauncher:
@@ -102,13 +107,21 @@ class LocalLauncher:
         return Condition("workers can be forked from a template")
 
     async def _launch(self, order: Order) -> Launch:
+        begin = f"cannot start worker {order.worker}"
         try:
             self._processes[order.worker] = await self._fork(order)
+        except TimeoutError as error:
+            return Launch(Outcome.REFUSED, f"{begin}: {error}; the machine is too busy, it is tried again")
         except OSError as error:
-            outcome = Outcome.REFUSED if error.errno in _NO_ROOM else Outcome.FAILED
-            return Launch(outcome, f"cannot start worker {order.worker}: {error.strerror or error}")
-        except UnavailableError as error:
-            return Launch(Outcome.FAILED, str(error))
+            if lacking := _NO_ROOM.get(error.errno or 0):
+                return Launch(Outcome.REFUSED, f"{begin}: there is {lacking} left; it is tried again")
+            return Launch(Outcome.FAILED, f"{begin}: {error.strerror or error}")
+        except TemplateEndedError as error:
+            if str(error).startswith(_KILLED):  # as by the kernel, for memory
+                return Launch(Outcome.REFUSED, f"{begin}: its template was {error}; it is tried again")
+            return Launch(
+                Outcome.FAILED, f"worker {order.worker} could not start (its template: {error}); see the pool's log"
+            )
         return ACCEPTED
 
     def _handover(self, ticket: str) -> Handover:
@@ -120,11 +133,8 @@ class LocalLauncher:
         standard_input, lines = os.pipe()
         try:
             forked = await self._template.fork(forking_order, standard_input)
-        except BaseException as error:
+        except BaseException:
             os.close(lines)
-            if isinstance(error, TemplateEndedError):
-                how = f"worker {order.worker} could not start (its template: {error}); see the pool's log"
-                raise UnavailableError(how) from None
             raise
         finally:
             os.close(standard_input)

@@ -21,6 +21,12 @@ MODULE = "tests.unit.fleet.scripted_worker"
 PATIENCE_S = 30.0
 
 
+ROOM, TASKS = (
+    "cannot start worker {}: there is {} left; it is tried again",
+    "no process or thread (`ulimit -u`, the limit of tasks of a container)",
+)
+
+
 def program(place: Path, module: str = MODULE) -> Program:
     return Program(module, ("--place", str(place)), os.environ, lambda: "token of the role")
 
@@ -100,8 +106,9 @@ async def test_a_template_that_hangs_is_given_up(launcher, tmp_path, monkeypatch
     process_of(found).parent().suspend()
     monkeypatch.setattr(forking, "FORK_S", 0.05)
     [launch] = await launcher.launch([Order("two", "ticket")])
-    assert launch.outcome is Outcome.FAILED
-    assert launch.reason == "cannot start worker two: its template did not fork it within 0.05 s"
+    assert launch.outcome is Outcome.REFUSED
+    said = "its template did not fork it within 0.05 s; the machine is too busy, it is tried again"
+    assert launch.reason == f"cannot start worker two: {said}"
     monkeypatch.undo()
     assert process_of(found).is_running()
     await launched(launcher, tmp_path, "three")
@@ -147,7 +154,7 @@ async def test_a_machine_that_has_no_room_for_a_process_refuses(tmp_path, monkey
     full = Full(MODULE, (), {})
     launcher = LocalLauncher(program(tmp_path), shared=full)
     [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch == Launch(Outcome.REFUSED, "cannot start worker one: Resource temporarily unavailable")
+    assert launch == Launch(Outcome.REFUSED, ROOM.format("one", TASKS))
     full._orders.close()
     full.loop.join()
 
@@ -166,6 +173,25 @@ async def test_a_pool_without_descriptors_refuses_and_leaves_no_process(launcher
 
     monkeypatch.setattr(socket, "recv_fds", without_room)
     [launch] = await launcher.launch([Order("two", "ticket")])
-    assert launch == Launch(Outcome.REFUSED, "cannot start worker two: Too many open files")
+    assert launch == Launch(Outcome.REFUSED, ROOM.format("two", "no descriptor in its pool (`ulimit -n`)"))
     assert parents == [process_of(found).ppid()]
     forked[0].wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "said"),
+    [
+        ("killed by signal 9", Outcome.REFUSED, "cannot start worker one: its template was killed by signal 9; it is"),
+        ("exit code 1", Outcome.FAILED, "worker one could not start (its template: exit code 1); see the pool's log"),
+    ],
+)
+async def test_a_template_that_is_killed_is_tried_again_and_one_that_is_broken_is_not(
+    launcher, monkeypatch, ended, outcome, said
+):
+    async def fork(*_given):
+        raise forking.TemplateEndedError(ended)
+
+    monkeypatch.setattr(Template, "fork", fork)
+    [launch] = await launcher.launch([Order("one", "ticket")])
+    assert launch.outcome is outcome
+    assert launch.reason.startswith(said)
