@@ -7,6 +7,8 @@ the behaviour, these rules do:
 - agents with equal spaces form one class; `spaces` has the rules that convert observations, actions and masks;
 - an absent agent observes zeros and has reward 0; its only legal action is 0, as for an agent whose own mask allows no
   action (it is not its turn): such steps have no effect on a policy's gradient;
+- an agent that is in `agents` and gets no observation waits: it does action 0, and its rewards belong to its last turn.
+  After a truncation, so does one that was truncated without an observation while others got one;
 - the episode is over when no agent is left; it is truncated if some agent was truncated in that step, not terminated;
 - an agent that is truncated while others go on is not terminated: it shows its final observation once more, in a frame
   in which it is absent. One that vanishes without a flag, or without a final observation, counts as terminated;
