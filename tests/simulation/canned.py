@@ -83,7 +83,7 @@ class Canned:
     ) -> tuple[Any, Trajectory, EpisodeStats, bytes]:
         """As `_run_on` of the actor's module."""
         whose = task.job, task.index
-        living, goes_on = lanes.take(actors._env_key(task.settings), whose, task.lane.digest)
+        living, goes_on = lanes.take(actors._env_key(task.settings, task.settings.envs), whose, task.lane.digest)
         before = loaded or (living.lane.carry if goes_on else b"")
         seed = digest(task.settings.seed, task.round, task.index, _of(acting), before)
         carry = living.lane.carry = digest(seed, "carry")

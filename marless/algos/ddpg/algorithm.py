@@ -44,8 +44,8 @@ class DDPGAlgorithm:
             bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]
             if any(abs(bound) >= BOUNDLESS for bound in bounds):
                 raise SpecError(
-                    f"algorithm.name {own.name} needs actions within bounds on both sides, which those of class "
-                    f"{each.name} lack; bound them in the environment, or use ippo or mappo"
+                    f"algorithm.name {own.name} needs actions within bounds, and those of class {each.name} "
+                    "have none on one side or both; bound them in the environment, or use ippo or mappo"
                 )
         steps = own.updates or (setting.round_steps and own.gradient_steps(setting.round_steps))
         if steps and own.policy_every > steps:

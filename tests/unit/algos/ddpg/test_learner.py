@@ -349,7 +349,11 @@ def test_jobs_that_cannot_work_are_refused(name: str) -> None:
     unbounded = EnvSpaces((AgentClass("walker", ("a",), 5, Box((0.0,), (np.inf,))),), state_size=0, max_steps=None)
     memory = rounds.MODEL.model_copy(update={"recurrent": "gru"})
     for spaces, model, sentence in (
-        (unbounded, rounds.MODEL, "needs actions within bounds on both sides, which those of class walker lack"),
+        (
+            unbounded,
+            rounds.MODEL,
+            "needs actions within bounds, and those of class walker have none on one side or both",
+        ),
         (rounds.CONTINUOUS, memory, f"{name} trains no nets with memory, .* and model asks for gru nets"),
     ):
         with pytest.raises(SpecError, match=sentence):
