@@ -73,6 +73,8 @@ def _keep_standard_output() -> None:
     if _kept or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
         return  # done before, closed before the start, or replaced by who calls this command as a function
     _kept.append(kept_for_data())
+    # A copy of this process that an environment makes by a fork, and that returns here, prints no data a second time.
+    os.register_at_fork(after_in_child=_kept.clear)
     stream.reconfigure(line_buffering=True)  # as standard error is, where it leads now
 
 

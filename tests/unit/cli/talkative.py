@@ -38,9 +38,9 @@ class Talkative(ParallelEnv):
     metadata = {"name": "talkative", "render_modes": ["rgb_array"]}
     possible_agents = ["agent_0", "agent_1"]
 
-    def __init__(self, render_mode: str | None = None, *, ends: bool = False) -> None:
-        """With `ends`, it ends its process in `step`."""
-        self.render_mode, self._ends = render_mode, ends
+    def __init__(self, render_mode: str | None = None, *, ends: bool = False, forks: bool = False) -> None:
+        """With `ends`, it ends its process in `step`; with `forks`, two processes return from there."""
+        self.render_mode, self._ends, self._forks = render_mode, ends, forks
         talk("make")
 
     def observation_space(self, agent):
@@ -58,6 +58,9 @@ class Talkative(ParallelEnv):
         talk("step")
         if self._ends:
             ctypes.string_at(0)
+        if self._forks:
+            self._forks = False
+            os.fork()
         self.t += 1
         acted, over = self.agents, self.t == 3
         self.agents = [] if over else acted

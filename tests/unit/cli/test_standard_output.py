@@ -45,6 +45,12 @@ def test_evaluate_and_film(directory):
             assert f"{way} {when}\n" in done.stderr
 
 
+def test_a_process_that_an_environment_has_forked_prints_no_data(directory):
+    words = ["evaluate", "shared", "--env", NAME, "--env-option", "forks=true", "--episodes", "1", "-o", "json"]
+    done = marless(directory, *words)
+    assert json.loads(done.stdout)["return"] == 3.0
+
+
 def test_tables_and_names_too(directory):
     table = marless(directory, "evaluate", "shared", "--env", NAME, "--episodes", "2").stdout
     assert [line.split()[0] for line in table.splitlines()] == ["agent", "agent_0", "agent_1", "mean"]
