@@ -51,6 +51,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
     render: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Film one episode, with this seed, as .gif or .png.")
     ] = None,
+    limit_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Give up if no episode ends for so long.")
+    ] = 60.0,
     runs: RunsOption = RUNS,
     output: OutputOption = Output.table,
 ) -> None:
@@ -64,13 +67,21 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
         team = _loaded(place, round_, runs)
         with Working("playing", "episodes") as working:
             played = evaluation.evaluate(
-                team, env or None, options, episodes=episodes, seed=seed, explore=explore, told=working.told
+                team,
+                env or None,
+                options,
+                episodes=episodes,
+                seed=seed,
+                explore=explore,
+                told=working.told,
+                limit_s=limit_s,
             )
         before = evaluation.reported(team.origin)
         if render:
             with Working("filming one episode"):
                 pictures = film.film(team, render, env or None, options, seed=seed, explore=explore)
-            say(f"filmed one episode: {render}, {pictures} pictures")
+            cut = f" (its first {film.MOST_STEPS:,} steps)" if pictures > film.MOST_STEPS else ""
+            say(f"filmed one episode{cut}: {render}, {pictures} pictures")
     if output is Output.table:
         _show(played, before)
     else:

@@ -143,7 +143,18 @@ class EpisodeMeter:
         self._clear()
         return found
 
+    def given_up(self) -> EpisodeStats:
+        """As `stats`, of play that does not come to its end: its env steps, and no episode.
+
+        Those that have ended are the short ones, so their mean would not be that of all.
+        """
+        env_steps = self._env_steps
+        self._clear()
+        self._env_steps = env_steps
+        return self.stats()
+
     def _clear(self) -> None:
         self._sum_N = np.zeros(len(self._agents))
         self._mean_R, self._scatter_R = np.zeros(len(self._agents) + 1), np.zeros(len(self._agents) + 1)
-        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
+        self._env_steps: int = 0
+        self._episodes = self._episode_steps = self._judged = self._wins = 0

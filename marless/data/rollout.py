@@ -5,6 +5,7 @@ No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajector
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from marless.core.interruption import Stopped, check, never
+from marless.core.stopwatch import RunningTime
 from marless.data.carry import Carry
 from marless.data.episodes import EpisodeMeter, EpisodeStats
 from marless.data.stagger import Stagger
@@ -300,19 +302,25 @@ def play(
     explore: bool = False,
     stopped: Stopped = never,
     ended: Callable[[int], None] | None = None,
+    limit_s: float = 0.0,
 ) -> EpisodeStats:
     """Play exactly `episodes` whole episodes: greedily or exploring; uniformly over legal actions without `policies`.
 
     The number of episodes per copy is fixed in advance, because counting those that end first would favour short ones.
     `stopped` is called before each step, `ended` after it with the number of finished episodes. Raises StoppedError
-    once `stopped` returns True. The environment can be reused afterwards.
+    once `stopped` returns True. With `limit_s`, play is given up when no episode has ended for so many seconds (without
+    the time that this thread waited for a CPU), because it may never end; the result has no episode then. The
+    environment can be reused afterwards.
     """
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
     meter = EpisodeMeter(env.spaces, env.batch, episodes // env.batch + (copies < episodes % env.batch))
     frame = begin(env, policies or (), env_seed)
+    waiting = _Waiting(limit_s)
     while not meter.full:
         check(stopped)
+        if waiting.too_long(meter.episodes):
+            return meter.given_up()
         if policies is None:
             actions = random_actions(env.spaces, frame, rng)
         else:
@@ -323,6 +331,23 @@ def play(
         if ended:
             ended(meter.episodes)
     return meter.stats()
+
+
+class _Waiting:
+    """Tells when no episode has ended for too long."""
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s` is in seconds; 0: never."""
+        self._limit_s, self._episodes = limit_s, 0
+        self._running, self._since_s, self._ran_s = RunningTime(), time.monotonic(), 0.0
+
+    def too_long(self, episodes: int) -> bool:
+        """Whether the number of ended episodes has been the same for longer than the limit."""
+        if episodes > self._episodes:
+            self._episodes, self._since_s, self._ran_s = episodes, time.monotonic(), self._running.seconds
+        # The running time is read from a file, so it is asked for only when the clock says that it may be enough.
+        late = self._limit_s > 0 and time.monotonic() - self._since_s > self._limit_s
+        return late and self._running.seconds - self._ran_s > self._limit_s
 
 
 def _streams(seed: int) -> tuple[int, np.random.Generator]:

@@ -18,6 +18,8 @@ from marless.policies.policy import Origin
 from marless.policies.team import Team
 from marless.record import Returns
 
+LIMIT_S = 60.0
+"""Seconds for which an evaluation waits for the end of an episode."""
 BATCH = 64
 """Maximum number of environment copies that are stepped together."""
 
@@ -48,6 +50,7 @@ def evaluate(
     seed: int,
     explore: bool = False,
     told: Callable[[int, int], None] | None = None,
+    limit_s: float = LIMIT_S,
 ) -> Evaluation:
     """Run `episodes` episodes with the team, and as many with uniformly random legal actions.
 
@@ -56,15 +59,23 @@ def evaluate(
         options: Added to the options of training, if the environment is the same.
         explore: Sample actions instead of acting greedily.
         told: Called with the number of episodes that have ended, and the total.
+        limit_s: Seconds without the end of an episode after which play is given up.
 
-    Raises SpecError if the environment is unknown or cannot be made, or if the team does not fit it.
+    Raises SpecError if the environment is unknown or cannot be made, if the team does not fit it, or if its episodes do
+    not end.
     """
     copies = environment(team, env, options, batch=min(episodes, BATCH))
     try:
         policies = team.acting(copies.spaces)
         ended, ended_by_chance = (partial(_tell, told, before, 2 * episodes) for before in (0, episodes))
-        played = play(copies, policies, episodes=episodes, seed=seed, explore=explore, ended=ended)
-        chance = play(copies, None, episodes=episodes, seed=seed, ended=ended_by_chance)
+        bounded = partial(play, copies, episodes=episodes, seed=seed, limit_s=limit_s)
+        played = bounded(policies, explore=explore, ended=ended)
+        chance = bounded(None, ended=ended_by_chance) if played.episodes else played
+        if not chance.episodes:
+            raise SpecError(
+                f"environment {env or team.origin.env}: no episode ended for {limit_s:g} s, so there is no return to "
+                "report; end episodes by a time limit in the environment, or allow more seconds (--limit-s)"
+            )
         return Evaluation(team=_score(played), chance=_score(chance))
     finally:
         copies.close()

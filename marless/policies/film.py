@@ -27,6 +27,10 @@ class Shot:
     caption: str
 
 
+MOST_STEPS = 2000
+"""Steps of a film; an episode may have no end."""
+
+
 def check(path: Path) -> None:
     """Check, before the episode runs, that the file can be written.
 
@@ -52,7 +56,7 @@ def film(
 ) -> int:
     """Run one episode and write it to `path`; returns the number of frames: one per state, the last included.
 
-    A PNG shows up to `drawing.SHEET` of them beside each other.
+    A PNG shows up to `drawing.SHEET` of them beside each other. An episode of more than MOST_STEPS steps is cut there.
 
     Raises the errors of `check`, SpecError if the environment cannot be rendered, and OSError.
     """
@@ -80,7 +84,7 @@ def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Sh
     returns = [np.zeros(len(agents.agents)) for agents in stage.spaces.classes]
     frame, ended = begin(stage, policies, seed), False
     shots = [Shot(stage.picture(), _caption(0, stage.spaces, returns))]
-    while not ended:
+    while not ended and len(shots) <= MOST_STEPS:
         transition = step(stage, policies, frame, act(policies, frame, rng if explore else None))
         frame, ended = transition.frame, bool(transition.ended[0])
         for k, reward_NB in enumerate(transition.rewards):

@@ -152,7 +152,11 @@ class Actor:
             env = self._env(settings, min(settings.envs, episodes))
             policies = _policies(env, acting) if acting else None
             at = batch_seed(seed, number)
-            played.append(play(env, policies, episodes=episodes, seed=at, stopped=stop.is_set))
+            # An episode of a known length ends, however long it takes; another one may not.
+            limit_s = bounds.limit_s if env.spaces.max_steps is None else 0.0
+            played.append(play(env, policies, episodes=episodes, seed=at, stopped=stop.is_set, limit_s=limit_s))
+            if not played[-1].episodes:
+                break
         receipt = _receipt(task, total(played), 0)
         receipt.played_s = running.seconds
         return receipt

@@ -29,6 +29,14 @@ MOST_FAILURES = 3
 """Attempts of one batch whose worker did not start or died; after the last one the baseline is given up."""
 
 
+def without_an_end(limit_s: float | None) -> str:
+    """Why an evaluation has no result, for logs."""
+    return (
+        f"no episode ended within evaluation.limit_s = {limit_s or 0:g} s; training goes on without it; end episodes "
+        "by a time limit in the environment, or raise evaluation.limit_s if they take longer"
+    )
+
+
 class Baseline:
     """Measures the baseline of one job; calls `progressed` with the returns so far, at most once a second."""
 
@@ -104,6 +112,10 @@ class Baseline:
                 played = await self._play(number, episodes)
                 self._played.append(played.sums)
                 played_s += played.played_s
+                if not played.sums.episodes:
+                    self._log.warning("baseline.given_up", why=without_an_end(spec.evaluation.limit_s))
+                    bound = "time"
+                    break
                 self._tell()
         except MarlessError as error:
             self._log.warning("baseline.failed", error=str(error), episodes=sum(each.episodes for each in self._played))

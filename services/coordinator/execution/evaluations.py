@@ -16,7 +16,9 @@ from marless.core.group import Group
 from marless.job import Job
 from marless.record import RoundRecord
 from marless.schedules.evaluating import is_due
+from services.coordinator.execution.baseline import without_an_end
 from services.coordinator.execution.pools import Pools, Rollout
+from services.coordinator.state.job_log import JobLog
 
 
 def outstanding(every: int, last: RoundRecord | None) -> bool:
@@ -34,7 +36,8 @@ def outstanding(every: int, last: RoundRecord | None) -> bool:
 class Evaluations:
     """Evaluates the policies of one job. Episodes depend on the job's spec and the policies' round, not on the time."""
 
-    def __init__(self, *, job_id: str, job: Job, pools: Pools) -> None:
+    def __init__(self, *, job_id: str, job: Job, pools: Pools, log: JobLog) -> None:
+        self._log = log
         self._id = job_id
         self._job = job
         self._pools = pools
@@ -42,7 +45,11 @@ class Evaluations:
     async def of(self, record: RoundRecord, epoch: int) -> Rollout:
         """Evaluate the policies that this round published; raises the errors of `Pools.evaluate`."""
         groups = [Group(group.policy, group.agents) for group in record.groups]
-        return await self._pools.evaluate(self._id, self._job, record.round + 1, groups, record.versions, epoch=epoch)
+        found = await self._pools.evaluate(self._id, self._job, record.round + 1, groups, record.versions, epoch=epoch)
+        if found.returns is None:
+            limit_s = self._job.spec.evaluation.limit_s
+            self._log.warning("evaluation.given_up", round=record.round + 1, why=without_an_end(limit_s))
+        return found
 
     @asynccontextmanager
     async def beside(self, last: RoundRecord | None, epoch: int) -> AsyncIterator[asyncio.Task[Rollout] | None]:

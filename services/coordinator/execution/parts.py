@@ -106,7 +106,7 @@ def assemble(
         room=Reservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show),
         lanes=Lanes(job_id, pools.store),
         rolled_out=PendingRollouts(folder, journal),
-        evaluations=Evaluations(job_id=job_id, job=job, pools=pools),
+        evaluations=Evaluations(job_id=job_id, job=job, pools=pools, log=log),
         baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=status.show_baseline),
         machines=Machines(job_id, pools),
         warming=Prewarming(pools, job_id, wanted=job.spec.functions.prewarm),

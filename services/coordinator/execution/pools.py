@@ -225,6 +225,7 @@ class Pools:
         """Run one batch of the random baseline's episodes; with `background` at low priority, with a longer timeout."""
         request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
         request.actors, request.episodes, request.background = 1, episodes, background
+        request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
         if background:
             request.settings.timeout_s = min(BACKGROUND_FACTOR * job.spec.actors.timeout_s, MAX_TIMEOUT_S)
         reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)

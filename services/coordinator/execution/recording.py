@@ -53,11 +53,15 @@ def left(before: Iterable[LaneRecord], now: Iterable[LaneRecord]) -> tuple[LaneR
 
 def with_earlier(record: RoundRecord, before: RoundRecord | None, evaluation: Rollout | None) -> RoundRecord:
     """The record with the evaluation that ran beside its update, of the policies that the round `before` published."""
-    if before is None or evaluation is None or evaluation.returns is None:
+    if before is None or evaluation is None:
         return record
+    # One in which no episode ended has no result, and has cost what it cost.
+    measured = None
+    if evaluation.returns is not None:
+        measured = Evaluation(rounds=before.round + 1, env_steps=before.env_steps, returns=evaluation.returns)
     return replace(
         record,
-        earlier_evaluation=Evaluation(rounds=before.round + 1, env_steps=before.env_steps, returns=evaluation.returns),
+        earlier_evaluation=measured,
         invocations=record.invocations + tuple(replace(each, during_update=True) for each in evaluation.invocations),
     )
 

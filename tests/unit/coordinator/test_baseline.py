@@ -136,3 +136,16 @@ async def test_its_progress_is_told():
     told = []
     await measured(Pools(), told=told.append, random_episodes=25)
     assert [returns.episodes for returns in told] == [10]  # once a second at most
+
+
+async def test_a_batch_without_an_episode_ends_the_baseline(monkeypatch):
+    async def nothing(self, job_id, job, batch, episodes, *, background=True):
+        each = {"episodes": 0, "return_sum": {"a": 0.0}, "judged": 0, "wins": 0}
+        return Played(SimpleNamespace(**each, return_scatter={"a": 0.0}, mean_scatter=0.0), played_s=10.0)
+
+    monkeypatch.setattr(Pools, "play_randomly", nothing)
+    log = Log()
+    assert await measured(Pools(), log=log) is None
+    [(event, fields)] = log.lines
+    assert event == "baseline.given_up"
+    assert fields["why"].startswith("no episode ended within evaluation.limit_s = 10 s; training goes on without it")

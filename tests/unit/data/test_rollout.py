@@ -1,5 +1,6 @@
 """Rollouts of the scripted environment against numbers worked out by hand."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -240,3 +241,32 @@ def test_a_state_that_does_not_exist_is_refused():
 
     with pytest.raises(SpecError, match="global state"):
         rollout(Blind(), [Highest()], steps=2, seed=0, with_state=True)
+
+
+class Endless(ScriptedEnv):
+    """Copy 1 ends as scripted, once; copy 0 never ends."""
+
+    def step(self, actions):
+        transition = super().step(actions)
+        if self.batch == 1:
+            return replace(transition, ended=np.zeros(1, np.bool_), truncated=np.zeros(1, np.bool_))
+        return transition
+
+
+def test_play_is_given_up_when_no_episode_ends_for_too_long():
+    stats = play(Endless(1), None, episodes=2, seed=0, limit_s=0.05)
+    assert stats.episodes == 0
+    assert stats.env_steps > 0
+    assert set(stats.return_sum.values()) == {0.0}
+
+
+def test_play_whose_episodes_end_is_not_given_up_however_long_it_takes(monkeypatch):
+    class Slow(ScriptedEnv):
+        def step(self, actions):
+            until_s = time.monotonic() + 0.02
+            while time.monotonic() < until_s:
+                pass
+            return super().step(actions)
+
+    stats = play(Slow(1), None, episodes=4, seed=0, limit_s=0.2)  # 0.06 s an episode, 0.24 s in all
+    assert stats.episodes == 4
