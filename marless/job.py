@@ -120,14 +120,14 @@ def _apart(job: Job) -> str:
     )
 
 
-def prepare(spec: JobSpec, examined: Examine = environments.examined) -> Job:
+def prepare(spec: JobSpec, examined: Examine | None = None) -> Job:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
-    `examined` creates it; `marless.fleet.examining` does so in a process of its own. Raises SpecError if the job cannot
+    `examined` creates it, by default in this process; `marless.fleet.examining` does so in one of its own. Raises SpecError if the job cannot
     run.
     """
     try:
-        spaces, can_be_saved = examined(spec.env.name, spec.env.arguments)
+        spaces, can_be_saved = (examined or environments.examined)(spec.env.name, spec.env.arguments)
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,13 +148,11 @@ class EpisodeMeter:
 
         Those that have ended are the short ones, so their mean would not be that of all.
         """
-        env_steps = self._env_steps
-        self._clear()
-        self._env_steps = env_steps
-        return self.stats()
+        nothing = dict.fromkeys(self._agents, 0.0)
+        sums = {"return_sum": nothing, "return_scatter": nothing, "mean_scatter": 0.0}
+        return replace(self.stats(), episodes=0, episode_steps=0, judged=0, wins=0, **sums)
 
     def _clear(self) -> None:
         self._sum_N = np.zeros(len(self._agents))
         self._mean_R, self._scatter_R = np.zeros(len(self._agents) + 1), np.zeros(len(self._agents) + 1)
-        self._env_steps: int = 0
-        self._episodes = self._episode_steps = self._judged = self._wins = 0
+        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
