@@ -1,4 +1,8 @@
-"""Reads untrusted JSON and YAML within limits, so that no small document takes much time or memory to read."""
+"""Reads untrusted JSON and YAML within limits, so that no small document takes much time or memory to read.
+
+Plain scalars of YAML mean what YAML 1.2's core schema says, not what PyYAML's YAML 1.1 does, where 010 is 8, 12:30:00
+is 45000, `on` is true and 2026-11-27 is a date; and underscores may separate digits, as in Python: 1_000.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,22 @@ MAX_TEXT = 10_000
 MAX_BITS = 14_000
 """Bits of an integer: Python prints at most 4,300 digits, and YAML can write longer integers in hexadecimal."""
 _STDIN, _STDIN_NAME = Path("-"), "standard input"
-_TAG, _NUMBER_STARTS = "!exponent", list("-+.0123456789")
 _EXPONENT = re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
-"""Numbers such as 1e6 and 2.5e-4: numbers in YAML 1.2, but strings to PyYAML, which implements YAML 1.1."""
+"""Numbers such as 1e6 and 2.5e-4."""
+_YAML = "tag:yaml.org,2002:"
+_PLAIN: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("!exponent", _EXPONENT, "-+.0123456789"),
+    (f"{_YAML}int", re.compile(r"^([-+]?[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)$"), "-+0123456789"),
+    (
+        f"{_YAML}float",
+        re.compile(r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$"),
+        "-+.0123456789",
+    ),
+    (f"{_YAML}bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    (f"{_YAML}null", re.compile(r"^(~|null|Null|NULL|)$"), "~nN\0"),
+    (f"{_YAML}merge", re.compile(r"^<<$"), "<"),
+)
+"""Tag, pattern and first characters of plain scalars that are no strings; the first pattern that matches counts."""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
@@ -175,12 +192,14 @@ def _check_keys(section: yaml.MappingNode) -> None:
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """PyYAML's safe loader, which also reads numbers with an exponent (integral ones become ints: 1e6, but not 1e-3),
-    and refuses a key that is given twice, of which PyYAML would take the last.
+    """PyYAML's safe loader with the scalars of YAML 1.2 (integral numbers with an exponent become ints: 1e6, but not
+    1e-3), which refuses a key that is given twice, of which PyYAML would take the last.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own are those of YAML 1.1
+
         def __init__(self, stream: str) -> None:
             super().__init__(stream)
             self._flat: set[yaml.MappingNode] = set()
@@ -198,8 +217,14 @@ def _loader() -> type[yaml.SafeLoader]:
         except ValueError:
             return float(text.replace("_", ""))
 
-    Loader.add_implicit_resolver(_TAG, _EXPONENT, _NUMBER_STARTS)
-    Loader.add_constructor(_TAG, number)
+    def integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+        text = str(loader.construct_scalar(node)).replace("_", "")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+    for tag, pattern, first in _PLAIN:
+        Loader.add_implicit_resolver(tag, pattern, [each if each != "\0" else "" for each in first])
+    Loader.add_constructor("!exponent", number)
+    Loader.add_constructor(f"{_YAML}int", integer)
     return Loader
 
 
@@ -211,7 +236,9 @@ def _dumper() -> type[yaml.SafeDumper]:
     class Dumper(yaml.SafeDumper):
         pass
 
-    Dumper.add_implicit_resolver(_TAG, _EXPONENT, _NUMBER_STARTS)
+    # Beside those of YAML 1.1, so that either reader takes a string for a string.
+    for tag, pattern, first in _PLAIN[:2]:
+        Dumper.add_implicit_resolver(tag, pattern, list(first))
     return Dumper
 
 

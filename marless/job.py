@@ -123,8 +123,8 @@ def _apart(job: Job) -> str:
 def prepare(spec: JobSpec, examined: Examine | None = None) -> Job:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
-    `examined` creates it, by default in this process; `marless.fleet.examining` does so in one of its own. Raises SpecError if the job cannot
-    run.
+    `examined` creates it, by default in this process; `marless.fleet.examining` does so in one of its own.
+    Raises SpecError if the job cannot run.
     """
     try:
         spaces, can_be_saved = (examined or environments.examined)(spec.env.name, spec.env.arguments)

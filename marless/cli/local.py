@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,13 +114,9 @@ def _replay(source: str, job: str, runs: Path, at: Connection, starter: Starter)
 def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> Outcome:
     from marless.cli import train as local
 
-    job_id = job or local.new_job_id(spec.name)
-    return _attended(
-        job_id,
-        runs,
-        spec.stop,
-        lambda show: local.train(spec, job_id=job_id, runs=runs, show=show, starter=starter),
-    )
+    job_id = job or local.claim_job_id(spec.name, runs)
+    train = partial(local.train, spec, job_id=job_id, runs=runs, starter=starter, claimed=not job)
+    return _attended(job_id, runs, spec.stop, lambda show: train(show=show))
 
 
 def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> Outcome:

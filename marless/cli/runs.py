@@ -21,6 +21,8 @@ class Unfinished:
     job: str
     attached: bool
     """True if it was started by `marless train`; then only `marless train --resume` resumes it."""
+    cancelling: bool
+    """True if its user has cancelled it, and the services were stopped before it had ended."""
     run_by_somebody: bool
     """True if a coordinator is running it now."""
 
@@ -36,6 +38,7 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
                     Unfinished(
                         job=path.parent.name,
                         attached=bool(status.get("attached")),
+                        cancelling=bool(status.get("cancelling")),
                         run_by_somebody=_is_locked(path.with_name("owner.lock")),
                     )
                 )

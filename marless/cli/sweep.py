@@ -137,9 +137,13 @@ def _split(text: str) -> list[str]:
 
 
 def _canonical(value: object) -> str:
-    """One text for all ways to write a value, such as 1e-3 and 0.001."""
+    """One text for all ways to write a value: 1e-3 and 0.001, 16 and 16.0, -0.0 and 0, keys in another order."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return repr(float(value)) if abs(value) < 2**53 else repr(value)
+        return repr(float(value) + 0.0) if abs(value) < 2**53 else repr(value)  # -0.0 + 0.0 is 0.0
+    if isinstance(value, list):
+        return f"[{', '.join(map(_canonical, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{_canonical(key)}: {_canonical(each)}' for key, each in value.items()))}}}"
     return repr(value)
 
 

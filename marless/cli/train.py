@@ -18,7 +18,7 @@ from marless.cli.service_process import Starter
 from marless.cli.stack import LocalStack, StackOptions
 from marless.client import AsyncClient, Job
 from marless.core.job_id import check_id
-from marless.errors import JobStateError, NotFoundError, SpecError, UnavailableError
+from marless.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.record import RoundRecord
 from marless.spec import JobSpec
 
@@ -56,20 +56,43 @@ class Outcome:
     """True if the user pressed Ctrl-C."""
 
 
-def new_job_id(name: str) -> str:
-    """A job id that sorts by time: <name>-<date>-<time>."""
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def claim_job_id(name: str, runs: Path) -> str:
+    """A job id that sorts by time, <name>-<date>-<time>, and no other command has; its run folder is made.
+
+    A second command in the same second gets the id with -2 at its end. Raises UnavailableError.
+    """
+    first = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_id, number = first, 1
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        while not _made(runs / job_id):
+            number += 1
+            job_id = f"{first}-{number}"
+    except OSError as error:
+        raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
+    return job_id
 
 
-def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None) -> Outcome:
-    """Start the stack, by `starter` if given, run the job, stop the stack.
+def _made(folder: Path) -> bool:
+    """Make a directory; False if it is there already, as somebody else's."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def train(
+    spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None, claimed: bool = False
+) -> Outcome:
+    """Start the stack, by `starter` if given, run the job, stop the stack; `claimed` ids are those of `claim_job_id`.
 
     Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
     asyncio.CancelledError on a second Ctrl-C.
     """
     check_id(job_id)
     folder = runs.resolve() / job_id
-    if folder.exists():
+    if folder.exists() and not claimed:
         raise SpecError(f"{folder} exists already; choose another job id with --job")
 
     async def begin(client: AsyncClient) -> int:
@@ -96,14 +119,16 @@ def resume(
     folder = runs.resolve() / job_id
     if not (folder / "job.json").exists():
         raise NotFoundError(f"{folder} contains no job")
-    taken = any(job.job == job_id and job.run_by_somebody for job in unfinished(runs))
-    if taken and not (folder / "store").exists():
+    left = [job for job in unfinished(runs) if job.job == job_id]
+    if any(job.run_by_somebody for job in left) and not (folder / "store").exists():
         raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
 
     async def begin(client: AsyncClient) -> int:
         job = await client.get(job_id)
         if stop and not job.state.ended:
             await client.cancel(job_id)
+        # A second Ctrl-C left it between its cancellation and its end: it ends first, and then goes on.
+        if not job.state.ended and (stop or any(each.cancelling for each in left)):
             job = await client.wait(job_id)
         if job.state.ended:
             await client.resume(job_id, stop=stop)

@@ -149,8 +149,8 @@ class EpisodeMeter:
         Those that have ended are the short ones, so their mean would not be that of all.
         """
         nothing = dict.fromkeys(self._agents, 0.0)
-        sums = {"return_sum": nothing, "return_scatter": nothing, "mean_scatter": 0.0}
-        return replace(self.stats(), episodes=0, episode_steps=0, judged=0, wins=0, **sums)
+        found = replace(self.stats(), episodes=0, episode_steps=0, judged=0, wins=0)
+        return replace(found, return_sum=nothing, return_scatter=nothing, mean_scatter=0.0)
 
     def _clear(self) -> None:
         self._sum_N = np.zeros(len(self._agents))

@@ -279,7 +279,7 @@ def test_coordinator():
 
 
 def left(name: str, *, attached: bool = False, run: bool = False) -> Unfinished:
-    return Unfinished(job=name, attached=attached, run_by_somebody=run)
+    return Unfinished(job=name, attached=attached, cancelling=False, run_by_somebody=run)
 
 
 @pytest.mark.parametrize(

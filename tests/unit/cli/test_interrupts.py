@@ -1,6 +1,7 @@
 """Ctrl-C, however often: the services are stopped to the end before the command ends."""
 
 import asyncio
+import json
 import signal
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -99,3 +100,29 @@ def test_the_second_ctrl_c_cancels_and_the_third_does_not_cut_the_stop_short(mon
         run(stack, monkeypatch, tmp_path)
     assert stack.data_at_the_end == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("cancelling", "calls"), [(True, ["get", "wait", "resume"]), (False, ["get"])])
+def test_what_a_second_ctrl_c_left_between_cancellation_and_end_goes_on(monkeypatch, tmp_path, cancelling, calls):
+    seen = []
+
+    class Left(Client):
+        async def get(self, _):
+            seen.append("get")
+            return SimpleNamespace(state=JobState.RUNNING, rounds=3)
+
+        async def wait(self, _):
+            seen.append("wait")
+            return SimpleNamespace(state=JobState.CANCELLED, rounds=3)
+
+        async def resume(self, _, stop):
+            seen.append("resume")
+
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "job.json").write_text(json.dumps({"state": "RUNNING", "cancelling": cancelling}))
+    stack = Stack()
+    monkeypatch.setattr(train, "LocalStack", stack)
+    monkeypatch.setattr(train, "AsyncClient", lambda *_, **__: Left(stack))
+    show = train.Show(record=lambda _: None, trouble=lambda _: None)
+    train.resume("job", runs=tmp_path, stop=None, show=show)
+    assert seen == calls

@@ -3,7 +3,11 @@
 import fcntl
 import json
 
+import pytest
+
 from marless.cli.runs import Unfinished, unfinished
+from marless.cli.train import claim_job_id
+from marless.errors import UnavailableError
 
 
 def folder(runs, name, **status):
@@ -13,7 +17,7 @@ def folder(runs, name, **status):
 
 def test_jobs_that_have_not_ended(tmp_path):
     folder(tmp_path, "waits", state="PENDING")
-    folder(tmp_path, "runs", state="RUNNING", attached=True)
+    folder(tmp_path, "runs", state="RUNNING", attached=True, cancelling=True)
     folder(tmp_path, "ended", state="SUCCEEDED")
     folder(tmp_path, "other")
     (tmp_path / ".stack").mkdir()
@@ -22,8 +26,21 @@ def test_jobs_that_have_not_ended(tmp_path):
     with (tmp_path / "runs" / "owner.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert unfinished(tmp_path) == (
-            Unfinished(job="runs", attached=True, run_by_somebody=True),
-            Unfinished(job="waits", attached=False, run_by_somebody=False),
+            Unfinished(job="runs", attached=True, cancelling=True, run_by_somebody=True),
+            Unfinished(job="waits", attached=False, cancelling=False, run_by_somebody=False),
         )
     assert not any(job.run_by_somebody for job in unfinished(tmp_path))
     assert unfinished(tmp_path / "not there") == ()
+
+
+def test_two_commands_in_one_second_get_two_ids(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "20270101-000000")
+    found = [claim_job_id("tiny", tmp_path / "runs") for _ in range(3)]
+    assert found == [f"tiny-20270101-000000{end}" for end in ("", "-2", "-3")]
+    assert all((tmp_path / "runs" / each).is_dir() for each in found)
+
+
+def test_a_directory_in_which_no_run_folder_can_be_made_is_named(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UnavailableError, match=r"no run folder can be made: .*runs"):
+        claim_job_id("tiny", tmp_path / "runs")

@@ -1,0 +1,64 @@
+"""What plain scalars of job files, `--set`, sweeps and options mean: those of YAML 1.2, and underscores in numbers."""
+
+import math
+
+import pytest
+import yaml
+
+from marless.cli.sweep import axes
+from marless.documents import to_yaml, yaml_of
+from marless.spec import of_document
+
+MEANT = {
+    "010": 10,
+    "008": 8,
+    "0o17": 15,
+    "0x1F": 31,
+    "1_000": 1000,
+    "1e3": 1000,
+    "1.5e3": 1500,
+    "1e-3": 0.001,
+    "-5": -5,
+    "+7": 7,
+    ".5": 0.5,
+    "-.inf": -math.inf,
+    "12:30:00": "12:30:00",
+    "1:30.5": "1:30.5",
+    "2026-11-27": "2026-11-27",
+    "0b11": "0b11",
+    "on": "on",
+    "off": "off",
+    "yes": "yes",
+    "No": "No",
+    "true": True,
+    "False": False,
+    "~": None,
+    "null": None,
+    "'010'": "010",
+}
+
+
+@pytest.mark.parametrize(("text", "value"), MEANT.items())
+def test_plain_scalars_mean_what_yaml_1_2_says(text, value):
+    found = yaml_of(f"key: {text}", "job")["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", [*MEANT, "<<", "=", ".nan", "True", "1__0", ""])
+def test_strings_that_look_like_something_else_are_written_so_that_both_versions_read_them_as_strings(text):
+    written = to_yaml({"key": text})
+    assert yaml_of(written, "job") == {"key": text}
+    assert yaml.safe_load(written) == {"key": text}
+
+
+def test_mappings_are_still_merged():
+    assert yaml_of("{a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}", "job")["b"] == {"x": 1, "y": 3}
+
+
+def test_numbers_mean_the_same_in_overrides_and_sweeps():
+    document = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}}
+    assert of_document(document, ["seed=010"], "job").seed == 10
+    assert of_document(document, ["seed=008"], "job").seed == 8
+    [(_, values)] = [(axis.path, axis.values) for axis in axes(["seed=010,008"])]
+    assert list(values) == [10, 8]
