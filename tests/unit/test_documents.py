@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from marless.cli.sweep import axes
+from marless.cli.sweep import axes, runs
 from marless.documents import to_yaml, yaml_of
 from marless.spec import of_document
 
@@ -60,5 +60,5 @@ def test_numbers_mean_the_same_in_overrides_and_sweeps():
     document = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}}
     assert of_document(document, ["seed=010"], "job").seed == 10
     assert of_document(document, ["seed=008"], "job").seed == 8
-    [(_, values)] = [(axis.path, axis.values) for axis in axes(["seed=010,008"])]
-    assert list(values) == [10, 8]
+    swept = runs(document, "job", prefix="", overrides=[], sweep=axes(["seed=010,008"]), seeds=None)
+    assert [each.spec.seed for each in swept] == [10, 8]
