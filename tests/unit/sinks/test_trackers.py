@@ -167,5 +167,61 @@ def test_mlflow_takes_names_and_numbers_of_any_kind(tmp_path, store):
     sink.write(sample_round(0, 1.0), odd | {"policies/all/kl": float("nan")})
     sink.close("SUCCEEDED")
     points = {name: value for name, _, value in mlflow_points(tmp_path, store)}
-    assert points["policies/a_b/metric 2499"] == 2499.0
+    assert points["policies/a-x2a-b/metric 2499"] == 2499.0
     assert len(points) == 2501
+
+
+ODD = {
+    "env.options.rewards.win!": 1,
+    "env.options.a//b": 2,
+    "env.options.end/": 3,
+    "env.options.nul": "a\0b",
+    "env.options." + "long" * 70: 4,
+    "": 5,
+}
+
+
+def test_mlflow_shows_one_run_with_all_rounds_whatever_settings_and_agents_are_called(tmp_path, store):
+    from mlflow import MlflowClient
+
+    names = ["agents/a#1/greedy", "agents/a$1/greedy", "agents/a_1/greedy", "agents/../greedy", f"agents/{'é' * 260}"]
+    before = None
+    for number in range(3):  # opened anew before each round
+        sink = MlflowSink(MlflowConfig(tracking_uri=store))
+        sink.open(job(tmp_path, settings=ODD, last=before))
+        before = sample_round(number, 1.0)
+        sink.write(before, {name: 10.0 * number + place for place, name in enumerate(names)})
+        sink.close("RUNNING")
+
+    client = MlflowClient(store)
+    [run] = client.search_runs([client.get_experiment_by_name("marless").experiment_id])
+    assert {key: value for key, value in run.data.params.items() if "long" not in key} == {
+        "env.options.rewards.win-x21-": "1",
+        "env.options.a/-x2f-b": "2",
+        "env.options.end-x2f-": "3",
+        "env.options.nul": r"a\0b",
+    }  # and not "", which MLflow refuses
+    assert len(run.data.params) == 5
+    curves: dict[str, list[float]] = {}
+    for name, _, value in mlflow_points(tmp_path, store):
+        curves.setdefault(name, []).append(value)
+    assert sorted(curves.values()) == [[place, 10.0 + place, 20.0 + place] for place in range(5)]
+    assert {"agents/a-x23-1/greedy", "agents/a-x24-1/greedy", "agents/a_1/greedy"} < curves.keys()
+
+
+def test_mlflow_goes_on_with_its_run_after_settings_that_could_not_be_sent(tmp_path, store, monkeypatch):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def unreachable(*_, **__):
+        raise MlflowException("no answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(MlflowClient, "log_batch", unreachable)
+        for _ in range(3):
+            with pytest.raises(MlflowException, match="no answer"):
+                MlflowSink(MlflowConfig(tracking_uri=store)).open(job(tmp_path))
+    MlflowSink(MlflowConfig(tracking_uri=store)).open(job(tmp_path))
+    client = MlflowClient(store)
+    [run] = client.search_runs([client.get_experiment_by_name("marless").experiment_id])
+    assert run.data.params == {name: str(value) for name, value in SETTINGS.items()}
