@@ -31,6 +31,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 LONG_S = 10**5
+HANGING = ("hold_the_lock", "regex", "spin", "sleep", "wait", "deadlock", "socket", "sigstop")
+"""Ways that end by a time limit only."""
 CALLS = ("make", "reset", "step", "close")
 NAME = f"pettingzoo/{__name__}:Misbehaving"
 _held: list[object] = []
@@ -233,9 +235,11 @@ class Misbehaving(ParallelEnv):
     metadata = {"name": "misbehaving"}
     possible_agents = ["a", "b"]
 
-    def __init__(self, way: str = "exit_7", call: str = "make", marker: str = "") -> None:
-        """`marker` is a file: with it, the environment behaves until the file is there, as one that breaks later."""
-        self._way, self._call, self._marker = WAYS[way], call, marker
+    def __init__(self, way: str = "exit_7", call: str = "make", later: bool = False) -> None:
+        """With `later` it behaves while it is examined, as one does that breaks when the job has been accepted."""
+        self._way, self._call = WAYS[way], call
+        if later and Path(sys.argv[0]).stem == "examining":
+            self._call = ""
         self._do("make")
 
     def observation_space(self, agent):
@@ -266,5 +270,5 @@ class Misbehaving(ParallelEnv):
         return {a: np.zeros(2, np.float32) for a in self.agents}
 
     def _do(self, call: str) -> None:
-        if call == self._call and (not self._marker or Path(self._marker).exists()):
+        if call == self._call:
             self._way()

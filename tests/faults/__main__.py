@@ -32,6 +32,7 @@ from tests.faults import (
     job_kills,
     linearizability,
     mid_update,
+    misbehaving,
     overload,
     partitions,
     paused_processes,
@@ -312,6 +313,11 @@ CASES = (
     ),
     Case(id="R14", attack="the disk of the run folders is full, or fails and turns read-only", run=_r14_run_folder),
     Case(id="R14", attack="the spool is full", run=lambda _seed, place, _: asyncio.to_thread(spool_full.run, place)),
+    Case(
+        id="R17",
+        attack="environments that misbehave, in every way in make, reset, step and close, beside a job of another user",
+        run=lambda seed, place, _: misbehaving.run(seed, place),
+    ),
     Case(
         id="R15",
         attack="the wall clock of every process jumps by an hour, forwards and back, beside two coordinators",
