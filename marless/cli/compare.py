@@ -82,9 +82,12 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     """
     from marless import presets as ways
     from marless import spec as specs
+    from marless.sinks import registry as sinks
 
     overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
     job = specs.load(job_file, overrides)
+    if not at.coordinator:
+        sinks.check(*job.sinks)
     asked = _Asked(
         job=job,
         presets=ways.presets(presets),

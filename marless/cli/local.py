@@ -89,9 +89,11 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: S
     from marless.cli.check import summary
     from marless.fleet.examining import examined
     from marless.job import advice, prepare
+    from marless.sinks import registry as sinks
 
     spec = specs.load(job_file, override)
     try:
+        sinks.check(*spec.sinks)  # the coordinator will have this process's packages and environment
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
             prepared = prepare(spec, examined)
     except SpecError as error:
@@ -106,8 +108,10 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: S
 def _replay(source: str, job: str, runs: Path, at: Connection, starter: Starter) -> Outcome:
     from marless.cli.recorded import find
     from marless.replay import replayed
+    from marless.sinks import registry as sinks
 
     found = find(source, at)
+    sinks.check(*found.spec.sinks)
     return _run(replayed(found.spec, found.records), job, runs, starter)
 
 

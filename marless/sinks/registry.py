@@ -19,15 +19,16 @@ sink = SINKS.find
 """Look up a sink; raises SpecError with the nearest match if the name is not registered."""
 
 
-def check(config: SinkConfig) -> None:
-    """Raise SpecError, saying what to do, if a sink cannot work in this process."""
-    kind = sink(config.name)
-    if kind.package and find_spec(kind.package) is None:
-        raise SpecError(
-            f"sinks: {config.name} needs the package {kind.package!r} where the coordinator runs: "
-            f"pip install '{kind.install}'"
-        )
-    kind.check(config)
+def check(*configs: SinkConfig) -> None:
+    """Raise SpecError, saying what to do, if one of a job's sinks cannot work in this process."""
+    for config in configs:
+        kind = sink(config.name)
+        if kind.package and find_spec(kind.package) is None:
+            raise SpecError(
+                f"sinks: {config.name} needs the package {kind.package!r} where the coordinator runs: "
+                f"pip install '{kind.install}'"
+            )
+        kind.check(config)
 
 
 def make(config: SinkConfig) -> Sink:

@@ -12,8 +12,8 @@ from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
 from marless.fleet.examining import examined
 from marless.job import Job, prepare
+from marless.sinks import registry as sinks
 from marless.spec import JobSpec, with_stop
-from services.coordinator.jobs import sink_feed
 from services.coordinator.state import costs
 
 PREPARE_S = 60.0
@@ -82,7 +82,7 @@ class Preparing:
 
 
 def _checked(spec: JobSpec) -> Job:
-    sink_feed.check(spec)
+    sinks.check(*spec.sinks)
     costs.check(spec)
     return _prepared(spec)
 

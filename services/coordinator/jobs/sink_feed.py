@@ -44,12 +44,6 @@ Report = Callable[..., None]
 ROUNDS = "rounds.jsonl"
 
 
-def check(spec: JobSpec) -> None:
-    """Raise SpecError, with advice, for sinks that cannot work in this process."""
-    for config in spec.sinks:
-        registry.check(config)
-
-
 class SinkFeed:
     """The sinks of one job, for as long as this process runs it. Its methods never raise, and only `stop` waits."""
 

@@ -65,3 +65,29 @@ def test_naming_every_sink_loads_no_package_of_theirs():
     program = f"import sys; from marless.spec import parse; parse({document}, 'spec'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"tensorboard", "wandb", "mlflow"} & {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def sinks(*sections) -> tuple[SinkConfig, ...]:
+    return parse({**SPEC, "sinks": sections}, "spec").sinks
+
+
+def test_a_sink_whose_package_is_missing_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "wandb" else "installed")
+    registry.check(*sinks("tensorboard"))
+    with pytest.raises(SpecError, match=r"wandb needs the package 'wandb'.*pip install 'marless\[wandb\]'"):
+        registry.check(*sinks("tensorboard", "wandb"))
+
+
+def test_mlflow_needs_to_know_where_to(monkeypatch):
+    monkeypatch.setattr(registry, "find_spec", lambda _: "installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(SpecError, match="needs MLFLOW_TRACKING_URI where the coordinator runs"):
+        registry.check(*sinks("mlflow"))
+    monkeypatch.setenv("MARLESS_MLFLOW_URIS", "http://there:5000, sqlite:///m.db")
+    registry.check(*sinks({"name": "mlflow", "tracking_uri": "sqlite:///m.db"}))
+
+
+def test_a_password_does_not_belong_in_a_spec():
+    with pytest.raises(SpecError, match=r"sinks\.0\.tracking_uri: holds a password") as caught:
+        sinks({"name": "mlflow", "tracking_uri": "https://me:hunter2@host"})
+    assert "hunter2" not in str(caught.value)
