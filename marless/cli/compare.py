@@ -82,12 +82,9 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     """
     from marless import presets as ways
     from marless import spec as specs
-    from marless.sinks import registry as sinks
 
     overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
     job = specs.load(job_file, overrides)
-    if not at.coordinator:
-        sinks.check(*job.sinks)
     asked = _Asked(
         job=job,
         presets=ways.presets(presets),
@@ -98,7 +95,7 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         command=_command(job_file, presets, seeds, slots, overrides),
     )
     with Working("checking the runs"):
-        runs = _planned(asked)
+        runs = _planned(asked, at)
     if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
         raise SpecError(f"{asked.folder} is not empty; continue it with --resume, or choose another --out")
     _make(asked, runs, at)
@@ -115,12 +112,15 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
     return shlex.join(words)
 
 
-def _planned(asked: _Asked) -> tuple[Run, ...]:
+def _planned(asked: _Asked, at: Connection) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
     from marless.comparison import document, plan
     from marless.fleet.examining import examined
     from marless.job import advice, prepare
+    from marless.sinks import registry as sinks
 
+    if not at.coordinator:
+        sinks.check(*asked.job.sinks)
     if asked.document:
         document.check(asked.document, asked.job.name)
     notes: dict[str, None] = {}
