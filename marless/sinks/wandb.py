@@ -1,4 +1,5 @@
-"""Weights & Biases sink: a run with the job's id, which a resumed job continues.
+"""Weights & Biases sink: a run named after the job, whose id is stored in `<run folder>/wandb.json`, so that a resumed
+job continues it, and a job of the same id with another run folder does not.
 
 Rounds are W&B's steps. W&B ignores a step that it already has, so that of a round that is written twice, the first is
 kept. The API key comes from the coordinator's environment (`WANDB_API_KEY`) or from `wandb login` on its machine.
@@ -6,6 +7,8 @@ kept. The API key comes from the coordinator's environment (`WANDB_API_KEY`) or 
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +19,9 @@ from marless.sinks.base import SinkConfig, SinkJob, SinkKind
 
 if TYPE_CHECKING:
     import wandb
+
+_RUN_FILE = "wandb.json"
+_RANDOM_BYTES = 4
 
 
 class WandbConfig(SinkConfig):
@@ -42,7 +48,7 @@ class WandbSink:
         import wandb
 
         self._run = wandb.init(
-            id=job.id,
+            id=run_id(job),
             name=job.id,
             project=self._config.project,
             entity=self._config.entity,
@@ -70,6 +76,24 @@ class WandbSink:
     def close(self, state: str) -> None:
         """Finish the run; if another process continues the job, it also continues the run."""
         self._run.finish(exit_code=1 if state == "FAILED" else 0)
+
+
+def run_id(job: SinkJob) -> str:
+    """The id of the run of this run folder, made at the first call: the job's id and a random number.
+
+    W&B drops the rows of steps that a run has, so two jobs must never share a run. Their ids may be equal, in other
+    runs directories or on other machines.
+    """
+    path = job.folder / _RUN_FILE
+    if path.exists():
+        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
+    if job.last:  # begun by an earlier marless, whose runs had the job's id
+        return job.id
+    made = f"{job.id}-{secrets.token_hex(_RANDOM_BYTES)}"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"run_id": made}), encoding="utf-8")
+    partial.replace(path)
+    return made
 
 
 SINK = SinkKind(config_type=WandbConfig, make=WandbSink, package="wandb", install="marless[wandb]")

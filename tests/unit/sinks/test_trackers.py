@@ -12,7 +12,7 @@ from marless.sinks.base import SinkJob
 from marless.sinks.contract import check_sink, sample_round
 from marless.sinks.mlflow import MlflowConfig, MlflowSink
 from marless.sinks.scalars import scalars
-from marless.sinks.wandb import WandbConfig, WandbSink
+from marless.sinks.wandb import WandbConfig, WandbSink, run_id
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"algorithm.lr": 0.5, "algorithm.name": "ippo", "learner.on": True}
@@ -85,7 +85,7 @@ def test_wandb_keeps_rounds_as_steps_over_env_steps(tmp_path, wandb_sink):
         wanted = scalars(record, before, None)
         assert {name: shown[name] for name in wanted} == pytest.approx(wanted)
     [run] = kept.of_kind("run")
-    assert (run.run_id, run.display_name, run.project) == ("job-7", "job-7", "teams")
+    assert (run.run_id, run.display_name, run.project) == (run_id(job(tmp_path)), "job-7", "teams")
     assert {item.key: json.loads(item.value_json) for item in run.config.update}.items() >= SETTINGS.items()
     axes = {metric.glob_name or metric.name: metric.step_metric for metric in kept.of_kind("metric")}
     assert axes == {"env_steps": "", "*": "env_steps"}
@@ -94,7 +94,8 @@ def test_wandb_keeps_rounds_as_steps_over_env_steps(tmp_path, wandb_sink):
 def test_wandb_continues_the_same_run(tmp_path, wandb_sink):
     check_sink(wandb_sink, tmp_path)
     kept = Offline(tmp_path, runs=4)
-    assert {run.run_id for run in kept.of_kind("run")} == {"contract"}
+    [only] = {run.run_id for run in kept.of_kind("run")}
+    assert only.startswith("contract-")
     assert sorted(kept.history()) == list(range(8))
 
 
@@ -115,6 +116,19 @@ def test_several_jobs_at_once_are_several_wandb_runs(tmp_path, wandb_sink):
         assert [history[step]["policies/all/policy_loss"] for step in range(3)] == pytest.approx(
             [scale, scale / 2, scale / 3]
         )
+
+
+def test_a_job_of_the_same_id_elsewhere_is_another_wandb_run(tmp_path, wandb_sink):
+    for place, scale in (("here", 1.0), ("there", 2.0)):
+        (tmp_path / place).mkdir()
+        sink = wandb_sink()
+        sink.open(job(tmp_path / place))
+        record = sample_round(0, scale)
+        sink.write(record, scalars(record, None, None))
+        sink.close("SUCCEEDED")
+    here, there = (Offline(tmp_path / place) for place in ("here", "there"))
+    assert here.of_kind("run")[0].run_id != there.of_kind("run")[0].run_id
+    assert [kept.history()[0]["policies/all/policy_loss"] for kept in (here, there)] == [1.0, 2.0]
 
 
 @pytest.fixture
