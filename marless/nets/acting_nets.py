@@ -222,7 +222,7 @@ def stacked(
     ours = kind in (MLP, GRU)
     if not ours and not hidden:
         raise CorruptError(f"the policy state does not say how many units its {kind} net has")
-    layout = layout_of(kind, inputs, _hidden(owners[0], kind) if ours else hidden, outputs, free)
+    layout = layout_of(kind, inputs, hidden_of(owners[0], kind) if ours else hidden, outputs, free)
     flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
     parts = zip(layout.spans, layout.shapes, strict=True)
     matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
@@ -235,8 +235,11 @@ def stacked(
     return Perceptrons(matrices, activation), free_NF
 
 
-def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
-    """Units of each hidden layer, from the shapes of the weights; `Layout.from_arrays` checks them."""
+def hidden_of(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
+    """Units of each hidden layer of a kind of marless, from its weights, which `Layout.from_arrays` checks.
+
+    Raises CorruptError if there are no weights.
+    """
     depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
     weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
     rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]

@@ -27,7 +27,7 @@ def of(job: Job, job_id: str, runs: Path, uploads: Uploads) -> Path | None:
     source = find(job.spec.start.checkpoint, runs, uploads)
     if (runs / job_id) in source.resolve().parents:
         raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
-    load(source, job)
+    _check_nets(load(source, job), job)
     return source
 
 
@@ -111,6 +111,43 @@ def _check_family(saved: str, wanted: AlgorithmConfig) -> None:
             f"start.checkpoint holds policies that {saved} trained, and {wanted.name} cannot go on with them: their "
             f"outputs mean other things; set algorithm.name: {saved}, or leave start.checkpoint out"
         )
+
+
+def _check_nets(checkpoint: Checkpoint, job: Job) -> None:
+    """Raise SpecError, naming what differs, for policies with other nets than those of the section `model` of a job.
+
+    Learners would refuse their weights later, in the middle of the job's start. An algorithm without a family may have
+    nets of its own.
+    """
+    if not job.spec.algorithm.family:
+        return
+    for group in job.sharing.decide(()).groups:
+        try:
+            found = _nets(checkpoint.policies[group.policy])
+        except CorruptError as error:
+            raise SpecError(f"start.checkpoint: {group.policy}: {error}") from None
+        model = job.spec.nets
+        wanted = {"net": model.kind, "hidden": list(model.hidden), "activation": model.activation}
+        if differing := [name for name in wanted if found[name] != wanted[name]]:
+            theirs, ours = (", ".join(f"{name} {nets[name]}" for name in differing) for nets in (found, wanted))
+            raise SpecError(
+                f"start.checkpoint: {group.policy} has a model with {theirs}, this job one with {ours}; give this job "
+                "the model of the job that wrote the checkpoint, or leave start.checkpoint out"
+            )
+
+
+def _nets(saved: SavedPolicy) -> dict[str, object]:
+    """What a policy's nets are like, by the fields of `model`; raises CorruptError."""
+    from marless.nets.acting_nets import hidden_of  # imported here: see `_is_joint`
+    from marless.nets.kinds import MLP, OURS
+    from marless.nets.serial import decode_acting
+
+    state = decode_acting(bytes(saved.blobs["acting"]))
+    kind, units = state.metadata.get("kind", MLP), state.metadata.get("hidden", "")
+    hidden = (
+        hidden_of(state.acting, kind) if kind in OURS else [int(each) for each in units.split(",") if each.isdigit()]
+    )
+    return {"net": kind, "hidden": list(hidden), "activation": state.metadata.get("activation", "")}
 
 
 def _is_joint(saved: SavedPolicy) -> bool:

@@ -1,15 +1,21 @@
 """`start.checkpoint`: what it may name, and a sentence for what it may not."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from marless.algos import registry
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext
 from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.core.group import Group
 from marless.core.state import REPLAY, PolicyState
 from marless.errors import NotFoundError, SpecError
 from marless.job import prepare
 from marless.nets import serial
+from marless.spec import parse
 from services.coordinator.state import start_checkpoint
 from services.coordinator.state.uploads import Uploads
 from tests.unit.coordinator.test_run_folder import SPEC
@@ -124,3 +130,45 @@ def test_joint_nets_are_started_from_and_what_was_remembered_is_not(runs):
     critic, replay = PolicyState({}, nothing, {"kind": "mlp"}), PolicyState({}, nothing, {"kind": REPLAY})
     found = start_checkpoint.load(written(runs, "ippo", ("critic.x", critic), ("replay.x", replay)), prepare(SPEC))
     assert found.policies.keys() == {"agent_0", "agent_1", "agent_2", "critic.x"}
+
+
+NETS = {"hidden": [8, 6], "activation": "tanh"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "theirs", "ours"),
+    [
+        ("ippo", {"hidden": [8]}, "hidden [8, 6]", "hidden [8]"),
+        ("iql", {"hidden": [6, 8]}, "hidden [8, 6]", "hidden [6, 8]"),
+        ("ippo", {"activation": "relu"}, "activation tanh", "activation relu"),
+        ("ippo", {"recurrent": "gru", "hidden": [8]}, "net mlp, hidden [8, 6]", "net gru, hidden [8]"),
+        ("ippo", {}, "", ""),
+        ("iql", {}, "", ""),
+    ],
+)
+def test_nets_that_a_job_does_not_have_are_refused_when_it_is_submitted(runs, algorithm, model, theirs, ours):
+    def job(changes):
+        given = {"algorithm": algorithm, "model": NETS | changes, "start": {"checkpoint": "other"}}
+        return prepare(parse(json.loads(SPEC.to_json()) | given, "spec"))
+
+    wrote = job({})
+    learner = learner_of(wrote)
+    names = [f"agent_{i}" for i in range(3)]
+    learner.names([Group(name, (name,)) for name in names])
+    written(runs, algorithm, *((name, learner.initial(name, 1)) for name in names))
+    uploads = Uploads(runs, 2**20)
+    if not theirs:
+        assert start_checkpoint.of(job(model), "new", runs, uploads) is not None
+        return
+    with pytest.raises(SpecError) as refused:
+        start_checkpoint.of(job(model), "new", runs, uploads)
+    assert str(refused.value) == (
+        f"start.checkpoint: agent_0 has a model with {theirs}, this job one with {ours}; give this job "
+        "the model of the job that wrote the checkpoint, or leave start.checkpoint out"
+    )
+
+
+def learner_of(job):
+    algorithm = registry.algorithm(job.spec.algorithm.name)
+    (scope,) = scopes(algorithm, job.spec.algorithm, job.spaces)
+    return algorithm.learner(job.spec.algorithm, LearnerContext(job.spec.nets, job.spaces, scope, "cpu", None, False))
