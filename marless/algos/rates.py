@@ -26,6 +26,13 @@ Rate: TypeAlias = NonNegativeFloat | Ramp
 """A setting that may follow a ramp."""
 
 
+def check_probability(name: str, rate: Rate) -> None:
+    """Raise ValueError, naming the setting, for a rate that exceeds 1 at some time."""
+    highest = max(rate.start, rate.end) if isinstance(rate, Ramp) else rate
+    if highest > 1:
+        raise ValueError(f"{name} is a probability and cannot be {highest:g}; keep it between 0 and 1")
+
+
 def value_at(rate: Rate, env_steps: int) -> float:
     """The value of a rate after `env_steps` env steps."""
     return rate.at(env_steps) if isinstance(rate, Ramp) else rate

@@ -96,12 +96,12 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         role: Which kind of worker this is.
         arguments: Those of the command line; by default, this process's.
     """
-    if arguments is None and role is Role.ACTOR:
-        environment.begin_anew()
     configure_logging()
     program = f"python -m services.{role}_pool.worker"
     try:
         options = worker_options(program, role, arguments)
+        if arguments is None and role is Role.ACTOR:
+            environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
         allowed.allow(options.env_modules)
         environment.end_forks_well()
         if options.background:

@@ -183,8 +183,8 @@ def description(
 ) -> dict[str, str]:
     """The metadata of a policy state that `ActingPolicies.from_states` needs.
 
-    `acts` is one of STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of the last two have an
-    acting array "exploration".
+    `acts` is one of STOCHASTIC, EPSILON_STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of all
+    but the first have an acting array "exploration".
     """
     found = {"kind": model.kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
     if model.kind not in OURS:  # ours tell by their weights

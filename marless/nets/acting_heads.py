@@ -19,6 +19,7 @@ from marless.nets.layout import checked
 
 HALF_LOG_2PI = np.float32(0.9189385332046727)
 STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
+EPSILON_STOCHASTIC = "epsilon_stochastic"
 """Values of the metadata key "acts": how actions are chosen."""
 EXPLORATION = "exploration"
 """Name of the array with the exploration parameter of non-stochastic policies, ε or σ; float32 [1]."""
@@ -83,6 +84,29 @@ class Categorical:
         return self._offset_NB
 
 
+class EpsilonCategorical:
+    """Outputs are logits of discrete actions; exploration takes a random legal action with probability ε."""
+
+    def __init__(self, epsilon_N1: FloatArray) -> None:
+        self._policy, self._random = Categorical(), EpsilonGreedy(epsilon_N1)
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`; learners of such policies use no log-probabilities, which are 0."""
+        sampled_NB, _ = self._policy.sample(output_NAB, mask_NBA, rng)
+        own_NB = sampled_NB.astype(np.int32, copy=False)
+        return self._random.mixed(own_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(own_NB.shape, np.float32)
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return _best(output_NAB, mask_NBA)
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return self._policy.outputs(output_NAB, mask_NBA)
+
+
 class Gaussian:
     """Outputs are the means of a diagonal Gaussian with free log standard deviations."""
 
@@ -121,14 +145,20 @@ class EpsilonGreedy:
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """See `ActingHead`."""
-        best_NB, (agents, choices, batch) = _best(output_NAB, mask_NBA), output_NAB.shape
-        explores_NB = rng.random((agents, batch), np.float32) < self._epsilon_N1
+        best_NB = _best(output_NAB, mask_NBA)
+        return self.mixed(best_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(best_NB.shape, np.float32)
+
+    def mixed(
+        self, own_NB: NDArray[np.int32], choices: int, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> NDArray[np.int32]:
+        """These actions, int32 [N, B], each with probability ε in favour of a random legal one of all `choices`."""
+        explores_NB = rng.random(own_NB.shape, np.float32) < self._epsilon_N1
         if mask_NBA is None:
-            any_NB = rng.integers(choices, size=(agents, batch), dtype=np.int32)
+            any_NB = rng.integers(choices, size=own_NB.shape, dtype=np.int32)
         else:
             lots_NBA = np.where(mask_NBA, rng.random(mask_NBA.shape, np.float32), np.float32(-1))
             any_NB = lots_NBA.argmax(axis=2).astype(np.int32)
-        return np.where(explores_NB, any_NB, best_NB), np.zeros((agents, batch), np.float32)
+        return np.where(explores_NB, any_NB, own_NB)
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
         """See `ActingHead`."""
@@ -172,10 +202,12 @@ def head(
     discrete = isinstance(action, Discrete)
     if acts == STOCHASTIC:
         return Categorical() if discrete else Gaussian(free_NF)
-    if acts != (EPSILON_GREEDY if discrete else DETERMINISTIC):
+    if acts not in ((EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC,)):
         raise CorruptError(f"policy state: it acts {acts!r}, which is no way to choose {type(action).__name__} actions")
     exploration_N1 = np.stack([checked(arrays, EXPLORATION, (1,)) for arrays in owners])
-    return EpsilonGreedy(exploration_N1) if discrete else Deterministic(exploration_N1)
+    if not discrete:
+        return Deterministic(exploration_N1)
+    return EpsilonGreedy(exploration_N1) if acts == EPSILON_GREEDY else EpsilonCategorical(exploration_N1)
 
 
 def free_parameters(acts: str, action: Discrete | Box) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, model_validator
 
 from marless.algos.off_policy.config import OffPolicyConfig
-from marless.algos.rates import Ramp, Rate
+from marless.algos.rates import Ramp, Rate, check_probability
 from marless.algos.team import RewardConfig
 from marless.nets.model import ModelSpec, Width
 
@@ -27,6 +27,11 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
         Ramp(start=0.5, end=0.1, env_steps=100_000),
         description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
     )
+    epsilon: Rate = Field(
+        0.0,
+        description="discrete actions: probability that an exploring actor takes a random legal action, beside the "
+        "policy's own sampling, which ends when the policy is sure of an action",
+    )
     temperature: float = Field(1.0, gt=0, description="discrete actions: temperature of the Gumbel-softmax")
     straight_through: bool = Field(
         True, description="discrete actions: in the policies' loss, critics get the sampled action, not the relaxed one"
@@ -44,6 +49,11 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
     def critic_model(self, model: ModelSpec) -> ModelSpec:
         """The nets of critics, given those of policies."""
         return model.model_copy(update={"hidden": self.critic_hidden or model.hidden})
+
+    @model_validator(mode="after")
+    def _epsilon_is_a_probability(self) -> DDPGConfig:
+        check_probability("epsilon", self.epsilon)
+        return self
 
     @model_validator(mode="after")
     def _env_steps_are_drawn(self) -> DDPGConfig:

@@ -23,10 +23,10 @@ from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Part, Trai
 from marless.algos.rates import value_at
 from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.state import Arrays
-from marless.envs.base import AgentClass, Discrete
+from marless.envs.base import AgentClass, Box, Discrete
 from marless.errors import CorruptError
 from marless.nets.acting import description
-from marless.nets.acting_heads import DETERMINISTIC, STOCHASTIC
+from marless.nets.acting_heads import DETERMINISTIC, EPSILON_STOCHASTIC, STOCHASTIC
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Bank, Row
 from marless.nets.codec import Codec
@@ -63,13 +63,21 @@ class _Class:
         return row_stacks(mine, self.agents, pooling=inputs.pooling, samples=samples, device=device)
 
 
+def _mixes(action: Discrete | Box, config: DDPGConfig) -> bool:
+    """True if exploring actors mix uniform actions into those of the policy."""
+    return isinstance(action, Discrete) and config.epsilon != 0
+
+
 class DDPGLearner(OffPolicyLearner):
     """The learner of one scope of one job; see `marless.algos.learner.Learner`."""
 
     def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
         classes = context.scope.agent_classes(context.spaces)
         inputs = {k: Inputs.of(context.spaces.classes[k], context.model) for k in context.scope.classes}
-        kinds = Kinds(inputs=inputs, exploration=config.noise, with_state=False, team=False, together=critic == "joint")
+        explores = {
+            k: config.epsilon if _mixes(context.spaces.classes[k].action, config) else config.noise for k in inputs
+        }
+        kinds = Kinds(inputs=inputs, exploration=explores, with_state=False, team=False, together=critic == "joint")
         super().__init__(config, context, kinds)
         self._config = config
         self._model, self._activation = context.model, context.model.activation
@@ -103,6 +111,8 @@ class DDPGLearner(OffPolicyLearner):
         mine = self._serves(name)
         agents = mine.agents
         acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
+        if _mixes(agents.action, self._config):
+            acts = EPSILON_STOCHASTIC
         return description(agents, self._model, acts=acts, inputs=mine.inputs)
 
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:

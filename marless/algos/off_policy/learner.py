@@ -102,8 +102,8 @@ class Kinds:
 
     inputs: Mapping[int, Inputs]
     """Inputs of the nets of each class, by index."""
-    exploration: Rate
-    """The actors' exploration parameter: ε, or a standard deviation."""
+    exploration: Mapping[int, Rate]
+    """The actors' exploration parameter of each class, by index: ε, or a standard deviation."""
     with_state: bool
     """True if batches have the global state."""
     team: bool
@@ -174,7 +174,7 @@ class OffPolicyLearner(ABC):
             return _remembered(empty, self._no_rewards())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
-        return self._compose(name, arrays, value_at(self._kinds.exploration, 0))
+        return self._compose(name, arrays, self._exploration(name, 0))
 
     def load(self, name: str, state: PolicyState) -> None:
         """See `Learner`."""
@@ -214,7 +214,8 @@ class OffPolicyLearner(ABC):
             if measuring.asked(inputs.measure):
                 [batch] = self._draws(inputs, rng, training.count, 1, Meter())
                 _merge(metrics, training.measured(inputs, batch, meter))
-        self._explore(inputs.groups, self._next_exploration(inputs))
+        after = self._env_steps_after(inputs)
+        self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
         metrics[self._replay_name] = self._replay.report()
         distances, compared = _compared(pending)
         return UpdateOutput(metrics, (*meter.runs(), *compared), distances)
@@ -230,11 +231,10 @@ class OffPolicyLearner(ABC):
         [batch] = self._draws(inputs, draw_generator(inputs), training.count, 1, meter)
         found, priority_E = training.gradients(batch, meter)
         self._reprioritise(batch, priority_E)
-        exploration = np.array([self._next_exploration(inputs)], np.float32)
-        policies = {group.policy for group in inputs.groups}
+        after, policies = self._env_steps_after(inputs), {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
             name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
-            | ({_EXPLORATION: exploration} if name in policies else {})
+            | ({_EXPLORATION: np.array([self._exploration(name, after)], np.float32)} if name in policies else {})
             for name, parts in found.items()
         }
         return GradientOutput(gradients, training.metrics() | {self._replay_name: self._replay.report()}, meter.runs())
@@ -311,12 +311,15 @@ class OffPolicyLearner(ABC):
         """Number of gradient steps of an update."""
         return self._settings.gradient_steps(_sampled(inputs))
 
-    def _next_exploration(self, inputs: RoundInput) -> float:
-        """The actors' exploration parameter in the next round."""
-        return value_at(self._kinds.exploration, inputs.env_steps + _sampled(inputs))
+    def _env_steps_after(self, inputs: RoundInput) -> int:
+        """The job's env steps when the next round begins."""
+        return inputs.env_steps + _sampled(inputs)
 
-    def _explore(self, groups: Sequence[Group], exploration: float) -> None:
-        self._explores |= dict.fromkeys((group.policy for group in groups), exploration)
+    def _exploration(self, name: str, env_steps: int) -> float:
+        """The exploration parameter of a policy in a round that begins after so many env steps of the job."""
+        if name in self._joint():
+            return 0.0
+        return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
 
     def _compare(self, inputs: RoundInput) -> list[similarity.Pending]:
         """Start to measure the similarity of the agents of each class, if the round asks for it."""

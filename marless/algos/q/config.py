@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from marless.algos.algorithm import Setting
 from marless.algos.off_policy.config import OffPolicyConfig
-from marless.algos.rates import Ramp, Rate
+from marless.algos.rates import Ramp, Rate, check_probability
 from marless.algos.team import RewardRule, TeamReward, sum_advice, together
 from marless.nets.model import ModelSpec
 
@@ -55,9 +55,7 @@ class QConfig(OffPolicyConfig):
 
     @model_validator(mode="after")
     def _epsilon_is_a_probability(self) -> QConfig:
-        ends = (self.epsilon.start, self.epsilon.end) if isinstance(self.epsilon, Ramp) else (self.epsilon,)
-        if max(ends) > 1:
-            raise ValueError(f"epsilon is a probability and cannot be {max(ends):g}; keep it between 0 and 1")
+        check_probability("epsilon", self.epsilon)
         return self
 
 

@@ -64,7 +64,7 @@ class QLearner(OffPolicyLearner):
         inputs = {k: Inputs.of(spaces.classes[k], model, last_action=config.last_action) for k in scope.classes}
         kinds = Kinds(
             inputs=inputs,
-            exploration=config.epsilon,
+            exploration=dict.fromkeys(scope.classes, config.epsilon),
             with_state=mixer == "monotone",
             team=mixer != "none",
             together=mixer != "none",

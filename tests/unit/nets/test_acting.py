@@ -160,3 +160,20 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         ActingPolicies.from_states(DISCRETE, [*states[:2], dataclasses.replace(states[2], metadata={})])
     with pytest.raises(CorruptError, match="holds no weights"):
         ActingPolicies.from_states(DISCRETE, [dataclasses.replace(states[0], acting={})] * 3)
+
+
+def test_epsilon_mixes_random_legal_actions_into_those_of_a_sure_policy():
+    """Of three actions, the policy is sure of 0, and 2 is illegal: with ε = 0.5, action 1 comes in a quarter of draws."""
+    from marless.nets.acting_heads import EPSILON_STOCHASTIC, head
+
+    copies = 4000
+    outputs_NAB = np.tile(np.array([50.0, 0.0, 60.0], np.float32)[None, :, None], (2, 1, copies))
+    mask_NBA = np.tile(np.array([True, True, False]), (2, copies, 1))
+    owners = [{"exploration": np.array([each], np.float32)} for each in (0.0, 0.5)]
+    made = head(EPSILON_STOCHASTIC, Discrete(3), np.empty((2, 0), np.float32), owners)
+    action_NB, log_prob_NB = made.sample(outputs_NAB.copy(), mask_NBA, np.random.default_rng(0))
+    shares = [np.bincount(each, minlength=3) / copies for each in action_NB]
+    assert shares[0].tolist() == [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(shares[1], [0.75, 0.25, 0.0], atol=0.02)
+    assert not log_prob_NB.any()
+    assert made.greedy(outputs_NAB, mask_NBA).tolist() == [[0] * copies] * 2
