@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 
 def test_epsilon_mixes_random_legal_actions_into_those_of_a_sure_policy():
-    """Of three actions, the policy is sure of 0, and 2 is illegal: with ε = 0.5, action 1 comes in a quarter of draws."""
+    """Of three actions, the policy is sure of 0, and 2 is illegal; with ε = 0.5, a quarter of draws are 1."""
     from marless.nets.acting_heads import EPSILON_STOCHASTIC, head
 
     copies = 4000
