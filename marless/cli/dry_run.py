@@ -180,7 +180,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
     if done.returncode < 0:
         raise UnavailableError(f"the calibration was ended by a signal: {signal.strsignal(-done.returncode)}")
     if done.returncode:
-        said = (done.stdout or done.stderr).strip().splitlines() or ["no message"]
+        said = done.stderr.strip().splitlines() or ["no message"]
         raise InternalError(f"the calibration failed: {said[-1]}")
     return from_text(done.stdout)
 

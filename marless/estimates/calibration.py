@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -195,15 +196,15 @@ def _update(
 
 
 def main() -> None:
-    """Calibrate the job on standard input; for an invalid job, prints the error instead and exits with code 1."""
+    """Calibrate the job on standard input; for an invalid job, prints the error to stderr and exits with code 1."""
     output = kept_for_data()
     try:
-        said, code = calibrate(from_json(sys.stdin.read())).to_json(), 0
+        output.write(calibrate(from_json(sys.stdin.read())).to_json())
+        output.flush()
     except MarlessError as error:
-        said, code = str(error), 1
-    output.write(said)
-    output.flush()
-    sys.exit(code)
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # the error is the last line: what the environment registered to run at the exit prints no more
 
 
 if __name__ == "__main__":
