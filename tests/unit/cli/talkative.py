@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pettingzoo import ParallelEnv
 _LIBC = ctypes.CDLL(None)
 
 
+@functools.cache  # once for each: a process takes milliseconds to start, and a calibration makes thousands of steps
 def talk(when: str) -> None:
     """Print by Python, by the descriptor, from another thread, from a subprocess, and into the buffer of C's stdout."""
     sys.stdout.write(f"python {when}\n")
