@@ -207,10 +207,20 @@ def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
     assert len(weights(run)) == 7  # two policies, acting and learning, two lanes and a manifest
 
 
+SEEN = ("marless: 2 agents: ", "marless: every action is ", "marless: ippo trains ")
+"""How the three lines begin that say what marless sees of the job."""
+
+
+def beside_what_is_seen(lines):
+    """The lines of standard error without those three, each of which is there once."""
+    assert [sum(line.startswith(each) for line in lines) for each in SEEN] == [1, 1, 1]
+    return [line for line in lines if not line.startswith(SEEN)]
+
+
 def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
     """Beside those that come every few seconds, and say for how long."""
     run, _ = undisturbed
-    evaluations = [line.split(" · ")[0] for line in run.said if not line.endswith(" so far\n")]
+    evaluations = [line.split(" · ")[0] for line in beside_what_is_seen(run.said) if not line.endswith(" so far\n")]
     assert evaluations == [f"round {TOLD} of {ROUNDS}"]  # up to where the fixture stopped following
     assert any(line.startswith("starting four services · ") for line in run.said)
 
@@ -421,7 +431,7 @@ def test_without_redis_there_is_one_sentence(train, tmp_path):
     code, out, said = run.end()
     assert (code, out) == (1, "")
     *progress, sentence = said.splitlines()
-    assert [line for line in progress if "so far" not in line] == []
+    assert [line for line in beside_what_is_seen(progress) if "so far" not in line] == []
     assert sentence.startswith("marless: param_store ended: no Redis: install redis-server or valkey-server, or ")
     assert_no_files(tmp_path / "tmp")
 
@@ -487,19 +497,16 @@ def test_a_job_id_that_is_taken_or_cannot_be_used(undisturbed, monkeypatch, caps
     before = sorted(run.run_dir.rglob("*"))
     job_file, runs = str(run.place / "job.yaml"), str(run.place / "runs")
     code, said = refused(monkeypatch, capsys, job_file, "--runs", runs, "--job", summary["job"])
-    assert (code, said) == (2, f"marless: {run.run_dir} exists already; choose another job id with --job\n")
+    sentence = f"marless: {run.run_dir} exists already; choose another job id with --job"
+    assert (code, beside_what_is_seen(said.splitlines())) == (2, [sentence])
     code, said = refused(monkeypatch, capsys, job_file, "--runs", runs, "--job", "../up")
-    assert (code, said) == (
-        2,
-        "marless: job id '../up': use lower-case letters, digits and dashes, at most 100\n",
-    )
+    sentence = "marless: job id '../up': use lower-case letters, digits and dashes, at most 100"
+    assert (code, beside_what_is_seen(said.splitlines())) == (2, [sentence])
     assert sorted(run.run_dir.rglob("*")) == before
 
 
 def test_a_runs_directory_that_cannot_be_used(job_file, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     code, said = refused(monkeypatch, capsys, str(job_file), "--runs", str(tmp_path / "file"), "--job", "a")
-    assert (code, said) == (
-        1,
-        f"marless: {tmp_path}/file/a/logs: Not a directory; the services cannot be started\n",
-    )
+    sentence = f"marless: {tmp_path}/file/a/logs: Not a directory; the services cannot be started"
+    assert (code, beside_what_is_seen(said.splitlines())) == (1, [sentence])
