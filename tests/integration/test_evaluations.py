@@ -147,7 +147,8 @@ async def test_a_job_that_is_cancelled_ends_its_evaluation_in_mid_play(cluster, 
     assert asked.seconds < GRACE_S + 3.0
     assert run.status.state == "CANCELLED"
     assert [record.evaluation for record in folder.records()] == [None]
-    assert await until(cluster, all_idle) == before  # still good for the next task
+    # All are still good for the next task; one more may have taken the place of a worker of the job before.
+    assert before <= await until(cluster, all_idle)
 
 
 @pytest.fixture
