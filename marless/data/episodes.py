@@ -119,9 +119,9 @@ class EpisodeMeter:
             return_RE = np.concatenate([return_NE, return_NE.mean(axis=0, keepdims=True)])
             mean_R1 = return_RE.mean(axis=1, keepdims=True)
             moved_R = mean_R1[:, 0] - self._mean_R
-            self._mean_R += moved_R * (more / self._episodes)
-            # squares beyond float64 leave no standard error; the environment is not at fault
+            # squares beyond float64 leave no standard error; returns that are no numbers are refused by `stats`
             with np.errstate(over="ignore", invalid="ignore"):
+                self._mean_R += moved_R * (more / self._episodes)
                 self._scatter_R += np.square(return_RE - mean_R1).sum(axis=1)
                 self._scatter_R += np.square(moved_R) * (before * more / self._episodes)
 

@@ -21,6 +21,7 @@ from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, spec
+from tests.templates import SCRIPTED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENCE_S = 30.0
@@ -34,6 +35,12 @@ _serials = count()
 def hold(tmp_path_factory) -> Path:
     """While this file is there, steps of environments take their time."""
     return tmp_path_factory.mktemp("hold") / "here"
+
+
+@pytest.fixture
+def scripted(monkeypatch) -> None:
+    """Environments of these tests are known to the process that examines a job's environment, too."""
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTED))
 
 
 def waiting(hold: Path, *, hangs: bool = False, **changes: object) -> dict[str, object]:
@@ -63,6 +70,10 @@ async def until(cluster: Cluster, condition: Callable[[list[common_pb2.WorkerInf
     async with asyncio.timeout(PATIENCE_S):
         while not condition(found := await workers(cluster)):  # noqa: ASYNC110  # what is waited for knows no events
             await asyncio.sleep(0.01)
+    return pids(found)
+
+
+def pids(found: list[common_pb2.WorkerInfo]) -> set[int]:
     return {worker.pid for worker in found}
 
 
@@ -106,10 +117,11 @@ async def in_mid_update(folder: RunFolder) -> psutil.Process:
 async def test_workers_outlive_a_coordinator_that_is_killed_in_mid_rollout(cluster, hold, undisturbed, tmp_path):
     """Red before: both workers were killed. What they run next is not changed by what they did not finish."""
     folder = created(tmp_path / "killed", spec(**waiting(hold)))
-    before = await until(cluster, all_idle)
+    others, before = await until(cluster, all_idle), set()
     for _ in range(2):
         hold.touch()
         run = asyncio.create_task(ready(folder, cluster.pools).run())
+        before = before or await until(cluster, lambda found: all_busy(found) and others.isdisjoint(pids(found)))
         assert await until(cluster, all_busy) == before
         run.cancel()
         await asyncio.wait([run])
@@ -120,12 +132,12 @@ async def test_workers_outlive_a_coordinator_that_is_killed_in_mid_rollout(clust
     assert await until(cluster, all_idle) == before
 
 
-async def test_workers_outlive_a_job_that_is_replaced(cluster, hold, undisturbed, tmp_path):
-    before = await until(cluster, all_idle)
+async def test_workers_outlive_a_job_that_is_replaced(cluster, hold, undisturbed, scripted, tmp_path):
+    others = await until(cluster, all_idle)
     hold.touch()
     async with Jobs(tmp_path, cluster.pools, JobsOptions(lease_s=1.0)) as jobs:
         await jobs.submit(Submission(job="a", spec_json=spec(**waiting(hold, seed=8)).to_json(), request_id="1"))
-        assert await until(cluster, all_busy) == before
+        before = await until(cluster, lambda found: all_busy(found) and others.isdisjoint(pids(found)))
         other = spec(**waiting(hold)).to_json()
         await jobs.submit(Submission(job="a", spec_json=other, request_id="2", if_exists=IfExists.REPLACE))
         hold.unlink()
@@ -145,7 +157,7 @@ async def test_a_worker_whose_environment_hangs_is_replaced_within_the_grace(clu
     await until(cluster, lambda _: all(hold.with_name(f"{pid}.hangs").exists() for pid in before))
     run.cancel()
     await asyncio.wait([run])
-    after = await until(cluster, lambda found: all_idle(found) and not before & {each.pid for each in found})
+    after = await until(cluster, lambda found: all_idle(found) and before.isdisjoint(pids(found)))
     hold.unlink()
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert await until(cluster, all_idle) == after
@@ -172,7 +184,7 @@ async def test_an_update_outlives_its_coordinator_but_not_its_job(cluster, hold,
     assert await cluster.store.list("closed") == versions  # nothing was published
 
 
-async def test_a_learner_worker_outlives_a_job_that_is_replaced(cluster, hold, undisturbed, tmp_path):
+async def test_a_learner_worker_outlives_a_job_that_is_replaced(cluster, hold, undisturbed, scripted, tmp_path):
     async with Jobs(tmp_path, cluster.pools, JobsOptions(lease_s=1.0)) as jobs:
         long = spec(**waiting(hold, algorithm=LONG)).to_json()
         await jobs.submit(Submission(job="a", spec_json=long, request_id="1"))
@@ -189,11 +201,10 @@ async def test_a_learner_worker_outlives_a_job_that_is_replaced(cluster, hold, u
 async def test_a_cancelled_job_ends_within_seconds_of_the_present_step(cluster, hold, tmp_path):
     """Without the abandoning, the round would go on for its 500 held-up steps."""
     folder = created(tmp_path / "cancelled", spec(**waiting(hold)))
-    before = await until(cluster, all_idle)
     hold.touch()
     run = ready(folder, cluster.pools)
     task = asyncio.create_task(run.run())
-    await until(cluster, all_busy)
+    before = await until(cluster, all_busy)
     asked = Stopwatch.start()
     run.cancel()
     await task

@@ -145,7 +145,8 @@ async def test_a_sink_goes_where_the_operator_says(address, uri, monkeypatch):
 
 def saved(folder: Path, **changes: object) -> Path:
     """A run folder with a checkpoint that the job of these tests can start from; returns the checkpoint's directory."""
-    state = PolicyState({"policy.0.weight": np.zeros((1, 1), np.float32)}, {}, {})
+    weights = {f"policy.{i}.weight": np.zeros(shape, np.float32) for i, shape in enumerate([(8, 1), (1, 8)])}
+    state = PolicyState(weights, {}, {"activation": "tanh"})
     blobs = dict(zip(PARTS, serial.encode(state), strict=True))
     groups = {f"agent_{i}": (f"agent_{i}",) for i in range(2)}
     policies = {name: SavedPolicy(version=2, blobs=blobs) for name in groups}

@@ -144,10 +144,9 @@ def _nets(saved: SavedPolicy) -> dict[str, object]:
 
     state = decode_acting(bytes(saved.blobs["acting"]))
     kind, units = state.metadata.get("kind", MLP), state.metadata.get("hidden", "")
-    hidden = (
-        hidden_of(state.acting, kind) if kind in OURS else [int(each) for each in units.split(",") if each.isdigit()]
-    )
-    return {"net": kind, "hidden": list(hidden), "activation": state.metadata.get("activation", "")}
+    given = [int(each) for each in units.split(",") if each.isascii() and each.isdecimal()]
+    hidden = list(hidden_of(state.acting, kind)) if kind in OURS else given
+    return {"net": kind, "hidden": hidden, "activation": state.metadata.get("activation", "")}
 
 
 def _is_joint(saved: SavedPolicy) -> bool:
