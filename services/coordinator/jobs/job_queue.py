@@ -69,6 +69,7 @@ class JobQueue:
         if live.task:
             live.task.cancel()
             await asyncio.gather(live.task, return_exceptions=True)
+            live.folder.release()  # a task that is cancelled before its first step has not done so
 
     async def stop(self) -> None:
         """Stop all jobs and release their folders; their next owner continues them. Calling it twice is safe."""
@@ -77,12 +78,11 @@ class JobQueue:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for live in self._queue.values():
-            await asyncio.to_thread(live.put_down)
-            live.folder.release()
-        self._queue.clear()
         for live in self._live.values():
+            await asyncio.to_thread(live.put_down)
+            live.folder.release()  # a task that is cancelled before its first step has not released it
             live.notifier.tell()
+        self._queue.clear()
         self._live.clear()
 
     def _running(self) -> int:
@@ -101,8 +101,6 @@ class JobQueue:
             await live.saved()
         finally:
             await live.close_sinks()
-            if self._stopping:
-                await asyncio.to_thread(live.put_down)
             live.folder.release()
             if self._live.get(job) is live and not self._stopping:
                 del self._live[job]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from marless.errors import MarlessError
+from marless.errors import FencedError, MarlessError
 from marless.job import Job
 from marless.record import RoundRecord
 from services.coordinator.execution.job_run import JobRun
@@ -100,10 +100,23 @@ class LiveJob:
 
     def put_down(self) -> None:
         """Note that this coordinator stops by itself, so that it does not count among those that the job has ended."""
-        if self._status.takeovers and not self._status.ended:
-            with suppress(MarlessError):  # the disk is full, or another coordinator owns the job: neither is lost by it
-                self.folder.write_status(replace(self._status, takeovers=0))
+        if self._status.ended or not self._status.takeovers or self.folder.replaced:
+            return
+        with suppress(MarlessError):  # the disk is full, or another coordinator owns the job: neither is lost by it
+            if not self._owned():
+                return
+            status = self.folder.read_status()
+            if not status.ended:
+                self.folder.write_status(replace(status, takeovers=0))
                 self.folder.settle()
+
+    def _owned(self) -> bool:
+        """Own the job again if its run, which has ended, has released it; returns False if another one owns it."""
+        try:
+            self.folder.check_owned()
+        except FencedError:
+            return self.folder.own()
+        return True
 
     def _save(self) -> bool:
         try:

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from marless.spec import parse
+from services.coordinator.jobs import job_queue, live_job
 from services.coordinator.jobs import jobs as jobs_module
 from services.coordinator.jobs.jobs import MOST_TAKEOVERS, Jobs, JobsOptions
 from services.coordinator.state.run_folder import RunFolder
@@ -66,3 +67,37 @@ async def test_the_count_is_on_the_disk_before_the_job_is_touched_and_gone_after
         assert seen == [3]
     assert folder.read_status().takeovers == 0
     assert not folder.read_status().ended
+
+
+class Running:
+    """A run that goes on until it is cancelled, and releases its folder as `JobRun` does."""
+
+    def __init__(self, folder, status, **_rest):
+        self.folder, self.status, self.detail, self.runs = folder, status, "", False
+
+    async def run(self):
+        self.runs = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.folder.release()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_coordinator_that_stops_by_itself_does_not_count_for_the_job_that_it_runs(tmp_path, monkeypatch, begun):
+    """Ten restarts within one long round failed the job before."""
+    folder, fill, taken = folder_with(tmp_path, STATUS), job_queue.JobQueue._fill, asyncio.Event()
+
+    def noticed(queue):
+        fill(queue)
+        taken.set()
+
+    monkeypatch.setattr(live_job, "JobRun", Running)
+    monkeypatch.setattr(job_queue.JobQueue, "_fill", noticed)
+    async with Jobs(tmp_path, MagicMock(), JobsOptions(lease_s=0.2)) as jobs:
+        await taken.wait()
+        if begun:
+            await until(lambda: jobs.live("j")._run.runs)
+        assert folder.read_status().takeovers == 1
+    assert folder.read_status().takeovers == 0
+    assert RunFolder(tmp_path / "j").own()
