@@ -298,30 +298,38 @@ async def by_hand(place: Path) -> asyncio.subprocess.Process:
 @pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(kept, tmp_path, how):
-    """It makes an environment to know its spaces. Killed, it leaves that to the next one."""
+    """It has an environment made to know its spaces. Killed meanwhile, it leaves the rest to the next one."""
     pool = replace(kept, name=new_name())
-    spec = {
-        "env": {"name": "brood", "options": {"name": pool.name, "early": True}},
-        "algorithm": "ippo",
-        "actors": {"episodes": "fresh"},
-        "stop": {"rounds": 1},
-    }
     process, address = await coordinator(tmp_path)
     try:
         async with AsyncClient(address, token="", tls_ca="", contact_s=30.0) as client:
-            await client.submit(spec)
-        await pool.until(lambda: len(pool.left()) >= STARTED)
-        process.send_signal(signal.Signals[how])
-        await process.wait()
-        unknown = 0
-        if how == "SIGKILL":
-            process, _ = await coordinator(tmp_path)
-            unknown = 1  # it has another environment, and its parent is gone
-        await pool.until(lambda: len(pool.left()) <= unknown)
+            await client.submit(brood(pool))
+            await pool.until(lambda: not pool.left())  # while the coordinator goes on
+            submitting = asyncio.create_task(client.submit(brood(pool, hangs=True), job="hangs"))
+            await pool.until(lambda: len(pool.left()) >= STARTED)
+            process.send_signal(signal.Signals[how])
+            async with asyncio.timeout(GONE_S):
+                await process.wait()
+            unknown = 0
+            if how == "SIGKILL":
+                process, _ = await coordinator(tmp_path)
+                unknown = 1  # it has another environment, and its parent is gone
+            await pool.until(lambda: len(pool.left()) <= unknown)
+            submitting.cancel()
+            await asyncio.wait([submitting])
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def brood(pool: Pool, **options: object) -> dict[str, object]:
+    return {
+        "env": {"name": "brood", "options": {"name": pool.name, "early": True} | options},
+        "algorithm": "ippo",
+        "actors": {"episodes": "fresh"},
+        "stop": {"rounds": 1},
+    }
 
 
 async def coordinator(place: Path) -> tuple[asyncio.subprocess.Process, str]:

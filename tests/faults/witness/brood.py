@@ -26,8 +26,8 @@ def start(name):
 
 
 class Brood(ScriptedEnv):
-    """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode, which
-    lasts for ever if it `hangs`; while it does so "locked", no other thread of the process runs Python code.
+    """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode; what
+    starts them lasts for ever if it `hangs`; while it does so "locked", no other thread of the process runs Python code.
     """
 
     def __init__(self, options, batch):
@@ -40,11 +40,11 @@ class Brood(ScriptedEnv):
     def reset(self, seed):
         if not self._started:
             self._start()
-            if self._options.get("hangs") == "locked":
-                ctypes.PyDLL(None).pause()
-            elif self._options.get("hangs"):
-                time.sleep(1000)
         return super().reset(seed)
 
     def _start(self):
         self._started = start(self._options["name"])
+        if self._options.get("hangs") == "locked":
+            ctypes.PyDLL(None).pause()
+        elif self._options.get("hangs"):
+            time.sleep(1000)
