@@ -27,7 +27,7 @@ def start(name):
 
 class Brood(ScriptedEnv):
     """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode; what
-    starts them lasts for ever if it `hangs`; while it does so "locked", no other thread of the process runs Python code.
+    starts them lasts for ever if it `hangs`; if "locked", no other thread of the process runs Python code meanwhile.
     """
 
     def __init__(self, options, batch):
