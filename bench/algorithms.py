@@ -204,6 +204,13 @@ def score(outcomes: Sequence[Outcome]) -> float:
     return sum(sum(each.sides.values()) if each.sides else each.final for each in outcomes) / len(outcomes)
 
 
+def _best(rates: Rates | None) -> str:
+    """The settings that were chosen, with the edge of the grid where that was."""
+    assert rates is not None  # as `SETTINGS` has it
+    rate = harness.chosen(rates.lr, [each.lr for each in GRID])
+    return f"best: {rates}".replace(f"lr {rates.lr:g}", f"lr {rate}")
+
+
 def row(game: str, algorithm: str, system: str, which: str, outcomes: Sequence[Outcome]) -> Row:
     """One row of the table; `which` is one of `SETTINGS`."""
     ends = [outcome.curve[-1] for outcome in outcomes]
@@ -211,7 +218,7 @@ def row(game: str, algorithm: str, system: str, which: str, outcomes: Sequence[O
     found: Row = {
         "algorithm": algorithm,
         "system": system,
-        "settings": f"best: {outcomes[0].rates}" if which == "best" else which,
+        "settings": _best(outcomes[0].rates) if which == "best" else which,
         "env steps": round(spread([end.env_steps for end in ends]).median),
         "greedy return": shown(interquartile_mean([[outcome.final for outcome in outcomes]])),
         "random": round(spread(random).median, 1) if random else "",

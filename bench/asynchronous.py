@@ -155,7 +155,7 @@ def best_rate(runs: Runs, name: str, rates: Sequence[float], seeds: int, target:
     return max(rates, key=merit)
 
 
-def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result], target: float, measure: str) -> Row:
+def row(name: str, rate: str, runs: Sequence[Result], reference: Sequence[Result], target: float, measure: str) -> Row:
     """A line of the table; figures of slots and queues are those of runs that have not diverged."""
     places, theirs = ([each.reached(target) for each in some] for some in (runs, reference))
     there = [(each, at) for each, at in zip(runs, places, strict=True) if at is not None]
@@ -167,7 +167,7 @@ def row(name: str, lr: float, runs: Sequence[Result], reference: Sequence[Result
     whole = [each for each in runs if not each.diverged]
     return {
         "system": name,
-        "rate": lr,
+        "rate": rate,
         f"seconds to {target:g}": _cell([each.at_s[at] for each, at in there], 2) or "never",
         "function seconds": _cell([each.worked_s[at] for each, at in there], 1),
         "seeds there": f"{len(there)} of {len(runs)}",
@@ -260,7 +260,8 @@ def compared(args: argparse.Namespace, setting: Setting) -> list[Row]:
     chosen = {name: best_rate(runs, name, args.rates, args.tuning_seeds, target) for name in names}
     found = {name: [runs.get(name, seed, chosen[name]) for seed in range(args.runs)] for name in names}
     reference = found[names[0]]
-    return [row(name, chosen[name], each, reference, target, setting.game.measure) for name, each in found.items()]
+    rates = {name: harness.chosen(lr, args.rates) for name, lr in chosen.items()}
+    return [row(name, rates[name], each, reference, target, setting.game.measure) for name, each in found.items()]
 
 
 def main() -> None:

@@ -197,6 +197,12 @@ def rates(text: str) -> tuple[float, ...]:
     return found
 
 
+def chosen(value: float, grid: Sequence[float]) -> str:
+    """A value that was chosen from a grid, for a table: at an edge of the grid, a better one may lie beyond it."""
+    edge = {max(grid): " (largest tried)", min(grid): " (smallest tried)"}.get(value, "")
+    return f"{value:g}{edge if len(set(grid)) > 1 else ''}"
+
+
 def parser(description: str | None, *, runs: int) -> argparse.ArgumentParser:
     """A parser with the options of every benchmark."""
     options = argparse.ArgumentParser(description=description)

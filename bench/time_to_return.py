@@ -95,13 +95,13 @@ def best_rates(
     return {name: Tuned(rate, mean_s(tried[rate][name], target)) for name, rate in best.items()}
 
 
-def row(name: str, tuned: Tuned, curves: Sequence[Curve], target: float) -> Row:
+def row(name: str, rate: str, tuned: Tuned, curves: Sequence[Curve], target: float) -> Row:
     """One row of the table."""
     reached = [crossing(curve, target) for curve in curves]
     there = [point.env_steps for point in reached if point.env_steps]
     return {
         "system": name,
-        "rate": tuned.rate,
+        "rate": rate,
         **({"tuning (s)": round(tuned.mean_s, 1)} if math.isfinite(tuned.mean_s) else {}),
         "return": target,
         "seconds": spread([point.wall_s for point in reached]).cell(1),
@@ -151,7 +151,8 @@ def main() -> None:
         found |= {f"marless, {name}, 1 actor": partial(schedules.marless, name, 1) for name in schedules.SCHEDULES}
     tuned = best_rates(found, tuning, args.rates, targets[-1])
     curves = measure(found, requests, {name: each.rate for name, each in tuned.items()})
-    rows = [row(name, tuned[name], of, target) for target in targets for name, of in curves.items()]
+    chosen = {name: harness.chosen(each.rate, args.rates) for name, each in tuned.items()}
+    rows = [row(name, chosen[name], tuned[name], of, target) for target in targets for name, of in curves.items()]
     harness.report(
         "time_to_return", about, rows, {"sooner": [headline(curves, target) for target in targets]}, args.json
     )

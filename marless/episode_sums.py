@@ -60,7 +60,7 @@ class Sums:
 
     @classmethod
     def of(cls, actors: Sequence[EpisodeSums]) -> Sums:
-        """Those of these actors together."""
+        """The sums of all these actors together."""
         returns: defaultdict[str, float] = defaultdict(float)
         for each in actors:
             for agent, value in each.return_sum.items():

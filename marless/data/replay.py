@@ -42,7 +42,7 @@ class ReplayCounts:
     """Draws so far, of env steps or episodes, repeated ones included."""
 
     def plus(self, *, inserted: int = 0, dropped: int = 0, lost: int = 0, drawn: int = 0) -> ReplayCounts:
-        """These counts and more."""
+        """Counts that are higher by the given numbers."""
         return ReplayCounts(self.inserted + inserted, self.dropped + dropped, self.lost + lost, self.drawn + drawn)
 
 

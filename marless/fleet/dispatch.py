@@ -272,7 +272,7 @@ class Dispatcher:
         await self._workers.some()
 
     def release_order(self, names: Iterable[str]) -> list[str]:
-        """These workers in the order in which to release them: idle ones first, the one that is idle longest at the
+        """Sort workers by the order in which to release them: idle ones first, the one that is idle longest at the
         front; then those that are not connected; then those that run a task.
         """
         idle = {worker.hello.worker: position for position, worker in enumerate(self._idle)}

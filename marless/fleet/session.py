@@ -141,7 +141,12 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
     if args.launched:
         security = replace(security, token=lambda: handover.token)
     return WorkerOptions(
-        *(args.worker, args.pool, args.param_store, security, args.launched, handover),
+        args.worker,
+        args.pool,
+        args.param_store,
+        security,
+        args.launched,
+        handover,
         background=args.background,
         watchdog=Watchdog(ends_process=True),
         machine=args.machine,

@@ -151,7 +151,7 @@ class EpsilonGreedy:
     def mixed(
         self, own_NB: NDArray[np.int32], choices: int, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> NDArray[np.int32]:
-        """These actions, int32 [N, B], each with probability ε in favour of a random legal one of all `choices`."""
+        """Replace each action with probability ε by a random legal one of all `choices`; returns int32 [N, B]."""
         explores_NB = rng.random(own_NB.shape, np.float32) < self._epsilon_N1
         if mask_NBA is None:
             any_NB = rng.integers(choices, size=own_NB.shape, dtype=np.int32)

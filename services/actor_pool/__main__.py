@@ -55,7 +55,8 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         dispatcher = Dispatcher(tickets=tickets, machines=machines, apart=True)  # environments run in its workers
         fleet = await stack.enter_async_context(
             Fleet(
-                *(dispatcher, launcher),
+                dispatcher,
+                launcher,
                 prefix="actor",
                 limit=config.workers,
                 keep_alive_s=config.keep_alive_s,
@@ -73,7 +74,10 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
             await servicer.end_relays()
 
         yield Service(
-            *(register, fleet.ready, stop, "ActorPoolService"),
+            register,
+            fleet.ready,
+            stop,
+            "ActorPoolService",
             limits={"Work": Streams(fleet.most_streams), "Relay": RELAYS, "Host": HOSTS},
             figures=partial(figures, dispatcher),
         )

@@ -40,7 +40,8 @@ async def background(launcher: Launcher, machines: Machines, keep_alive_s: float
     """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
     dispatcher = Dispatcher(max_attempts=ATTEMPTS, machines=machines, apart=True)
     async with Fleet(
-        *(dispatcher, launcher),
+        dispatcher,
+        launcher,
         prefix=PREFIX,
         limit=1,
         arguments=["--background"],

@@ -38,7 +38,10 @@ async def _store(config: Config) -> AsyncIterator[Service]:
         uploads = Uploads(config.intake_bytes)
         servicer = ParamStoreServicer(store, uploads, risk)
         yield Service(
-            *(servicer.register, store.ready, store.drain, "ParamStoreService"),
+            servicer.register,
+            store.ready,
+            store.drain,
+            "ParamStoreService",
             limits={
                 "Get": Transfers(READS),
                 "Publish": Transfers(PUBLISHES),

@@ -93,7 +93,7 @@ class Settings:
 
     @classmethod
     def at(cls, env_steps: int, config: ActorCriticConfig, surrogate: Sequence[str]) -> Settings:
-        """Those of a config after this many env steps; `surrogate` names the settings that the policies' loss gets."""
+        """The settings of a config after this many env steps; `surrogate` names those that the policies' loss gets."""
         return cls(
             lr=value_at(config.lr, env_steps),
             adam_eps=config.adam_eps,

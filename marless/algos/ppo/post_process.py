@@ -104,7 +104,7 @@ def critic_passes(
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of all samples, each [N, 1, S]."""
+    """What is estimated of all samples, each [N, 1, S]."""
 
     value: Tensor
     """By the critics, before they are trained."""

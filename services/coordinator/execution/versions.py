@@ -71,7 +71,7 @@ class Since:
             self.distances.append(result.distances)
 
     def pending(self, round_: int, actors: int, waited_s: float, env_steps: int) -> Pending:
-        """It as a line of pending.json."""
+        """The version that is being made, as a line of pending.json."""
         return Pending(
             round=round_,
             rollout_s=waited_s,
@@ -136,7 +136,7 @@ class Version:
 
     @property
     def learners(self) -> list[int]:
-        """Those of its gradients, in order of arrival."""
+        """The learners of its gradients, in order of arrival."""
         return [learner_of(each.gradient) for each in self.aggregation.gradients]
 
 

@@ -168,7 +168,7 @@ class Home:
             self._next = replace(self._next, segments=tuple(segments), tail=tail)
 
     def note_files(self, paths: Iterable[str]) -> None:
-        """These files of the working copy are new, or were replaced."""
+        """Note which files of the working copy are new, or were replaced."""
         with self._state:
             self._unsent |= set(paths)
 

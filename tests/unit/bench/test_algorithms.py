@@ -136,6 +136,9 @@ def test_the_best_of_several_settings_are_chosen_by_a_seed_of_their_own():
     assert made == chosen + [(GRID[2], seed, 1) for seed in range(3)]
     assert [each.rates for each in found] == [GRID[2]] * 3
     assert row("spread", "vdn", "marless", "best", found)["settings"] == "best: lr 0.001, clip 10, τ 0.02"
+    at_the_edge = [replace(each, rates=GRID[-1]) for each in found]
+    said = row("spread", "vdn", "marless", "best", at_the_edge)["settings"]
+    assert said == "best: lr 0.002 (largest tried), clip 0.5, τ 0.02"
 
 
 def test_runs_that_are_compared_are_evaluated_at_their_end():

@@ -61,11 +61,11 @@ def test_a_run_that_diverges_counts_as_one_that_does_not_get_there():
     diverged = trained(SYSTEMS["async"], setting(20), seed=0, lr=1e30)
     assert diverged == DIVERGED
     assert last(diverged) < last(there)
-    made = row("async", 1e-3, [there, diverged], [there, there], -19.0, "return")
+    made = row("async", "0.001", [there, diverged], [there, there], -19.0, "return")
     assert made["seeds there"] == "1 of 2"
     assert made["last return"]["median"] == pytest.approx(-18.3)
     assert made["versions"] == there.versions
-    never = row("async", 1e-3, [diverged], [there], -19.0, "return")
+    never = row("async", "0.001", [diverged], [there], -19.0, "return")
     assert (never["seconds to -19"], never["last return"], never["versions"]) == ("never", "diverged", 0)
 
 
@@ -82,11 +82,11 @@ def test_a_return_is_reached_by_three_evaluations_in_a_row():
 
 def test_a_line_counts_the_seeds_that_got_there():
     runs = [run("sync", 150)]
-    line = row("sync", 1e-3, runs, runs, -1000.0, "return")
+    line = row("sync", "0.001", runs, runs, -1000.0, "return")
     assert line["seeds there"] == "1 of 1"
     assert line["sooner"]["median"] == 1.0
     assert line["function seconds"]["median"] == pytest.approx(runs[0].worked_s[2], abs=0.1)
-    assert row("sync", 1e-3, runs, runs, 0.0, "return")["seconds to 0"] == "never"
+    assert row("sync", "0.001", runs, runs, 0.0, "return")["seconds to 0"] == "never"
 
 
 def test_durations_are_measured_for_each_kind_of_function():

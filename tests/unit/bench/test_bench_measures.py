@@ -99,6 +99,12 @@ def test_headlines_are_ratios_of_medians():
     assert time_to_return.headline(curves, -1.0)["seconds"] is None
 
 
+def test_a_chosen_value_says_where_the_grid_has_its_edge():
+    said = [harness.chosen(value, (5e-4, 5e-4, 1e-3, 2e-3)) for value in (5e-4, 1e-3, 2e-3)]
+    assert said == ["0.0005 (smallest tried)", "0.001", "0.002 (largest tried)"]
+    assert harness.chosen(5e-4, (5e-4,)) == "0.0005"  # nothing was chosen
+
+
 def test_the_best_rate_is_that_with_which_most_seeds_get_there_then_the_soonest():
     def there(*seconds):
         return [(Point(1, 0.5, -30.0), Point(2, each, -20.0)) for each in seconds]
