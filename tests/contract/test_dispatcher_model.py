@@ -17,6 +17,7 @@ from marless.errors import MarlessError, OverloadedError
 from marless.fleet import dispatch
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
+from marless.fleet.idle import Idle
 from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
@@ -39,6 +40,10 @@ class Worker:
         self.sent = sent
         self.open: list[common_pb2.Task] = []
         self.cancels: list[common_pb2.Cancel] = []
+        self.jobs: set[str] = set()
+        """Whose tasks this stream was sent."""
+        self.renews = False
+        """True once it was asked to exit, so that a fresh one comes in its place."""
         self.says: asyncio.Queue[common_pb2.WorkerMessage | None] = asyncio.Queue()
         ticket = dispatcher.launching(name)
         self.says.put_nowait(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker=name, ticket=ticket)))
@@ -47,10 +52,12 @@ class Worker:
     async def send(self, message: common_pb2.PoolMessage) -> None:
         if message.HasField("task"):
             self.open.append(message.task)
+            self.jobs.add(message.task.id.partition("/")[0])
             self.sent(message.task.id)
         elif message.HasField("cancel"):
             self.cancels.append(message.cancel)
         else:
+            self.renews = message.drain.renew
             self.says.put_nowait(None)
 
     async def messages(self) -> AsyncIterator[common_pb2.WorkerMessage]:
@@ -69,7 +76,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.do(self.begin())
 
     async def begin(self) -> None:
-        self.dispatcher = Dispatcher(queue_limit=QUEUE)
+        self.dispatcher = self.made()
         self.workers: dict[str, Worker] = {}
         self.tasks: dict[str, asyncio.Task[common_pb2.TaskResult]] = {}
         self.given_up: set[str] = set()
@@ -77,6 +84,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.behind: Counter[tuple[str, str]] = Counter()
         """(job that waits, other job) → turns that the other one had meanwhile."""
         self.unfair: list[str] = []
+
+    def made(self) -> Dispatcher:
+        return Dispatcher(queue_limit=QUEUE)
 
     def teardown(self) -> None:
         self.do(self.end())
@@ -185,7 +195,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             ]
             holder.answer(holder.open.pop(0), error_code="InternalError")
             self.do(settled())
-            assert not holder.attached.done(), "a worker that stops is kept"
+            assert holder.renews or not holder.attached.done(), "a worker that stops is kept"
         else:
             self.do(asyncio.wait_for(ended(holder), 5))
             self.workers.pop(holder.name)
@@ -209,6 +219,29 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert not (idle and self.queued()), f"{idle} have nothing to do while tasks wait"
         busy = {info.worker for info in self.dispatcher.workers() if info.busy}
         assert busy == {worker.name for worker in self.workers.values() if worker.open}
+
+
+class ApartMachine(DispatcherMachine):
+    """With workers that exit between jobs, each of which is followed at once by a fresh one of its name."""
+
+    def made(self) -> Dispatcher:
+        return Dispatcher(queue_limit=QUEUE, apart=True)
+
+    def do(self, coroutine) -> None:
+        super().do(coroutine)
+        while leaving := [worker for worker in self.workers.values() if worker.renews]:
+            for worker in leaving:
+                super().do(ended(worker))
+                self.unfair += [f"{worker.name} was renewed with a task"] if worker.open else []
+                super().do(self.attached(worker.name))
+
+    def sent(self, task: str) -> None:
+        """Turns are not counted: a job that has its share of the workers waits for those."""
+
+    @invariant()
+    def no_worker_has_tasks_of_two_jobs(self) -> None:
+        mixed = {worker.name: worker.jobs for worker in self.workers.values() if len(worker.jobs) > 1}
+        assert not mixed, f"{mixed}: tasks of two jobs at one worker"
 
 
 async def settled() -> None:
@@ -354,16 +387,18 @@ def grace(monkeypatch):
     """Put back what the model sets; kill a worker that hangs at once."""
     monkeypatch.setattr("marless.fleet.fleet.TOLD_S", 0.0)
     monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", LONG_S)
+    monkeypatch.setattr(dispatch, "IDLE_S", 0.0)
+    monkeypatch.setattr(dispatch, "TURN_S", 0.0)
 
 
-@pytest.mark.parametrize("machine", [DispatcherMachine, FleetMachine])
+@pytest.mark.parametrize("machine", [DispatcherMachine, ApartMachine, FleetMachine])
 def test_pools_keep_their_promises(machine):
     run_state_machine_as_test(machine, settings=SMALL)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("machine", [DispatcherMachine, FleetMachine])
+@pytest.mark.parametrize("machine", [DispatcherMachine, ApartMachine, FleetMachine])
 def test_pools_keep_their_promises_at_full_size(machine):
     run_state_machine_as_test(machine, settings=FULL)
 
@@ -413,6 +448,14 @@ async def forgets_nobody(self: Dispatcher, job: str, *, again: bool) -> object:
     return await waiter
 
 
+def finds_any(self: Idle, job: str) -> object:
+    return next(iter(self), None)
+
+
+def renews_nobody(self: Dispatcher) -> None:
+    """Idle workers of other jobs stay as they are."""
+
+
 async def ends_nothing(self: FleetMachine, name: str, grace_s: float) -> None:
     """A launcher that leaves its workers."""
 
@@ -423,6 +466,8 @@ SAYS = {
     "a cancelled task loses its worker": r"assert \[\] == \[",
     "who is cancelled in the queue stays there": "a task neither waits nor runs",
     "a queue without a bound": "Result is not set",
+    "a worker goes from job to job": "tasks of two jobs at one worker",
+    "a job keeps workers that it does not use": "have nothing to do while tasks wait",
     "more workers than the limit": "above the limit",
     "a worker that hangs is left": "hangs, and was left",
     "a worker that died is not replaced": "nothing came in its place",
@@ -440,6 +485,8 @@ MUTANTS = {
         "_queue_limit",
         property(lambda _: 10**6, lambda *_: None),
     ),
+    "a worker goes from job to job": (ApartMachine, Idle, "find", finds_any),
+    "a job keeps workers that it does not use": (ApartMachine, Dispatcher, "_make_room", renews_nobody),
     "more workers than the limit": (FleetMachine, Fleet, "expect", ignores_the_limit),
     "a worker that hangs is left": (FleetMachine, Fleet, "_until_gone", looks_at_processes_only),
     "a worker that died is not replaced": (FleetMachine, Fleet, "_keep", launches_once),
