@@ -250,6 +250,8 @@ class RoundRecord:
     round."""
     ahead: int = 0
     """Number of actors of the next round that began beside this round's update; 0 under schedule `synchronous`."""
+    evaluation_given_up: bool = False
+    """True if it evaluated its own policies and no episode ended within `evaluation.limit_s`."""
     aggregation: AggregationRecord | None = None
     """Under schedule `stellaris`, of which a round is a version; else None."""
     idle_s: float | None = None
@@ -294,6 +296,8 @@ class RoundRecord:
         }
         if self.aggregation is None:
             del data["aggregation"]
+        if not self.evaluation_given_up:
+            del data["evaluation_given_up"]
         if self.evaluation:
             data["evaluation"] = _with_headline(self.evaluation)
         if self.earlier_evaluation:

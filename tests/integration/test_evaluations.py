@@ -121,6 +121,23 @@ async def test_an_evaluation_starts_no_batch_that_would_not_end_in_time(cluster,
     assert ACTORS * COPIES <= record.evaluation.episodes <= ACTORS * 2 * COPIES
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "pipelined", "stellaris"])
+@pytest.mark.parametrize(("stop", "rounds"), [({"rounds": 3}, 3), ({"wall_s": 0.01}, 1)])
+async def test_a_job_ends_where_it_must_although_its_last_evaluation_is_given_up(
+    cluster, notes, tmp_path, schedule, stop, rounds
+):
+    """It went on for ever before, evaluating each round as if it were the last one."""
+    changes = one_round(notes, step_s=STEP_S, limit_s=0.2, relative_error=0.0)
+    changes["env"]["options"] |= {"max_cycles": 1000, "unbounded": True}
+    folder = created(tmp_path / "given-up", spec(**changes | {"stop": stop, "schedule": {"name": schedule}}))
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    records = list(folder.records())
+    assert len(records) == rounds
+    assert [record.evaluation_given_up for record in records] == [False] * (rounds - 1) + [True]
+    assert all(record.evaluations == () for record in records)
+
+
 async def test_an_evaluation_has_no_more_episodes_than_asked_for(cluster, notes, during, tmp_path):
     changes = one_round(notes, episodes=25, limit_s=None, relative_error=0.0)
     record = await evaluated(cluster, tmp_path / "counted", changes)

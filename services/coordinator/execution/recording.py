@@ -86,6 +86,7 @@ def finished(
         ended_s=times.watch.now_s,
         phases=replace(record.phases, evaluation=evaluation_s),
         evaluation=evaluation.returns if evaluation else None,
+        evaluation_given_up=evaluation is not None and evaluation.returns is None,
         invocations=record.invocations + (evaluation.invocations if evaluation else ()),
         machines=machines,
     )

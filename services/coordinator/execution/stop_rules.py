@@ -50,14 +50,16 @@ def may_end(stop: StopSpec, journal: Journal, record: RoundRecord) -> bool:
 def ending(stop: StopSpec, journal: Journal) -> str:
     """Which stop rule the recorded rounds have met, as a sentence; "" if none.
 
-    Rules other than the cost count only after a round that evaluated its own policies, because a job's last round does.
+    Rules other than the cost count only after a round that evaluated its own policies, or gave that up, because a job's
+    last round does.
     """
     if spent := spent_up(stop, journal):
         return spent
-    if journal.last is None or journal.last.evaluation is None:
+    last = journal.last
+    if last is None or (last.evaluation is None and not last.evaluation_given_up):
         return ""
     reached = limit_reached(stop, rounds=journal.rounds, env_steps=journal.env_steps, wall_s=journal.trained_s)
-    return reached or return_reached(stop, journal.last.evaluation)
+    return reached or return_reached(stop, last.evaluation)
 
 
 def spent_up(stop: StopSpec, journal: Journal) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class Counted:
 
 
 def make(options: Mapping[str, Any], batch: int) -> BatchedEnv:  # Any: YAML values
-    """`notes` is a path, `step_s` as above; the other options are those of `simple_spread`."""
-    rest = {name: value for name, value in options.items() if name not in ("notes", "step_s")}
-    return Counted(registry.make("mpe/simple_spread", rest, batch), Path(options["notes"]), options.get("step_s", 0.0))
+    """`notes` is a path, `step_s` as above; if `unbounded`, it does not say how many steps an episode has at most; the
+    other options are those of `simple_spread`.
+    """
+    rest = {name: value for name, value in options.items() if name not in ("notes", "step_s", "unbounded")}
+    made = Counted(registry.make("mpe/simple_spread", rest, batch), Path(options["notes"]), options.get("step_s", 0.0))
+    if options.get("unbounded"):
+        made.spaces = replace(made.spaces, max_steps=None)
+    return made
