@@ -495,6 +495,7 @@ MUTANTS = {
 
 
 LONG_TO_FIND = {
+    "jobs do not take turns",
     "a cancelled task loses its worker",
     "a queue without a bound",
     "who is cancelled in the queue stays there",
