@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -32,7 +31,7 @@ from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
 from marless.fleet.machines import Machines
-from marless.fleet.tenancy import IDLE_S, RENEWED_S, TURN_S, Tenancy
+from marless.fleet.tenancy import Renewal, Tenancy
 from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.fair_queue import FairQueue
@@ -73,12 +72,10 @@ class Dispatcher:
         """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle = Idle()
         self._apart = apart
-        self._tenancy = Tenancy()
-        self._renewals: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
-        """When it is looked anew for idle workers to renew."""
         self._homes = Homes(HOMES)
         self._waiting: FairQueue[asyncio.Future[Worker]] = FairQueue()
+        self._tenancy = Tenancy()
+        self._renewal = Renewal(self._tenancy, self._idle, self._waiting, self._workers, self._launched_s)
         self._closed = ""
         self._recalled: dict[Worker, asyncio.Task[None]] = {}
         """Workers that are stopping a cancelled task."""
@@ -141,7 +138,7 @@ class Dispatcher:
     def not_launched(self, worker: str) -> None:
         """Take the announcement of `launching` back: there is no room for this worker now."""
         self._launched_s.pop(worker, None)
-        self._make_room()
+        self._renewal.make_room()
 
     def is_renewed(self, worker: str) -> bool:
         """True if the worker of this name was asked to exit, and a fresh one is to come in its place."""
@@ -149,14 +146,11 @@ class Dispatcher:
 
     def busy_for_others(self, job: str) -> int:
         """Number of workers that run tasks of other jobs, which this job cannot use."""
-        return self._tenancy.busy_for_others(job) if self._apart else 0
+        return self._tenancy.busy_for_others(job)
 
     def prepare(self, job: str, workers: int) -> None:
         """Have workers that other jobs do not use any more replaced by fresh ones, up to so many for this job."""
-        lacking = workers - self._coming - sum(worker.tenant in (job, "") for worker in self._workers.values())
-        for worker in list(self._idle.of_others(job))[: max(lacking, 0)]:
-            if time.monotonic() - worker.idle_since_s >= IDLE_S:
-                self._renew(worker)
+        self._renewal.prepare(job, workers)
 
     async def run(
         self,
@@ -254,7 +248,7 @@ class Dispatcher:
         self._idle.remove(worker)
         self._homes.leave(worker)
         self._task_ends(worker)
-        self._retire(worker)
+        self._tenancy.leaves(worker)
         self.machines.leave(worker.presence)
         _log.info("worker.disconnected", worker=worker.hello.worker, invocations=worker.invocations)
 
@@ -320,8 +314,7 @@ class Dispatcher:
         They fail with UnreachableError, because another pool may soon serve this address.
         """
         self._closed = reason
-        if self._again:
-            self._again.cancel()
+        self._renewal.stop()
         self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: Worker, task: common_pb2.Task) -> common_pb2.TaskResult:
@@ -397,7 +390,7 @@ class Dispatcher:
         if self._closed:
             raise UnreachableError(self._closed)
         home = self._homes.find(affinity)
-        fits = home and home in self._idle and home.tenant in (job if self._apart else "", "")
+        fits = home and home in self._idle and home.tenant in (job, "")
         worker = home if fits else self._idle.find(job)
         if worker:
             self._idle.remove(worker)
@@ -413,7 +406,7 @@ class Dispatcher:
             raise OverloadedError(f"no room in the pool's queue: {self._queue_limit} tasks wait for a worker already")
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.add(job, waiter, again=again)
-        self._make_room()
+        self._renewal.make_room()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -429,10 +422,10 @@ class Dispatcher:
             if worker.tenant:
                 self._tenancy.ends(worker)
         if worker.lost.done() or worker.draining:
-            self._retire(worker)
+            self._tenancy.leaves(worker)
             return
-        if self._is_owed(worker):
-            self._renew(worker)
+        if self._renewal.is_owed(worker):
+            self._renewal.renew(worker)
             return
         while (job := self._next_job(worker)) is not None:
             waiter = self._waiting.take(job)
@@ -441,7 +434,7 @@ class Dispatcher:
                 waiter.set_result(worker)
                 return
         self._idle.add(worker)
-        self._make_room()
+        self._renewal.make_room()
 
     def _promise(self, worker: Worker, job: str) -> None:
         worker.promise()
@@ -453,76 +446,4 @@ class Dispatcher:
         if worker.tenant:
             return worker.tenant if self._waiting.waiting(worker.tenant) else None
         jobs = self._waiting.jobs
-        return next((job for job in jobs if self._is_short(job)), next(iter(jobs), None))
-
-    def _is_short(self, job: str, more: int = 0) -> bool:
-        """True if a job has less than its share of the workers, also with so many more."""
-        workers = len(self._workers) + len(self._launched_s)
-        return self._apart and self._tenancy.is_short(job, more, self._waiting.jobs, workers)
-
-    @property
-    def _coming(self) -> int:
-        """Workers that are being launched, or expected in the place of others."""
-        return len(self._launched_s) + self._tenancy.coming
-
-    def _is_owed(self, worker: Worker) -> bool:
-        """True if a worker has had its turn with its job, and another job waits with less than its share."""
-        if not worker.tenant or len(self._waiting) <= self._coming:
-            return False
-        had_s = time.monotonic() - worker.tenant_since_s
-        return had_s >= TURN_S and any(job != worker.tenant and self._is_short(job) for job in self._waiting.jobs)
-
-    def _make_room(self) -> None:
-        """Renew idle workers of other jobs for tasks that wait, or look again once they have been idle long enough."""
-        if not self._apart or self._closed:
-            return
-        lacking, now_s = len(self._waiting) - self._coming, time.monotonic()
-        for job in tuple(self._waiting.jobs):
-            most = max(min(lacking, self._waiting.waiting(job)), 0)
-            for given, worker in enumerate(list(itertools.islice(self._idle.of_others(job), most))):
-                free_s = worker.idle_since_s + IDLE_S
-                if self._is_short(job, given):
-                    free_s = min(free_s, worker.tenant_since_s + TURN_S)
-                if (wait_s := free_s - now_s) > 0:
-                    self._look_again(wait_s)
-                    break
-                self._renew(worker)
-                lacking -= 1
-        if self._waiting and self._tenancy.coming:
-            self._look_again(RENEWED_S)  # unless they have come by then
-
-    def _look_again(self, wait_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._again is None or self._again.cancelled() or self._again.when() > loop.time() + wait_s:
-            if self._again:
-                self._again.cancel()
-            self._again = loop.call_later(wait_s, self._look)
-
-    def _look(self) -> None:
-        self._again = None
-        self._make_room()
-
-    def _renew(self, worker: Worker) -> None:
-        """Have a worker without a task exit, in whose place a fresh one comes."""
-        self._idle.remove(worker)
-        worker.draining = True
-        self._tenancy.renewed(worker.hello.worker)
-        self._retire(worker)
-        _log.info("worker.renewed", worker=worker.hello.worker, job=worker.tenant)
-        renewal = asyncio.create_task(self._dismiss(worker))
-        self._renewals.add(renewal)
-        renewal.add_done_callback(self._renewals.discard)
-
-    async def _dismiss(self, worker: Worker) -> None:
-        try:
-            await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain(renew=True)))
-            await asyncio.wait([worker.lost], timeout=CANCEL_GRACE_S)
-        except grpc.aio.BaseError as error:
-            _log.warning("worker.not_told", worker=worker.hello.worker, error=str(error))
-        worker.lose()
-
-    def _retire(self, worker: Worker) -> None:
-        """Count a worker no more among those of its job; idempotent."""
-        if worker.tenant and not worker.retired:
-            worker.retired = True
-            self._tenancy.leaves(worker)
+        return next((job for job in jobs if self._renewal.is_short(job)), next(iter(jobs), None))

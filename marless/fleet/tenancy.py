@@ -3,23 +3,35 @@
 An environment can change its process in ways that nobody can undo: closed descriptors, the working directory, handlers
 of signals, threads, replaced functions of modules, limits. So a worker that has run a task of one job runs none of
 another: it exits, and a fresh one comes in its place. A job keeps its workers while it uses them: what it is taken
-depends on shares of equal size.
+depends on shares of equal size. `Tenancy` counts, `Renewal` decides which workers are replaced.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sized
+
+import grpc
 
 from marless.fleet.attached import Worker
+from marless.fleet.attendance import Attendance
+from marless.fleet.idle import Idle
+from marless.log import structlog
+from marless.rpc.fair_queue import FairQueue
+from marless.rpc.v1 import common_pb2
 
 IDLE_S = 1.0
 """Seconds after which an idle worker is taken from a job that has no more than its share."""
 TURN_S = 2.0
 """Seconds for which a worker stays with a job before one with less than its share gets it: a fresh one takes 0.2 s."""
+DISMISSAL_S = 5.0
+"""Seconds that a worker without a task may take to exit before it is disconnected."""
 RENEWED_S = 10.0
 """Seconds within which a fresh worker is expected in the place of one that was asked to exit."""
+_log = structlog.get_logger("marless.workers")
 
 
 class Tenancy:
@@ -45,8 +57,10 @@ class Tenancy:
         worker.idle_since_s = time.monotonic()
 
     def leaves(self, worker: Worker) -> None:
-        """Note that a worker, which runs no task, is gone or about to go."""
-        self._less(self._held, worker.tenant)
+        """Note that a worker, which runs no task, is gone or about to go; calling it twice is safe."""
+        if worker.tenant and not worker.retired:
+            worker.retired = True
+            self._less(self._held, worker.tenant)
 
     def renewed(self, name: str) -> None:
         """Note that a worker was asked to exit, so that a fresh one comes in its place."""
@@ -81,3 +95,109 @@ class Tenancy:
             counts[job] -= 1
         else:
             del counts[job]
+
+
+class Renewal:
+    """Decides which workers of a pool are replaced, and asks them to exit.
+
+    It looks at the collections of the pool's dispatcher, which stay the dispatcher's: idle workers, waiting tasks,
+    connected workers, and the names of those that are being launched.
+    """
+
+    def __init__(
+        self,
+        tenancy: Tenancy,
+        idle: Idle,
+        waiting: FairQueue[asyncio.Future[Worker]],
+        connected: Attendance,
+        launched: Sized,
+    ) -> None:
+        self._tenancy = tenancy
+        self._idle = idle
+        self._waiting = waiting
+        self._connected = connected
+        self._launched = launched
+        self._asked: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        """When it looks anew for idle workers to replace."""
+        self._stopped = False
+
+    def is_short(self, job: str, more: int = 0) -> bool:
+        """True if a job has less than its share of the workers, also with so many more."""
+        workers = len(self._connected) + len(self._launched)
+        return self._tenancy.is_short(job, more, self._waiting.jobs, workers)
+
+    def is_owed(self, worker: Worker) -> bool:
+        """True if a worker has had its turn with its job, and another job waits with less than its share."""
+        if not worker.tenant or len(self._waiting) <= self._coming:
+            return False
+        had_s = time.monotonic() - worker.tenant_since_s
+        return had_s >= TURN_S and any(job != worker.tenant and self.is_short(job) for job in self._waiting.jobs)
+
+    def prepare(self, job: str, workers: int) -> None:
+        """Replace workers that other jobs do not use any more, until this job has or gets so many."""
+        lacking = workers - self._coming - sum(each.tenant in (job, "") for each in self._connected.values())
+        for worker in list(self._idle.of_others(job))[: max(lacking, 0)]:
+            if time.monotonic() - worker.idle_since_s >= IDLE_S:
+                self.renew(worker)
+
+    def make_room(self) -> None:
+        """Replace idle workers of other jobs for tasks that wait, or look again when they have been idle for long."""
+        if self._stopped:
+            return
+        lacking, now_s = len(self._waiting) - self._coming, time.monotonic()
+        for job in tuple(self._waiting.jobs):
+            most = max(min(lacking, self._waiting.waiting(job)), 0)
+            for given, worker in enumerate(list(itertools.islice(self._idle.of_others(job), most))):
+                free_s = worker.idle_since_s + IDLE_S
+                if self.is_short(job, given):
+                    free_s = min(free_s, worker.tenant_since_s + TURN_S)
+                if (wait_s := free_s - now_s) > 0:
+                    self._look_again(wait_s)
+                    break
+                self.renew(worker)
+                lacking -= 1
+        if self._waiting and self._tenancy.coming:
+            self._look_again(RENEWED_S)  # unless they have come by then
+
+    def renew(self, worker: Worker) -> None:
+        """Have a worker without a task exit; its fleet launches a fresh one in its place."""
+        self._idle.remove(worker)
+        worker.draining = True
+        self._tenancy.renewed(worker.hello.worker)
+        self._tenancy.leaves(worker)
+        _log.info("worker.renewed", worker=worker.hello.worker, job=worker.tenant)
+        asked = asyncio.create_task(_dismiss(worker))
+        self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
+
+    def stop(self) -> None:
+        """Replace no more workers; idempotent."""
+        self._stopped = True
+        if self._again:
+            self._again.cancel()
+
+    @property
+    def _coming(self) -> int:
+        """Workers that are being launched, or expected in the place of others."""
+        return len(self._launched) + self._tenancy.coming
+
+    def _look_again(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._again is None or self._again.cancelled() or self._again.when() > loop.time() + wait_s:
+            if self._again:
+                self._again.cancel()
+            self._again = loop.call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self._again = None
+        self.make_room()
+
+
+async def _dismiss(worker: Worker) -> None:
+    try:
+        await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain(renew=True)))
+        await asyncio.wait([worker.lost], timeout=DISMISSAL_S)
+    except grpc.aio.BaseError as error:
+        _log.warning("worker.not_told", worker=worker.hello.worker, error=str(error))
+    worker.lose()

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from marless.errors import MarlessError, OverloadedError
-from marless.fleet import dispatch
+from marless.fleet import dispatch, tenancy
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.idle import Idle
 from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
+from marless.fleet.tenancy import Renewal
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 
@@ -393,8 +394,8 @@ def grace(monkeypatch):
     """Put back what the model sets; kill a worker that hangs at once."""
     monkeypatch.setattr("marless.fleet.fleet.TOLD_S", 0.0)
     monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", LONG_S)
-    monkeypatch.setattr(dispatch, "IDLE_S", 0.0)
-    monkeypatch.setattr(dispatch, "TURN_S", 0.0)
+    monkeypatch.setattr(tenancy, "IDLE_S", 0.0)
+    monkeypatch.setattr(tenancy, "TURN_S", 0.0)
 
 
 @pytest.mark.parametrize("machine", [DispatcherMachine, ApartMachine, FleetMachine])
@@ -458,7 +459,7 @@ def finds_any(self: Idle, job: str) -> object:
     return next(iter(self), None)
 
 
-def renews_nobody(self: Dispatcher) -> None:
+def renews_nobody(self: Renewal) -> None:
     """Idle workers of other jobs stay as they are."""
 
 
@@ -492,7 +493,7 @@ MUTANTS = {
         property(lambda _: 10**6, lambda *_: None),
     ),
     "a worker goes from job to job": (ApartMachine, Idle, "find", finds_any),
-    "a job keeps workers that it does not use": (ApartMachine, Dispatcher, "_make_room", renews_nobody),
+    "a job keeps workers that it does not use": (ApartMachine, Renewal, "make_room", renews_nobody),
     "more workers than the limit": (FleetMachine, Fleet, "expect", ignores_the_limit),
     "a worker that hangs is left": (FleetMachine, Fleet, "_until_gone", looks_at_processes_only),
     "a worker that died is not replaced": (FleetMachine, Fleet, "_keep", launches_once),
