@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from marless.record import RoundRecord, returns_of
 from marless.round_file import read
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed, batch_seed
+from tests import misbehaving_env
 
 ROOT = Path(__file__).parents[2]
 AGENTS, STEPS, ROUNDS, EPISODES = 3, 25, 12, 90
@@ -154,3 +156,53 @@ def _marless(run: Path, *arguments: str, **environment: str) -> str:
     settings: Mapping[str, str] = os.environ | environment
     done = subprocess.run(command, cwd=run.parent.parent, capture_output=True, text=True, check=True, env=settings)
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("segmentation_fault", "was ended by SIGSEGV"),
+        ("exit_0", "ended itself with exit code 0"),
+        ("sigterm", "was ended by SIGTERM"),
+    ],
+)
+def test_an_environment_that_ends_its_process_is_said_by_evaluate(misled, way, how):
+    """Before, the command ended without a word, with exit code 139 or even 0."""
+    options = ("--env-option", "call=step", "--env-option", f"way={way}")
+    done = misled("evaluate", "misled", "--episodes", "3", *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith(f"marless: the process that plays the environment {how}; ")
+
+
+def test_an_environment_that_goes_on_is_evaluated_as_ever(misled):
+    done = misled("evaluate", "misled", "--episodes", "3", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["return"] >= 0.0
+
+
+def test_ctrl_c_ends_an_evaluation_without_a_traceback(run):
+    command = (sys.executable, "-c", "from marless.cli import command; command()", "evaluate", str(run))
+    playing = subprocess.Popen((*command, "--episodes", "10000000"), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert b"playing" in playing.stderr.read(len("marless: playing"))
+    playing.send_signal(signal.SIGINT)  # to the command alone; the process that plays is another one
+    out, said = playing.communicate(timeout=20)
+    assert (playing.returncode, out) == (130, b"")
+    assert b"Traceback" not in said
+    assert b"ended" not in said  # by the environment
+
+
+@pytest.fixture(scope="module")
+def misled(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs commands beside a job, `misled`, that was trained in an environment which misbehaves if it is told to."""
+    place = tmp_path_factory.mktemp("misled")
+    env = {"name": misbehaving_env.NAME, "options": {"call": "none"}}
+    (place / "job.yaml").write_text(yaml.safe_dump(JOB | {"env": env, "stop": {"rounds": 1}}))
+    allowed = os.environ | {"MARLESS_ENV_MODULES": "tests.misbehaving_env", "PYTHONPATH": str(ROOT)}
+
+    def marless(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-c", "from marless.cli import command; command()", *arguments)
+        return subprocess.run(command, cwd=place, env=allowed, capture_output=True, text=True, timeout=90, check=False)
+
+    done = marless("train", "job.yaml", "--job", "misled")
+    assert done.returncode == 0, done.stderr
+    return marless

@@ -1,0 +1,70 @@
+"""Runs a command that plays an environment in a process of its own, so that it can be said how that process ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+COMMAND = "evaluate"
+"""It plays an environment, which may end the process; other commands leave that to services and their workers."""
+_ENDED_BY_ITSELF = "MARLESS_ENDED_BY_ITSELF"
+"""Names the descriptor to which the process of the command writes when it ends by its own doing."""
+_PR_SET_PDEATHSIG = 1
+
+
+def is_wanted() -> bool:
+    """True if this process has been given this command, and is not the one that was started to run it."""
+    return sys.argv[1:2] == [COMMAND] and _ENDED_BY_ITSELF not in os.environ
+
+
+def run() -> int:
+    """Run this command line once more in a child; returns the exit code, having said if the environment ended it."""
+    here, there = os.pipe()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    # In a process group of its own, so that Ctrl-C reaches it once, from here, as does what is sent to this process.
+    child = subprocess.Popen(
+        command, pass_fds=(there,), env=os.environ | {_ENDED_BY_ITSELF: str(there)}, process_group=0
+    )
+    os.close(there)
+    asked: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, hand_on)
+    code = child.wait()
+    os.set_blocking(here, False)  # forks of the child may hold the other end open
+    by_itself = False
+    with suppress(BlockingIOError):
+        by_itself = bool(os.read(here, 1))
+    if by_itself or -code in asked:
+        return code if code >= 0 else 128 - code
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended itself with exit code {code}"
+    print(  # noqa: T201  # for people
+        f"marless: the process that plays the environment {how}; it is the environment, or a library of its own, that "
+        "does so: play it by itself to find where",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def begun() -> int | None:
+    """In the child: end with the process that waits for it; returns the descriptor for `note_the_end`. Else None."""
+    if (there := os.environ.pop(_ENDED_BY_ITSELF, None)) is None:
+        return None
+    os.set_inheritable(int(there), False)  # what the environment starts neither holds it open nor writes to it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return int(there)
+
+
+def note_the_end(there: int | None) -> None:
+    """In the child: note that the command ends by its own doing, with a result or with an error."""
+    if there is not None:
+        with suppress(OSError):  # the environment has closed it
+            os.write(there, b".")
