@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from marless.algos.algorithm import Setting
 from marless.algos.learner import RoundInput, Scope
@@ -134,7 +134,10 @@ class SyntheticJob:
 CASES: Mapping[str, SyntheticJob] = {
     "discrete": SyntheticJob(_TEAM, _PLAIN),
     "discrete with memory": SyntheticJob(_TEAM, _MEMORY),
+    "in turns": SyntheticJob(replace(_TEAM, turns=True), _PLAIN),
     "continuous": SyntheticJob(_SMOOTH, _PLAIN),
     "continuous with memory": SyntheticJob(_SMOOTH, _MEMORY),
 }
-"""Synthetic jobs by name. Discrete: two classes with deaths and action masks; continuous: one class with neither."""
+"""Synthetic jobs by name. Discrete: two classes with deaths and action masks; in turns: the same agents, each of which
+waits now and then while others act; continuous: one class without any of this.
+"""

@@ -28,8 +28,8 @@ from marless.envs.synthetic import SyntheticEnv
 from marless.errors import SpecError
 
 EVERYTHING = tuple(CASES)
-DISCRETE = ("discrete", "discrete with memory")
-WITHOUT_MEMORY = ("discrete", "continuous")
+DISCRETE = ("discrete", "discrete with memory", "in turns")
+WITHOUT_MEMORY = ("discrete", "in turns", "continuous")
 PPO = {"epochs": 1, "minibatches": 2}
 OFF_POLICY = {"updates": 2, "batch": 16, "warmup": 0, "replay": {"capacity": 100}}
 """Two rounds fill this replay: later ones drop what is older."""
@@ -53,28 +53,28 @@ TRIALS = {
     ),
     "maddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
     "maddpg, twin": (OFF_POLICY | OTHERWISE | {"twin": True}, {"updates": 1}, WITHOUT_MEMORY),
-    "iql": (OFF_POLICY, {"updates": 1}, ("discrete",)),
+    "iql": (OFF_POLICY, {"updates": 1}, ("discrete", "in turns")),
     "iql, remembering": (EPISODES | {"last_action": True}, {"updates": 1}, DISCRETE),
-    "vdn": (OFF_POLICY | OTHERWISE | {"dueling": True, "double": False}, {"updates": 1}, ("discrete",)),
+    "vdn": (OFF_POLICY | OTHERWISE | {"dueling": True, "double": False}, {"updates": 1}, ("discrete", "in turns")),
     "vdn, remembering": (EPISODES | {"huber": 1.0}, {"updates": 1}, DISCRETE),
-    "qmix": (OFF_POLICY, {"updates": 1}, ("discrete",)),
+    "qmix": (OFF_POLICY, {"updates": 1}, ("discrete", "in turns")),
     "qmix, remembering": (EPISODES | {"td_lambda": 0.8}, {"updates": 1}, DISCRETE),
 }
 """Settings, those with which an update is one gradient step, and the made-up jobs that the algorithm is meant for."""
 
 QUICK = {
-    "ippo": ("discrete", "continuous with memory"),
+    "ippo": ("discrete", "in turns", "continuous with memory"),
     "ippo, corrected": ("continuous", "discrete with memory"),
     "impact": ("continuous", "discrete with memory"),
     "mappo": ("discrete with memory", "continuous"),
     "mappo, per agent": ("discrete", "continuous with memory"),
-    "iddpg": ("discrete",),
+    "iddpg": ("discrete", "in turns"),
     "iddpg, twin": ("continuous",),
     "maddpg": ("continuous",),
     "maddpg, twin": ("discrete",),
     "iql, remembering": ("discrete with memory",),
     "vdn, remembering": ("discrete with memory",),
-    "qmix, remembering": ("discrete with memory",),
+    "qmix, remembering": ("discrete with memory", "in turns"),
 }
 """Of trials that are meant for several jobs: those that tell most of what the others would."""
 JOBS = [
