@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import BatchedEnv, EnvSpaces, Frame, Transition, random_actions
+from marless.envs.base import BatchedEnv, EnvSpaces, Frame, Helping, Transition, random_actions
 
 MOST_STEPS = 2000
 """Env steps of a trial, at most."""
@@ -49,6 +49,8 @@ class SeenAgent:
     """Largest reward of a step; 0 if it did not act."""
     left_early: int
     """Episodes that it left before their end."""
+    without_choice: bool
+    """True if it was alive once and its mask allowed no action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,8 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
         seen.add(transition)
         frame = transition.frame
         seen.observe(frame)
-    return seen.result(time.perf_counter() - started_s, repeats=_repeats(env, seed, actions, digests))
+    took_s, helped = time.perf_counter() - started_s, env.without_choice if isinstance(env, Helping) else ()
+    return seen.result(took_s, repeats=_repeats(env, seed, actions, digests), helped=helped)
 
 
 def _repeats(
@@ -128,6 +131,7 @@ class _Seen:
         self._acted = np.zeros(agents, np.int64)
         self._reward_low, self._reward_high = np.full(agents, np.inf), np.full(agents, -np.inf)
         self._left = np.zeros(agents, np.int64)
+        self._choiceless = np.zeros(agents, np.bool_)
         self._gone = np.zeros(agents, np.bool_)
         self._alive = np.ones(agents, np.bool_)
         self._steps, self._truncated, self._lengths = 0, 0, list[int]()
@@ -149,6 +153,9 @@ class _Seen:
         if frame.alive is not None:
             self._alive = np.concatenate([each[:, 0] for each in frame.alive])
         self._acted += self._alive
+        if frame.masks is not None:
+            stuck = np.concatenate([~mask_NBA[:, 0].any(axis=-1) for mask_NBA in frame.masks])
+            self._choiceless |= stuck & self._alive
 
     def add(self, transition: Transition) -> None:
         """Add the rewards and ends of a step."""
@@ -170,8 +177,8 @@ class _Seen:
             terminated = np.concatenate([each[:, 0] for each in transition.terminated])
             self._gone |= terminated
 
-    def result(self, seconds: float, *, repeats: bool) -> Trial:
-        """The trial as a record."""
+    def result(self, seconds: float, *, repeats: bool, helped: Collection[str]) -> Trial:
+        """The trial as a record; `helped` are agents whose mask allowed nothing before the environment changed it."""
         return Trial(
             env_steps=self.env_steps,
             seconds=seconds,
@@ -189,8 +196,9 @@ class _Seen:
                     reward_low=float(self._reward_low[i]) if self._acted[i] else 0.0,
                     reward_high=float(self._reward_high[i]) if self._acted[i] else 0.0,
                     left_early=int(self._left[i]),
+                    without_choice=bool(self._choiceless[i]) or agent in helped,
                 )
-                for i in range(len(self._acted))
+                for i, agent in enumerate(self._spaces.agents)
             ),
         )
 

@@ -9,7 +9,7 @@ state size.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -225,6 +225,14 @@ class StateOnDemand(Protocol):
     def without_state(self) -> None:
         """Leave the state out of all frames from the next reset on; `spaces.state_size` is 0 from now on."""
         ...
+
+
+@runtime_checkable
+class Helping(Protocol):
+    """An optional attribute of batched environments that make the first action legal where a mask allows none."""
+
+    without_choice: Set[str]
+    """Agents that were alive once, and whose mask allowed no action."""
 
 
 @runtime_checkable

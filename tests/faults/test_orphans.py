@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ OTHER_ENDS = ("SIGTERM", "it hangs", "it is idle", "its pool is killed")
 
 
 @dataclass
-class Pool:
+class Pool(ABC):
     """A pool with one worker, and what the environments or algorithms of its jobs have started."""
 
     process: asyncio.subprocess.Process
@@ -70,11 +71,13 @@ class Pool:
         await self.begin(hangs=hangs)
         await self.until(lambda: len(self.left()) == STARTED)
 
+    @abstractmethod
     async def begin(self, *, hangs: bool | str) -> None:
-        raise NotImplementedError
+        """Give the worker a task in which a brood starts."""
 
+    @abstractmethod
     async def worker(self) -> int:
-        raise NotImplementedError
+        """The process id of the worker."""
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(GONE_S):

@@ -43,10 +43,14 @@ class _View:
         self.waits = tuple(np.zeros(shape, np.bool_) for shape in shapes)
         self.masks = tuple(np.ones((*s, c.action.n), np.bool_) for s, c in sized) if spaces.masks else None
         self.state = np.zeros((batch, spaces.state_size), np.float32) if spaces.state_size else None
+        self.without_choice = set[tuple[int, str]]()
+        """Copy and name of agents alive whose mask allows no action."""
         self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive, waits=self.waits)
 
     def clear(self, b: int) -> None:
         """Show copy b without agents."""
+        if self.without_choice:
+            self.without_choice = {each for each in self.without_choice if each[0] != b}
         for k in range(len(self.obs)):
             self.obs[k][:, b] = 0.0
             self.alive[k][:, b] = False
@@ -66,6 +70,7 @@ class _View:
             mask = codec.mask(observation, info)
             self.masks[k][i, b] = True if mask is None else mask
             if not self.masks[k][i, b].any():
+                self.without_choice |= {(b, self._seats.classes[k].agents[i])} if alive else set()
                 self._forbid(k, i, b)
         elif MASK in info and self._seats.unmasked:
             raise SpecError(
@@ -79,7 +84,8 @@ class _View:
         self.waits[k][i, b] = True
 
     def copy_from(self, other: _View) -> None:
-        """Copy all arrays from another view of the same environment."""
+        """Show what another view of the same environment shows."""
+        self.without_choice = other.without_choice
         for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
             np.copyto(mine, theirs)
 
@@ -118,6 +124,8 @@ class PettingZooEnv:
             notes=tuple(self._seats.notes),
         )
         self._now, self._next = self._views()
+        self.without_choice = set[str]()
+        """See `marless.envs.base.Helping`."""
         self._state = state_encoder(getattr(envs[0], "state_space", None))
         self._present: list[list[Any]] = [[] for _ in envs]
         """Agents that act next, by copy."""
@@ -142,7 +150,7 @@ class PettingZooEnv:
         self._cut[:] = False
         for b in range(self.batch):
             self._start(b, self._now)
-        return self._now.frame
+        return self._shown(self._now)
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """Let all agents alive act in every copy, one copy after another; copies whose episode ends are reset.
@@ -168,7 +176,7 @@ class PettingZooEnv:
         if ended[0] and self._filmed:
             self._last_picture = self.picture()
         return Transition(
-            frame=self._restart(ended) if ended.any() else self._now.frame,
+            frame=self._shown(self._restart(ended) if ended.any() else self._now),
             final=self._now.frame,
             rewards=rewards,
             terminated=terminated,
@@ -300,11 +308,16 @@ class PettingZooEnv:
         step = self._step[b]
         return f"of copy {b} {f'at step {step} of its episode' if step else 'after a reset'}"
 
-    def _restart(self, ended_B: BoolArray) -> Frame:
+    def _shown(self, view: _View) -> Frame:
+        """The frame that is acted upon next; frames at the end of an episode may well allow no action."""
+        self.without_choice |= {agent for _, agent in view.without_choice}
+        return view.frame
+
+    def _restart(self, ended_B: BoolArray) -> _View:
         self._next.copy_from(self._now)
         for b in np.flatnonzero(ended_B):
             self._start(int(b), self._next)
-        return self._next.frame
+        return self._next
 
 
 def _idle(action: Discrete | Box) -> NDArray[np.generic]:

@@ -1,5 +1,7 @@
 """Trials: what a moment of random play shows of an environment whose every number is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,23 @@ class Mortal:
         shown = 0.0 if self._frozen else float(self._resets)
         alive = np.array([[True], [self._t == 0]])
         return Frame(obs=(np.where(alive[..., None], shown, 0.0).astype(np.float32),), alive=(alive,))
+
+
+class Stuck(Mortal):
+    """As `Mortal`, with masks: a has no legal action in the last of three steps; b, which is dead then, has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spaces = replace(self.spaces, masks=True)
+
+    def _frame(self):
+        legal = np.full((2, 1, 2), self._t < 2)
+        return replace(super()._frame(), masks=(legal,))
+
+
+def test_agents_alive_without_a_legal_action_are_named():
+    assert [each.without_choice for each in trial(Stuck(), steps=9).agents] == [True, False]
+    assert [each.without_choice for each in trial(ScriptedEnv(1), steps=9).agents] == [False, False]
 
 
 def test_agents_that_leave_and_what_their_team_is_paid_later():

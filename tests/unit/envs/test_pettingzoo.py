@@ -11,6 +11,7 @@ from pettingzoo import ParallelEnv
 from marless.envs import base, registry
 from marless.envs.allowed import VARIABLE
 from marless.envs.contract import check_env
+from marless.envs.pettingzoo.adapter import PettingZooEnv
 from marless.errors import SpecError
 
 
@@ -433,3 +434,50 @@ def test_turn_based_games_are_converted():
     assert step.rewards[0][:, 0].tolist() == [1, -1]
     assert step.terminated[0].all()
     assert step.ended.all()
+
+
+class Choiceless(ParallelEnv):
+    """Agent a has no legal action in the second step; in the last frame of each episode nobody has one."""
+
+    metadata = {"name": "choiceless"}
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, _):
+        mask = Box(0, 1, (2,), np.int8)
+        return Dict({"observation": Box(0, 1, (1,), np.float32), "action_mask": mask})
+
+    def action_space(self, _):
+        return Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self._t = list(self.possible_agents), 0
+        return {each: self._seen(each) for each in self.agents}, {each: {} for each in self.agents}
+
+    def step(self, actions):
+        self._t += 1
+        acted, over = self.agents, self._t == 3
+        self.agents = [] if over else acted
+        ends = dict.fromkeys(acted, over)
+        return (
+            {each: self._seen(each) for each in acted},
+            dict.fromkeys(acted, 0.0),
+            dict.fromkeys(acted, False),
+            ends,
+            {},
+        )
+
+    def _seen(self, agent):
+        allowed = self._t != 3 and (agent, self._t) != ("a", 1)
+        return {"observation": np.zeros(1, np.float32), "action_mask": np.full(2, allowed, np.int8)}
+
+
+def test_agents_that_may_do_nothing_are_named_and_have_their_first_action():
+    env = PettingZooEnv([Choiceless(), Choiceless()])
+    frame = env.reset(0)
+    assert env.without_choice == set()
+    frame = env.step((np.zeros((2, 2), np.int32),)).frame
+    assert frame.masks[0][:, 0].tolist() == [[True, False], [True, True]]
+    assert env.without_choice == {"a"}
+    for _ in range(5):
+        env.step((np.zeros((2, 2), np.int32),))
+    assert env.without_choice == {"a"}  # not those at the end of an episode
