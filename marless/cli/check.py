@@ -94,8 +94,8 @@ def warnings(job: Job, seen: Trial) -> Iterator[str]:
             yield f"class {agents.name} observed the same numbers in every step, so its agents cannot tell states apart"
     if stuck := [agent for agent, shown in zip(job.spaces.agents, seen.agents, strict=True) if shown.without_choice]:
         yield (
-            f"the mask of {some_of(stuck)} allowed no action at times, and the first one is taken then; if the mask marks "
-            "illegal actions, say so (inverted: true in env.mask), else make an action legal that does nothing"
+            f"the mask of {some_of(stuck)} allowed no action at times, and the first one is taken then; if the mask "
+            "marks illegal actions, say so (inverted: true in env.mask), else make an action legal that does nothing"
         )
     yield from _reward_warnings(job, seen)
     if not seen.episodes and job.spaces.max_steps is None:
