@@ -395,7 +395,8 @@ async def main(options: argparse.Namespace) -> int:
         sound = sound and passed
     document = options.document.read_text(encoding="utf-8") if options.document else ""
     text = (
-        f"{table(merged(document, rows))}\n\n{about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB; "
+        f"{table(merged(document, rows))}\n\n"
+        f"The newest rows: {about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB; "
         f"Python {about['python']}; load average before: {about['load_before']}."
     )
     sys.stdout.write(f"{text}\n")
