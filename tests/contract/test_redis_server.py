@@ -8,8 +8,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
