@@ -24,6 +24,8 @@ DRAIN_S = 5.0
 TOLD_S = 1.0
 """Seconds after the end of a worker's stream in which its launcher may say how it ended; a hung one is then killed."""
 _STILLBORN_LIMIT = 3
+_PASSING_ENDS = ("killed by signal 9", "killed,", "not connected")
+"""How the ends of workers begin that a moment without memory, or a busy machine, brings about before they connect."""
 _LONGEST_NAP_S = 60.0
 _STOPPING = "the pool is stopping"
 _SEE_LOG = "see the pool's log"
@@ -36,8 +38,8 @@ class Fleet:
 
     A worker that dies is replaced at once. If launches fail three times in a row before a worker connects, the
     installation is considered broken: waiting tasks fail with the reason, and the next request tries again. If the
-    launcher refuses to start a worker and none is connected, waiting tasks fail with OverloadedError, so that their
-    jobs show what they wait for.
+    launcher refuses to start a worker, or workers are killed or too slow before they connect, as on a machine without
+    memory, and none is connected, waiting tasks fail with OverloadedError, so that their jobs show what they wait for.
     """
 
     def __init__(
@@ -221,21 +223,34 @@ class Fleet:
                 continue
             _log.warning("worker.ended", worker=name, how=how, after_s=round(time.monotonic() - started_s, 3))
             if self._stillborn >= _STILLBORN_LIMIT:
-                return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
+                reason = f"worker {name} could not start ({how}); see the pool's log"
+                if not how.startswith(_PASSING_ENDS):
+                    return self._give_up(reason)
+                self._report_refusal(name, reason)
+                await asyncio.sleep(REFUSED_S)
+
+    def _report_refusal(self, name: str, reason: str) -> None:
+        """Tell whoever waits why this worker cannot run for now; jobs wait for it as long as their patience lasts."""
+        self._refusal = reason
+        self._refused.set()
+        self._without_room.add(name)
+        if not self._dispatcher.connected_workers:
+            self._dispatcher.fail_waiting(self._no_workers(), OverloadedError)
 
     async def _launch(self, name: str) -> Launch:
         ticket = self._dispatcher.launching(name)
         _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
         launch = await self._batches.launch(Order(name, ticket, self._arguments))
-        self._refusal = launch.reason
-        self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
-        (self._without_room.add if launch.outcome is Outcome.REFUSED else self._without_room.discard)(name)
         if launch.outcome in (Outcome.REFUSED, Outcome.FAILED):
             self._dispatcher.not_launched(name)
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
-        if launch.outcome is Outcome.REFUSED and not self._dispatcher.connected_workers:
-            self._dispatcher.fail_waiting(self._no_workers(), OverloadedError)
+        if launch.outcome is Outcome.REFUSED:
+            self._report_refusal(name, launch.reason)
+        else:
+            self._refusal = launch.reason
+            self._refused.clear()
+            self._without_room.discard(name)
         return launch
 
     def _no_workers(self) -> str:

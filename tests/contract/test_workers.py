@@ -705,6 +705,7 @@ class InProcessLauncher:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.stillborn = 0
+        self.how = "exit code 1"
         self.answer = ACCEPTED
         self.may_launch = asyncio.Event()
         self.may_launch.set()
@@ -740,7 +741,7 @@ class InProcessLauncher:
             await asyncio.wait([self.handles[worker].task])
         else:
             await asyncio.Event().wait()  # it may still start
-        return "exit code 1"
+        return self.how
 
     async def leaving(self, worker: str) -> str:
         await (self.leave.wait() if self.launched == [worker] else asyncio.Event().wait())
@@ -901,6 +902,23 @@ async def test_workers_that_never_connect_fail_whoever_waits_with_the_reason(poo
     with pytest.raises(UnavailableError, match="could not start"):
         await waiting
     assert launcher.launched == ["actor-0"] * 3
+
+
+async def test_workers_that_are_killed_before_they_connect_are_waited_for(pool, make, launcher, monkeypatch):
+    monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
+    launcher.stillborn, launcher.how = 5, "killed by signal 9"
+    fleet = await make(limit=1)
+    waiting = pool.submit("fast")
+    with pytest.raises(
+        OverloadedError, match=r"no actor workers: worker actor-0 could not start \(killed by signal 9\)"
+    ):
+        await fleet.ensure(1)
+    with pytest.raises(OverloadedError, match="could not start"):
+        await waiting
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.any_connected()
+    assert launcher.launched == ["actor-0"] * 6
+    assert (await pool.run("fast")).payload.startswith(b"fast by actor-0")
 
 
 async def test_after_a_broken_start_the_next_request_tries_again(pool, make, launcher):
