@@ -100,7 +100,8 @@ def _examine_here(name: str, options: Mapping[str, Any], *, play: bool) -> Exami
 
 def _ask(name: str, request: str, limit_s: float, output: int) -> str:
     """Start a child, and return its answer; it and all processes below it have ended then."""
-    mark = orphans.new_mark()
+    # within this process's own mark: it may be told to end, and then does not wait for the thread that runs this
+    mark = orphans.new_mark_within()
     here, there = os.pipe()
     try:
         child = subprocess.Popen(

@@ -70,6 +70,12 @@ def new_mark() -> str:
     return f"{namespace()}/{os.getpid()}/{secrets.token_hex(8)}"
 
 
+def new_mark_within() -> str:
+    """As `new_mark`, for a process that `end_own` of this one must find, too, also once its parent has ended."""
+    own = os.environ.get(MARK)
+    return f"{own}/{secrets.token_hex(8)}" if own else new_mark()
+
+
 def adopt() -> None:
     """Make this process a child subreaper: orphans below it become its children, and `reap` waits for them, so that no
     zombies are left. For a process that starts nothing but workers.
@@ -108,8 +114,8 @@ def contained() -> Iterator[None]:
 
 def end_own() -> None:
     """Kill all processes below this one, for a worker whose pool may be gone."""
-    mark, here = os.environ.get(MARK), os.getpid()
-    _end(lambda seen: seen.mark == mark or here in (seen.parent, seen.session))
+    here, mark = os.getpid(), os.environ.get(MARK, "without a mark, there is none to match")
+    _end(lambda seen: here in (seen.parent, seen.session) or f"{seen.mark}/".startswith(f"{mark}/"))
 
 
 def end_of_dead_pools() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
@@ -324,6 +325,19 @@ async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(kept, tmp_pat
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def test_what_has_a_mark_within_that_of_this_process_ends_with_it():
+    """A coordinator's examinations run in threads that it does not wait for when it is told to end."""
+    program = (
+        "import os, subprocess, sys; from marless.fleet import orphans\n"
+        "with orphans.contained():\n"
+        "    marks = os.environ | {orphans.MARK: orphans.new_mark_within()}\n"
+        "    subprocess.run(['sh', '-c', f'setsid sleep {sys.argv[1]} & exec true'], env=marks, check=True)\n"
+    )
+    name = new_name()
+    subprocess.run([sys.executable, "-c", program, name], check=True, timeout=60.0)
+    assert not [each for each in psutil.process_iter(["cmdline"]) if name in (each.info["cmdline"] or ())]
 
 
 def brood(pool: Pool, **options: object) -> dict[str, object]:
