@@ -19,7 +19,7 @@ from bench.harness import Row, percentile, spread
 from bench.workers import on_one_thread
 from marless.aggregation.applying import applied, check
 from marless.aggregation.config import AggregationConfig, AsyncRule, SoftsyncRule, StellarisRule
-from marless.aggregation.queue import Aggregator, Gradient, Queue
+from marless.aggregation.queue import GradientQueue, Queue, QueuedGradient
 from marless.algos.ppo.ippo import IPPOConfig
 from marless.core.state import PolicyState
 from marless.nets import serial
@@ -69,7 +69,7 @@ def blobs(state: PolicyState, count: int) -> list[bytes]:
 
 def gradient_s(config: AggregationConfig, units: int, count: int) -> Iterator[float]:
     """CPU seconds of each gradient in turn, with what its arrival leads to."""
-    aggregator, steps = Aggregator(config), IPPOConfig.model_validate({}).net_steps(0)
+    aggregator, steps = GradientQueue(config), IPPOConfig.model_validate({}).net_steps(0)
     queue, state = Queue(scope="agents"), fresh(units)
     known, stored, arrays = blobs(state, LEARNERS), serial.encode(state), {}
     clocks = [0] * LEARNERS
@@ -78,7 +78,9 @@ def gradient_s(config: AggregationConfig, units: int, count: int) -> Iterator[fl
         start_s = time.process_time()
         arrays[f"{number}"] = safetensors.load(known[slot])
         check(state, [arrays[f"{number}"]], steps)
-        arrived = Gradient(id=f"{number}", learner=f"{number}", scope="agents", clock=clocks[slot], env_steps=1000)
+        arrived = QueuedGradient(
+            id=f"{number}", learner=f"{number}", scope="agents", clock=clocks[slot], env_steps=1000
+        )
         outcome = aggregator.arrive(queue, arrived, clocks[:slot] + clocks[slot + 1 :])
         queue = outcome.queue
         if outcome.aggregation is not None:

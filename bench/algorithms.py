@@ -53,7 +53,7 @@ from bench.task import (
     Rates,
     peer_env_steps,
 )
-from marless.comparison.statistics import Estimate, interquartile_mean
+from marless.comparison.statistics import MeanInterval, interquartile_mean
 
 TEAM_ONLY = ("vdn", "qmix")
 """Algorithms that maximise the sum of all rewards, which is meaningless if sides compete."""
@@ -248,7 +248,7 @@ def _sides(outcomes: Sequence[Outcome]) -> Row:
     return {f"{name}, above chance": shown(estimate, signed=True) for name, estimate in each.items()}
 
 
-def shown(estimate: Estimate, *, signed: bool = False) -> str:
+def shown(estimate: MeanInterval, *, signed: bool = False) -> str:
     """An interquartile mean with its interval, as text."""
     mean = f"{estimate.mean:+.2f}" if signed else f"{estimate.mean:.2f}"
     return mean if estimate.low is None else f"{mean} [{estimate.low:.2f}, {estimate.high:.2f}]"

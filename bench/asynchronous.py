@@ -44,7 +44,7 @@ from bench.harness import Row, spread
 from bench.workers import on_one_thread
 from marless.schedules.stellaris import Command, Stellaris
 from marless.schedules.stellaris_config import StellarisConfig
-from marless.simulation.asynchronous import Durations, Machines, simulate
+from marless.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
 
 MEASURED, ROUNDS = 40, 4
 """Gradients and updates whose durations are measured."""
@@ -52,7 +52,7 @@ TUNING = 1000
 """The first seed of those that choose a learning rate."""
 LENGTHS = (0.25, 0.5, 1.0, 1.5, 1.75)
 """How long rollouts take with `--lengths`, relative to their mean."""
-MACHINES = {"even": Machines(), "uneven": Machines(slow=0.25, straggling=0.05)}
+MACHINES = {"even": SpeedSpread(), "uneven": SpeedSpread(slow=0.25, straggling=0.05)}
 SYSTEMS: Mapping[str, System] = {
     "synchronous": System(rounds="synchronous"),
     "pipelined": System(rounds="pipelined"),
@@ -72,19 +72,19 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-def durations_of(game: Game, actors: int, file: Path | None) -> tuple[Durations, list[float]]:
+def durations_of(game: Game, actors: int, file: Path | None) -> tuple[SlotSeconds, list[float]]:
     """The durations of a run file, so that all its runs have the same; measured if there is none."""
     beside = file.with_suffix(".durations.json") if file else None
     if beside and beside.exists():
         row = json.loads(beside.read_text("utf-8"))
-        return TypeAdapter(Durations).validate_python(row["functions"]), row["update_s"]
+        return TypeAdapter(SlotSeconds).validate_python(row["functions"]), row["update_s"]
     durations, update_s = measured(game, actors)
     if beside:
         beside.write_text(json.dumps({"functions": asdict(durations), "update_s": update_s}), "utf-8")
     return durations, update_s
 
 
-def measured(game: Game, actors: int) -> tuple[Durations, list[float]]:
+def measured(game: Game, actors: int) -> tuple[SlotSeconds, list[float]]:
     """CPU seconds of rollouts, gradients and aggregations in this process, and of updates of whole rounds."""
     work = Functions(Training(game, 0, 1e-3, {}), truncates=False)
     found: dict[str, list[float]] = {"sample": [], "learn": [], "publish": []}
@@ -96,10 +96,12 @@ def measured(game: Game, actors: int) -> tuple[Durations, list[float]]:
             work.do(command)
             found[type(command).__name__.lower()].append(time.process_time() - before_s)
 
-    simulate(rule, Durations(sample_s=[1.0], learn_s=[1.0]), Machines(), gradients=MEASURED, seed=0, work=Clocked())
+    simulate(
+        rule, SlotSeconds(sample_s=[1.0], learn_s=[1.0]), SpeedSpread(), gradients=MEASURED, seed=0, work=Clocked()
+    )
     later = {name: each[MEASURED // 4 :] for name, each in found.items()}
     publish_s = sorted(later["publish"])[len(later["publish"]) // 2]
-    return Durations(sample_s=later["sample"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
+    return SlotSeconds(sample_s=later["sample"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
 
 
 def _updates(game: Game, actors: int) -> list[float]:

@@ -28,7 +28,7 @@ from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellar
 from marless.schedules.stellaris_config import StellarisConfig
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.sharing.groups import initial_groups
-from marless.simulation.asynchronous import Durations, Machines, simulate
+from marless.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
 from marless.simulation.virtual import VirtualRun
 
 ENVS, STEPS = 20, 25
@@ -58,8 +58,8 @@ class Setting:
     game: Game
     actors: int
     learners: int
-    machines: Machines
-    durations: Durations
+    machines: SpeedSpread
+    durations: SlotSeconds
     update_s: Sequence[float]
     """CPU seconds of an update of one round, as a schedule of rounds makes it."""
     rollouts: int
@@ -332,5 +332,5 @@ def _lasting(seconds: float, _: float) -> float:
     return seconds
 
 
-def _straggled(rng: random.Random, machines: Machines, seconds: float) -> float:
+def _straggled(rng: random.Random, machines: SpeedSpread, seconds: float) -> float:
     return seconds * (machines.straggler_factor if rng.random() < machines.straggling else 1.0)

@@ -25,7 +25,7 @@ from marless.data.episodes import EpisodeStats
 from marless.data.trajectory import Trajectory
 from marless.errors import MarlessError
 from marless.fleet.handover import Handover
-from marless.fleet.launchers.base import ACCEPTED, Launch, Options, Order, Program
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, Options, WorkerProgram
 from marless.fleet.session import WorkerOptions, work, worker_options
 from marless.fleet.watchdog import Watchdog
 from marless.nets.acting import ActingState
@@ -48,7 +48,7 @@ class Crowd:
 
     connect_s = CONNECT_S
 
-    def __init__(self, program: Program, options: Options) -> None:
+    def __init__(self, program: WorkerProgram, options: Options) -> None:
         self._program = program
         self._hosts: list[Process] = []
         self._homes: dict[str, Process] = {}
@@ -59,7 +59,7 @@ class Crowd:
         """Not known."""
         return
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Start workers in the processes that have room, and more processes for the rest."""
         for order in orders:
             if len(self._homes) >= WORKERS_A_PROCESS * len(self._hosts):

@@ -26,9 +26,9 @@ from marless.core.measures import Measure
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry as environments
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.nets.acting import ActingPolicies
-from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Returns, RoundRecord, returns_of
+from marless.record import Decision, Distances, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord, returns_of
 from marless.sharing import registry as sharing_policies
 from marless.sharing.grouping import labels
 
@@ -60,7 +60,7 @@ class Seconds:
 class Rounds:
     """The job's rounds, one after another; each update is done twice: without measurements, then with all of them."""
 
-    def __init__(self, job: Job, seed: int) -> None:
+    def __init__(self, job: PreparedJob, seed: int) -> None:
         self._job, self._seed = job, seed
         (self._class,) = job.spaces.classes
         spec_ = job.spec
@@ -101,7 +101,7 @@ class Rounds:
             distances = output.distances[self._class.name].tolist()
             seconds.timed("grouping", lambda: labels(distances, 2, "kmeans"))
 
-    def _sample(self, number: int) -> tuple[list[Trajectory], Returns | None, float]:
+    def _sample(self, number: int) -> tuple[list[Trajectory], EpisodeReturns | None, float]:
         actors, learner = self._job.spec.actors, self._learners[0]
         team = ActingPolicies.from_states(self._class, [learner.state(group.policy) for group in self._groups])
         trajectories, stats, took_s = [], [], []
@@ -126,7 +126,7 @@ class Rounds:
         seconds.timed("trend", lambda: self._job.sharing.decide(self.history))
         seconds.timed("scaling", lambda: self._job.scaling.decide(self.history, self._groups))
 
-    def _record(self, number: int, returns: Returns | None, output: UpdateOutput) -> RoundRecord:
+    def _record(self, number: int, returns: EpisodeReturns | None, output: UpdateOutput) -> RoundRecord:
         decided = self._job.sharing.decide(self.history)
         measured = output.distances.get(self._class.name)
         distances = [] if measured is None else measured.tolist()
@@ -151,7 +151,7 @@ class Rounds:
         )
 
 
-def _copy(job: Job, learner: Learner, groups: Sequence[Group]) -> Learner:
+def _copy(job: PreparedJob, learner: Learner, groups: Sequence[Group]) -> Learner:
     algorithm = algorithms.algorithm(job.spec.algorithm.name)
     (scope,) = scopes(algorithm, job.spec.algorithm, job.spaces)
     copy = algorithm.learner(job.spec.algorithm, LearnerContext(job.spec.model, job.spaces, scope, "cpu"))

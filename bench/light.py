@@ -21,7 +21,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
-from services.relay.uploads import Uploads
+from services.relay.uploads import RelayedUploads
 from services.relay.workers import Workers
 
 _KEPT = 8
@@ -37,7 +37,7 @@ class Host:
         self.pool = Peer(actor_pool, security, "actor_pool")
         self.store = ParamStore(Peer(param_store, security, "param_store"))
         self._workers = Workers(self.pool)
-        self._uploads = Uploads(Peer(learner_pool, security, "learner_pool"))
+        self._uploads = RelayedUploads(Peer(learner_pool, security, "learner_pool"))
         self._uploads.start()
         self._reads: Reads = OrderedDict()
 

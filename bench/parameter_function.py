@@ -29,7 +29,7 @@ from marless.aggregation import gradient_file
 from marless.algos.ppo.ippo import IPPOConfig
 from marless.nets import serial
 from marless.rpc import gradients
-from marless.rpc.param_store import Aggregated, ParamStore, PolicyWrite, WeightedGradient
+from marless.rpc.param_store import AggregationReply, ParamStore, PolicyWrite, WeightedGradient
 
 POLICY = "agents"
 LEARNERS = 4
@@ -104,7 +104,7 @@ async def _publish(store: ParamStore, job: str, number: int, data: bytes) -> Wei
     return WeightedGradient(await store.publish(job, 1, number, [write]), 1.0)
 
 
-async def _alone(store: ParamStore, job: str, head: int, rounds: int, files: list[bytes]) -> list[Aggregated]:
+async def _alone(store: ParamStore, job: str, head: int, rounds: int, files: list[bytes]) -> list[AggregationReply]:
     """So many aggregations, each after its gradients have been published."""
     made, steps = [], IPPOConfig.model_validate({}).net_steps(0)
     for version in range(head, head + rounds):
@@ -116,7 +116,7 @@ async def _alone(store: ParamStore, job: str, head: int, rounds: int, files: lis
 
 async def _aggregations(
     store: ParamStore, job: str, head: int, rounds: int, waiting: asyncio.Queue[_Sent]
-) -> tuple[list[Aggregated], float]:
+) -> tuple[list[AggregationReply], float]:
     """So many aggregations, and the seconds that publishing their gradients took."""
     made, publish_s, steps = [], 0.0, IPPOConfig.model_validate({}).net_steps(0)
     for version in range(head, head + rounds):

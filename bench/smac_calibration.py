@@ -25,7 +25,7 @@ from marless.envs.smac.observing import NO_OP, SHOOT, STOP
 from marless.envs.smac.options import SmacOptions
 from marless.envs.smac.rewards import Scorer
 from marless.envs.smac.rules import Rules
-from marless.envs.smac.units import IntArray, Team
+from marless.envs.smac.units import IntArray, UnitTeam
 
 PUBLISHED: Mapping[str, float | None] = {
     "2s3z": 0.90,
@@ -63,7 +63,7 @@ class Heuristic:
         acts = np.where(self._target_NB >= 0, self._target_NB + FIXED_ACTIONS, STOP)
         return np.where(allies.alive, acts, NO_OP).astype(np.int32)
 
-    def _kept(self, team: Team, fit_NTB: BoolArray) -> IntArray:
+    def _kept(self, team: UnitTeam, fit_NTB: BoolArray) -> IntArray:
         """The old targets where they are still fit, otherwise the nearest ones."""
         allies, old = self._battles.units.allies, np.clip(self._target_NB, 0, len(team.x) - 1)
         keeps = (self._target_NB >= 0) & np.take_along_axis(fit_NTB, old[:, None], axis=1)[:, 0]

@@ -24,7 +24,7 @@ from marless.envs.smac.kinds import Kind
 from marless.envs.smac.maps import find
 from marless.envs.smac.rules import Rules
 from marless.envs.smac.tables import tables
-from marless.envs.smac.units import Team
+from marless.envs.smac.units import UnitTeam
 
 DIRECTIONS: Mapping[str, float] = {
     name: eighth * math.pi / 4
@@ -88,7 +88,7 @@ def _ids(place_U2: FloatArray, kinds: Sequence[Kind]) -> NDArray[np.intp]:
     return np.array([ids[kind].pop(0) for kind in kinds], np.intp)
 
 
-def _put(team: Team, place_U2: FloatArray) -> None:
+def _put(team: UnitTeam, place_U2: FloatArray) -> None:
     team.x[...], team.y[...] = place_U2[:, 0, None], place_U2[:, 1, None]
 
 

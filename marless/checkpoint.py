@@ -61,7 +61,7 @@ class SavedLane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class CheckpointProgress:
     """The progress of a job: its counters and groups."""
 
     round: int
@@ -82,7 +82,7 @@ class Progress:
 class Checkpoint:
     """The state of a job after a round."""
 
-    progress: Progress
+    progress: CheckpointProgress
     policies: Mapping[str, SavedPolicy]
     lanes: tuple[SavedLane, ...] = ()
     """() if episodes are not carried, and if they were not asked for."""
@@ -191,7 +191,7 @@ def newest(folder: Path) -> Path:
     return path
 
 
-def _check_round(path: Path, progress: Progress) -> None:
+def _check_round(path: Path, progress: CheckpointProgress) -> None:
     """Raise CorruptError unless a checkpoint lies under the name of its round."""
     if path.name != _name(progress.round):
         raise CorruptError(
@@ -244,7 +244,7 @@ class PolicyFile:
 class Manifest:
     """The contents of manifest.json. Untrusted: policy names become file names, so `parse` validates them."""
 
-    progress: Progress
+    progress: CheckpointProgress
     versions: Mapping[str, int]
     """Version by policy."""
     files: tuple[PolicyFile, ...]
@@ -268,10 +268,12 @@ class Manifest:
             raise CorruptError(f"{where}: this is not a checkpoint manifest") from None
 
 
-def _progress(held: dict[str, Any]) -> Progress:  # Any: JSON
+def _progress(held: dict[str, Any]) -> CheckpointProgress:  # Any: JSON
     groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
     algorithm = _text(held.pop("algorithm", ""))
-    return Progress(**{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups)
+    return CheckpointProgress(
+        **{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups
+    )
 
 
 def _lane(entry: dict[str, Any]) -> LaneRecord:  # Any: JSON

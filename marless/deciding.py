@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from marless.core.group import Group
 from marless.errors import InternalError
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import Decision, RoundRecord
 from marless.scaling.budget import within_budget
 
@@ -33,7 +33,7 @@ class Decided:
     decisions: tuple[Decision, ...]
 
 
-def decide(job: Job, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
+def decide(job: PreparedJob, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
     """Decide the groups and the number of actors of the round after `history`.
 
     With a budget, and if the job sets `scaling.within_budget`, there are no more actors than the budget pays for.

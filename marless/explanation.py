@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:nan|inf)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class DecisionChange:
     """A round whose number of actors or groups differ from the round before; the first round counts as a change."""
 
     round: int
@@ -88,23 +88,23 @@ class Chapter:
 
     first: int
     last: int
-    opening: Change
+    opening: DecisionChange
     groups: tuple[Stretch, ...]
     """The reasons for the groups; the first stretch begins with `opening`."""
     actors: tuple[Stretch, ...]
     """The reasons for the number of actors."""
 
 
-def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
+def changes(records: Sequence[RoundRecord]) -> tuple[DecisionChange, ...]:
     """Every change of groups or actors, in order; the first round's decisions count as changes."""
-    found: list[Change] = []
+    found: list[DecisionChange] = []
     before: RoundRecord | None = None
     for record in as_acted(records):
         for kind, what in _changed(before, record):
             if what:
                 decision = _decision(record, kind)
                 old = _decision(before, kind).outcome if before else ""
-                found.append(Change(round=record.round, what=what, before=old, decision=decision))
+                found.append(DecisionChange(round=record.round, what=what, before=old, decision=decision))
         before = record
     return tuple(found)
 

@@ -53,7 +53,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Job:
+class PreparedJob:
     """Everything that the coordinator needs to run a job; no tensors."""
 
     spec: JobSpec
@@ -86,7 +86,7 @@ class Job:
         return tuple(found)
 
 
-def advice(job: Job) -> str:
+def advice(job: PreparedJob) -> str:
     """Warnings about settings that work but may be unintended, one sentence each; "" if there are none."""
     spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     context = _context(spec, job.spaces, groups)
@@ -95,7 +95,7 @@ def advice(job: Job) -> str:
     return ". ".join(filter(None, notes))
 
 
-def _cut_episodes(job: Job) -> str:
+def _cut_episodes(job: PreparedJob) -> str:
     steps, episode = job.spec.actors.steps, job.spaces.max_steps
     if job.carried or (episode is not None and steps >= episode):
         return ""
@@ -110,7 +110,7 @@ def _cut_episodes(job: Job) -> str:
     )
 
 
-def _apart(job: Job) -> str:
+def _apart(job: PreparedJob) -> str:
     if job.can_be_saved or not job.carried:
         return ""
     return (
@@ -120,7 +120,7 @@ def _apart(job: Job) -> str:
     )
 
 
-def prepare(spec: JobSpec, examined: Examine | None = None) -> Job:
+def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
     `examined` creates it, by default in this process; `marless.fleet.examining` does so in one of its own.
@@ -148,7 +148,7 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> Job:
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     if isinstance(spec.schedule, StellarisConfig):
         _check_asynchronous(spec)
-    return Job(
+    return PreparedJob(
         spec=spec,
         spaces=spaces,
         can_be_saved=can_be_saved,

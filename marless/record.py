@@ -20,7 +20,7 @@ FEWEST_MACHINES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Returns:
+class EpisodeReturns:
     """Undiscounted episode returns. "Per agent" means averaged over the agents of an episode."""
 
     episodes: int
@@ -47,16 +47,16 @@ class Evaluation:
     """Number of rounds trained."""
     env_steps: int
     """Env steps sampled for training."""
-    returns: Returns
+    returns: EpisodeReturns
 
 
-def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
+def returns_of(actors: Iterable[EpisodeSums]) -> EpisodeReturns | None:
     """Combine the returns of all actors' episodes; None if no episode ended."""
     known = Sums.of(list(actors))
     if not known.episodes:
         return None
     means = {agent: total / known.episodes for agent, total in sorted(known.return_sum.items())}
-    return Returns(
+    return EpisodeReturns(
         episodes=known.episodes,
         mean=sum(means.values()) / len(means),
         per_agent=means,
@@ -227,9 +227,9 @@ class RoundRecord:
     started_s: float
     ended_s: float
     phases: PhaseSeconds
-    returns: Returns | None
+    returns: EpisodeReturns | None
     """Returns of the exploring policies during sampling; None if no episode ended in this round."""
-    evaluation: Returns | None
+    evaluation: EpisodeReturns | None
     """Returns of the greedy policies that this round published, if it evaluated them itself; see `evaluations`."""
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise if the
@@ -279,7 +279,7 @@ class RoundRecord:
         return *earlier, Evaluation(rounds=self.round + 1, env_steps=self.env_steps, returns=self.evaluation)
 
     @property
-    def newest_evaluation(self) -> Returns | None:
+    def newest_evaluation(self) -> EpisodeReturns | None:
         """The returns of the newest policies that this round evaluated; None if it evaluated none."""
         return self.evaluations[-1].returns if self.evaluations else None
 
@@ -307,7 +307,7 @@ class RoundRecord:
         return json.dumps(data, separators=(",", ":"), default=vars)  # `asdict` takes five times as long
 
 
-def _with_headline(returns: Returns) -> dict[str, object]:
+def _with_headline(returns: EpisodeReturns) -> dict[str, object]:
     return vars(returns) | {"return": returns.mean, "win_rate": returns.win_rate}
 
 
@@ -320,8 +320,8 @@ class Summary:
     reason: str
     rounds: int
     env_steps: int
-    greedy: Returns | None
-    random: Returns | None
+    greedy: EpisodeReturns | None
+    random: EpisodeReturns | None
     wall_s: float
     """Training time in seconds, as `stop.wall_s` counts it: see `RoundRecord.spent_s`."""
     elapsed_s: float

@@ -17,13 +17,13 @@ from marless.record import (
     AggregationRecord,
     Decision,
     Distances,
+    EpisodeReturns,
     Evaluation,
     GradientRecord,
     GroupRecord,
     InvocationRecord,
     LaneRecord,
     PhaseSeconds,
-    Returns,
     RoundRecord,
 )
 
@@ -94,7 +94,7 @@ def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: J
     """Construct a part of a record; raises TypeError for a field that is missing, unknown, of the wrong type, or NaN or
     infinite, and for times and counts beyond `MAX_COUNT`, with which costs cannot be computed.
     """
-    most = math.inf if kind is Returns else MAX_COUNT
+    most = math.inf if kind is EpisodeReturns else MAX_COUNT
     part = kind(**data)
     for name, types in _scalars(kind):
         value: Any = getattr(part, name)  # Any: JSON
@@ -124,12 +124,12 @@ def _texts(data: list[Any]) -> tuple[str, ...]:  # Any: JSON
     return tuple(data)
 
 
-def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
+def _returns(data: dict[str, Any] | None) -> EpisodeReturns | None:  # Any: JSON
     if data is None:
         return None
     kept = {name: data[name] for name in ("episodes", "mean", "standard_error")}
     wins = data.get("wins")  # missing in older records
-    found = _made(Returns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
+    found = _made(EpisodeReturns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
     if found.episodes < 1 or not (wins is None or (isinstance(wins, int) and 0 <= wins <= found.episodes)):
         raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")
     return found

@@ -21,7 +21,7 @@ from marless.rpc.redis_program import find_binary
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.param_store.__main__ import build
-from services.param_store.config import Config
+from services.param_store.config import ParamStoreConfig
 from services.param_store.redis_server import RedisOptions
 from tests import certificates
 from tests.templates import SCRIPTED, Templates, shared_templates
@@ -92,14 +92,14 @@ def job(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store_config(redis_url: str, tmp_path: Path) -> Config:
+def store_config(redis_url: str, tmp_path: Path) -> ParamStoreConfig:
     """How the store of this test is run."""
     server = ServerOptions(f"unix:{tmp_path}/store.sock", Security())
-    return Config(server, RedisOptions(url=redis_url), keep=KEEP, intake_bytes=2**26)
+    return ParamStoreConfig(server, RedisOptions(url=redis_url), keep=KEEP, intake_bytes=2**26)
 
 
 @pytest.fixture
-async def store_address(store_config: Config) -> AsyncIterator[str]:
+async def store_address(store_config: ParamStoreConfig) -> AsyncIterator[str]:
     """Address of a parameter store in this process."""
     async with serving(store_config.server, lambda address: build(store_config, address)) as address:
         yield address

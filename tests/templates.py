@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marless.fleet import environment
-from marless.fleet.launchers.base import Launcher, Options, Program
-from marless.fleet.launchers.forking import Template
+from marless.fleet.launchers.base import Launcher, Options, WorkerProgram
+from marless.fleet.launchers.forking import TemplateProcess
 from marless.fleet.launchers.local import LocalLauncher
 
 SCRIPTED = Path(__file__).parent / "faults" / "witness"
@@ -23,14 +23,14 @@ LONGEST = ("x" * 2000,)
 class Templates:
     """One of each kind of worker; each starts when it is first used."""
 
-    actors: Template
-    learners: Template
+    actors: TemplateProcess
+    learners: TemplateProcess
 
-    def actor_launcher(self, program: Program, _options: Options) -> Launcher:
+    def actor_launcher(self, program: WorkerProgram, _options: Options) -> Launcher:
         """Makes a launcher of actor workers."""
         return LocalLauncher(program, shared=self.actors)
 
-    def learner_launcher(self, program: Program, _options: Options) -> Launcher:
+    def learner_launcher(self, program: WorkerProgram, _options: Options) -> Launcher:
         """Makes a launcher of learner workers."""
         return LocalLauncher(program, shared=self.learners)
 
@@ -40,8 +40,8 @@ def shared_templates(**variables: str) -> Iterator[Templates]:
     """Templates whose workers have these environment variables; they end with the context."""
     inherited = environment.inherited(os.environ) | variables
     templates = Templates(
-        Template("services.actor_pool.worker", LONGEST, inherited | environment.ACTOR),
-        Template("services.learner_pool.worker", LONGEST, inherited | environment.learner(1)),
+        TemplateProcess("services.actor_pool.worker", LONGEST, inherited | environment.ACTOR),
+        TemplateProcess("services.learner_pool.worker", LONGEST, inherited | environment.learner(1)),
     )
     yield templates
     templates.actors.end()

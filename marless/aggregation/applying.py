@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from marless.aggregation.adam import adam_, clip_norm_
 from marless.aggregation.arrays import Matrices
-from marless.aggregation.net_step import NetStep, Returns
+from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.aggregation.units import rescale_, updated_moments
 from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError
@@ -170,7 +170,7 @@ class _Net:
         if step.target_steps is not None and self.count % step.target_steps == 0:
             self.target = self.flat.copy()
 
-    def _follow(self, batch_K3: NDArray[np.float64], returns: Returns) -> None:
+    def _follow(self, batch_K3: NDArray[np.float64], returns: ReturnScale) -> None:
         assert self.moments is not None
         before, self.moments = self.moments, updated_moments(self.moments, batch_K3, returns.decay)
         if returns.popart:

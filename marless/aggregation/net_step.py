@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Returns:
+class ReturnScale:
     """How a critic's units follow the returns of a batch, before its step."""
 
     decay: float
@@ -24,7 +24,7 @@ class NetStep:
     """Adam's ε."""
     max_grad_norm: float
     """Limit of the gradient's L2 norm."""
-    returns: Returns | None = None
+    returns: ReturnScale | None = None
     """For critics with normalised values; their gradients then have `prefix.returns`."""
     target_steps: int | None = None
     """Steps between two copies of the net to its target network, `prefix.target`; None if it has none."""

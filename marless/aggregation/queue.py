@@ -1,7 +1,7 @@
 """The queue of gradients of one scope, as a bounded state machine without clock, randomness or I/O.
 
 What happens to a queue is a sequence of events: a gradient arrives, a learner ends without one, gradients are lost.
-Each event gives a new `Queue` and, if the rule says so, an `Aggregation` of all that wait. So equal events in equal
+Each event gives a new `Queue` and, if the rule says so, an `GradientBatch` of all that wait. So equal events in equal
 order give equal aggregations, which is what recovery and replay rest on.
 """
 
@@ -28,7 +28,7 @@ it is not of the queue's scope."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradient:
+class QueuedGradient:
     """A gradient that a learner has computed; its arrays are kept elsewhere, under its id."""
 
     id: str
@@ -47,13 +47,13 @@ class Gradient:
 class Weighted:
     """A gradient of an aggregation."""
 
-    gradient: Gradient
+    gradient: QueuedGradient
     staleness: int
     weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregation:
+class GradientBatch:
     """Gradients that make the next version together."""
 
     clock: int
@@ -95,7 +95,7 @@ class Queue:
     scope: str
     clock: int = 0
     """Clock of the newest version."""
-    waiting: tuple[Gradient, ...] = ()
+    waiting: tuple[QueuedGradient, ...] = ()
     """In order of arrival."""
     done: frozenset[tuple[int, str]] = frozenset()
     """(clock, id) of gradients that were applied, as long as a repetition of them would not be too stale."""
@@ -108,16 +108,16 @@ class Queue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class QueueOutcome:
     """What follows from an event."""
 
     queue: Queue
-    aggregation: Aggregation | None = None
+    aggregation: GradientBatch | None = None
     refused: Refusal | None = None
 
 
 @dataclass(frozen=True)
-class Aggregator:
+class GradientQueue:
     """The transitions of queues under one rule.
 
     `under_way` has, for each learner of the scope that is under way, the clock of the version that it computes from;
@@ -126,21 +126,21 @@ class Aggregator:
 
     config: AggregationConfig
 
-    def arrive(self, queue: Queue, gradient: Gradient, under_way: Sequence[int]) -> Outcome:
+    def arrive(self, queue: Queue, gradient: QueuedGradient, under_way: Sequence[int]) -> QueueOutcome:
         """A gradient has arrived. It is taken at most once, whatever is repeated; refusals are counted."""
         if refused := self._refusal(queue, gradient):
             counts = replace(queue.counts, **{refused: getattr(queue.counts, refused) + 1})
             return replace(self.ended(replace(queue, counts=counts), under_way), refused=refused)
         return self.ended(replace(queue, waiting=(*queue.waiting, gradient)), under_way)
 
-    def ended(self, queue: Queue, under_way: Sequence[int]) -> Outcome:
+    def ended(self, queue: Queue, under_way: Sequence[int]) -> QueueOutcome:
         """A learner is not under way any more, with or without a gradient: decide about those that wait."""
         because = self._because(queue, under_way) if queue.waiting else None
-        return Outcome(queue=queue) if because is None else self._aggregated(queue, because)
+        return QueueOutcome(queue=queue) if because is None else self._aggregated(queue, because)
 
-    def release(self, queue: Queue) -> Outcome:
+    def release(self, queue: Queue) -> QueueOutcome:
         """Aggregate what waits, whatever the rule says: nothing more will come, or everything waits for a version."""
-        return self._aggregated(queue, "released") if queue.waiting else Outcome(queue=queue)
+        return self._aggregated(queue, "released") if queue.waiting else QueueOutcome(queue=queue)
 
     def discard(self, queue: Queue, ids: Collection[str]) -> Queue:
         """Take waiting gradients out that cannot be applied, e.g. of a policy that no group has; they count as lost.
@@ -163,7 +163,7 @@ class Aggregator:
         formula = printed_bound if config.bound == "printed" else authors_bound
         return formula(queue.record, config.decay, k)
 
-    def _refusal(self, queue: Queue, gradient: Gradient) -> Refusal | None:
+    def _refusal(self, queue: Queue, gradient: QueuedGradient) -> Refusal | None:
         if gradient.scope != queue.scope:
             return "other_scope"
         if gradient.clock > queue.clock:
@@ -195,9 +195,9 @@ class Aggregator:
             return bound is None or _mean([queue.clock - each.clock for each in queue.waiting]) <= bound
         return not under_way
 
-    def _aggregated(self, queue: Queue, because: Because) -> Outcome:
+    def _aggregated(self, queue: Queue, because: Because) -> QueueOutcome:
         config, clock = self.config, queue.clock
-        found = Aggregation(
+        found = GradientBatch(
             clock=clock,
             gradients=tuple(
                 Weighted(gradient=each, staleness=clock - each.clock, weight=self._weight(clock - each.clock))
@@ -216,9 +216,9 @@ class Aggregator:
             aggregations=queue.aggregations + 1,
             counts=replace(queue.counts, applied=queue.counts.applied + len(queue.waiting)),
         )
-        return Outcome(queue=self._recorded(after, found), aggregation=found)
+        return QueueOutcome(queue=self._recorded(after, found), aggregation=found)
 
-    def _recorded(self, queue: Queue, found: Aggregation) -> Queue:
+    def _recorded(self, queue: Queue, found: GradientBatch) -> Queue:
         """The queue with δ_max, as long as its first round lasts."""
         config = self.config
         if not isinstance(config, StellarisRule) or queue.first_round is not None:

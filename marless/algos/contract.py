@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from marless.algos.algorithm import Algorithm, AlgorithmConfig, scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
-from marless.algos.synthetic_job import CASES, ROUNDS, SEED, Round, SyntheticJob
+from marless.algos.synthetic_job import CASES, ROUNDS, SEED, SyntheticJob, SyntheticRound
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
@@ -107,7 +107,7 @@ class _Trial:
         self.scopes = scopes(self.algorithm, self.config, self.job.spaces)
         self._learners = {scope.index: self._learner(scope, self._replay(scope)) for scope in self.scopes}
 
-    def train(self, number: int, round_: Round, where: str, *, again: bool = True) -> None:
+    def train(self, number: int, round_: SyntheticRound, where: str, *, again: bool = True) -> None:
         """Train one round with all learners; with `again`, repeat each update as after a crash."""
         trajectories = self._sampled(number, round_, where)
         for scope in self.scopes:
@@ -144,7 +144,7 @@ class _Trial:
                     other, name, learner.state(name), f"{where}: by `gradients` and `apply`, not by `update`,"
                 )
 
-    def _sampled(self, number: int, round_: Round, where: str) -> list[Trajectory]:
+    def _sampled(self, number: int, round_: SyntheticRound, where: str) -> list[Trajectory]:
         """A round's trajectories; first makes the missing states that its update starts from."""
         for scope in self.scopes:
             learner = self._learners[scope.index]

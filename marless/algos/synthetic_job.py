@@ -47,7 +47,7 @@ _MEASURED = Measure(
 
 
 @dataclass(frozen=True)
-class Round:
+class SyntheticRound:
     """The settings of one round."""
 
     walkers: tuple[Group, ...]
@@ -57,11 +57,11 @@ class Round:
     measure: Measure = field(default_factory=Measure)
 
 
-ROUNDS: tuple[Round, ...] = (
-    Round(_APART, measure=_MEASURED),
-    Round(_TOGETHER),
-    Round(_TOGETHER, drawn=True),
-    Round(_SPLIT),
+ROUNDS: tuple[SyntheticRound, ...] = (
+    SyntheticRound(_APART, measure=_MEASURED),
+    SyntheticRound(_TOGETHER),
+    SyntheticRound(_TOGETHER, drawn=True),
+    SyntheticRound(_SPLIT),
 )
 """The rounds of a job: agents train separately, share a policy for two rounds, and split, each with a copy of it."""
 
@@ -79,7 +79,7 @@ class SyntheticJob:
         samples = ACTORS * COPIES * STEPS
         return Setting(spaces=self.spaces, model=self.model, samples=samples, steps=STEPS, memory_bytes=2**30)
 
-    def groups(self, round_: Round) -> tuple[Group, ...]:
+    def groups(self, round_: SyntheticRound) -> tuple[Group, ...]:
         """The groups of all classes in a round."""
         others = (agent for c in self.spaces.classes for agent in c.agents if agent not in _WALKERS)
         return (*(Group(agent, (agent,)) for agent in others), *round_.walkers)
@@ -89,7 +89,9 @@ class SyntheticJob:
         agents = {agent for c in scope.agent_classes(self.spaces) for agent in c.agents}
         return tuple(group for group in groups if group.agents[0] in agents)
 
-    def inputs(self, number: int, scope: Scope, round_: Round, trajectories: Sequence[Trajectory]) -> RoundInput:
+    def inputs(
+        self, number: int, scope: Scope, round_: SyntheticRound, trajectories: Sequence[Trajectory]
+    ) -> RoundInput:
         """The inputs of a scope's update."""
         return RoundInput(
             round=number,
@@ -101,7 +103,9 @@ class SyntheticJob:
             measure=round_.measure,
         )
 
-    def sample(self, round_: Round, number: int, states: Mapping[str, PolicyState], state: bool) -> list[Trajectory]:
+    def sample(
+        self, round_: SyntheticRound, number: int, states: Mapping[str, PolicyState], state: bool
+    ) -> list[Trajectory]:
         """The trajectories of a round's actors; raises CorruptError or ValueError for invalid states or actions."""
         schema = TrajectorySchema(self.spaces, STEPS, COPIES, state)
         sampled = []
@@ -112,7 +116,7 @@ class SyntheticJob:
             sampled.append(trajectory)
         return sampled
 
-    def play(self, round_: Round, states: Mapping[str, PolicyState]) -> None:
+    def play(self, round_: SyntheticRound, states: Mapping[str, PolicyState]) -> None:
         """Run the policies of a round's update greedily; raises as `sample` does."""
         play(
             SyntheticEnv(self.spaces, COPIES),
@@ -121,7 +125,9 @@ class SyntheticJob:
             seed=SEED,
         )
 
-    def _policies(self, round_: Round, states: Mapping[str, PolicyState], *, trained: bool) -> list[ActingPolicies]:
+    def _policies(
+        self, round_: SyntheticRound, states: Mapping[str, PolicyState], *, trained: bool
+    ) -> list[ActingPolicies]:
         """The policies that the round's update starts from or, if `trained`, has made."""
         owners = {
             agent: states[group.policy if trained else group.start]

@@ -18,7 +18,7 @@ from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.pricing.charges import Charge
 from marless.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
 from marless.pricing.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
-from marless.pricing.usage import ACTOR, STARTED, WHOLE, Use
+from marless.pricing.usage import ACTOR, STARTED, WHOLE, FunctionUse
 from marless.record import RoundRecord
 
 
@@ -56,10 +56,10 @@ class Clock:
         return -(-self._spent_us // 1000)
 
 
-class Meter(Protocol):
+class ChargeMeter(Protocol):
     """Computes the charges of a backend, round by round."""
 
-    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
+    def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
         """The charges for the next round."""
         ...
 
@@ -84,8 +84,8 @@ class LambdaMeter:
         self._for_actors = per_gb_s(rates.provisioned) if self._provisioned else self._on_demand
         self._request = Rate.per(own.request, 1)
 
-    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
-        """See `Meter`."""
+    def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
+        """See `ChargeMeter`."""
         for use in uses:
             memory_mb = lambda_memory_mb(FunctionSize(vcpus=use.vcpus, memory_mb=use.memory_mb), self._prices)
             rate = self._for_actors if use.function in WHOLE else self._on_demand
@@ -151,8 +151,8 @@ class FargateMeter:
         self._actors = Slots(_container(functions.actor, prices), prices.fargate.minimum_s, prices.keep_alive_s)
         self._learners = Slots(_container(functions.learner, prices), prices.fargate.minimum_s, prices.keep_alive_s)
 
-    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
-        """See `Meter`."""
+    def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
+        """See `ChargeMeter`."""
         learners = learners_at_once(uses)
         if span.interrupted:
             self._actors.keep(_kept_actors(record))
@@ -177,8 +177,8 @@ class Ec2Meter:
         self._machine = prices.instance(prices.ec2.instance)
         self._machines = Slots(per_h(self._machine.usd_h), prices.ec2.minimum_s, prices.keep_alive_s)
 
-    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
-        """See `Meter`."""
+    def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
+        """See `ChargeMeter`."""
         need = need_of(record, uses, self._functions) | _during_update(record, uses, self._functions)
         count = machines(need, self._machine)
         if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners_at_once(uses)):
@@ -215,7 +215,7 @@ class Need:
         return Need(max(self.vcpus, other.vcpus), max(self.memory_mb, other.memory_mb))
 
 
-def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
+def need_of(record: RoundRecord, uses: Sequence[FunctionUse], functions: FunctionsSpec) -> Need:
     """The capacity for all actors of a round, or all its learner functions: the larger of vCPUs, and of memory.
 
     An evaluation during the update is not counted beside the learners: it can wait for their room.
@@ -224,7 +224,7 @@ def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) 
     return _capacity(functions, actors=actors) | _capacity(functions, learners=learners)
 
 
-def _during_update(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
+def _during_update(record: RoundRecord, uses: Sequence[FunctionUse], functions: FunctionsSpec) -> Need:
     """The capacity for all functions that ran during the update: learners, actors of the next round, and an evaluation
     of earlier policies.
     """
@@ -250,7 +250,7 @@ def actors_at_once(record: RoundRecord) -> int:
     return max(record.actors, beside, len(evaluations) - sum(evaluations))
 
 
-def learners_at_once(uses: Sequence[Use]) -> list[Use]:
+def learners_at_once(uses: Sequence[FunctionUse]) -> list[FunctionUse]:
     """Functions that train in a round; each occupies a container until all have finished. Other functions reuse those.
 
     Critics, mixers and policies that depend on one another wait in each gradient step, so no container is free earlier.
@@ -270,7 +270,7 @@ def machines(need: Need, machine: InstancePrice) -> int:
     return max(math.ceil(need.vcpus / machine.vcpus), math.ceil(need.memory_mb / GB_MB / machine.memory_gb))
 
 
-def meter(functions: FunctionsSpec, prices: Prices) -> Meter:
+def meter(functions: FunctionsSpec, prices: Prices) -> ChargeMeter:
     """The meter of the selected backend; raises SpecError for functions that it cannot run, and for a missing price."""
     check_sizes(functions, prices)
     match prices.backend:

@@ -20,7 +20,7 @@ from marless.pricing import charges
 from marless.pricing.charges import ALL, Accounting, Charge
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
-from marless.pricing.usage import Use, usage
+from marless.pricing.usage import FunctionUse, usage
 from marless.record import RoundRecord
 from marless.schedules.registry import made
 from marless.spec import JobSpec
@@ -84,7 +84,7 @@ class Ledger:
         return cost
 
     def _charges(
-        self, accounting: Accounting, record: RoundRecord, uses: Sequence[Use], span: Span
+        self, accounting: Accounting, record: RoundRecord, uses: Sequence[FunctionUse], span: Span
     ) -> tuple[Charge, ...]:
         match accounting:
             case "paper":

@@ -36,7 +36,7 @@ _NOT_KEPT = ("owner.lock", "store")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BucketPart:
     """An object that is written once: a file of the run folder, or a piece of rounds.jsonl."""
 
     change: str
@@ -49,12 +49,12 @@ class Part:
 class Segment:
     """A piece of rounds.jsonl: the lines of consecutive rounds."""
 
-    part: Part
+    part: BucketPart
     rounds: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class RunHead:
     """The contents of head.json."""
 
     owner: str
@@ -69,7 +69,7 @@ class Head:
     """job.json."""
     pending: str = ""
     """pending.json; "" if there is none."""
-    files: Mapping[str, Part] = field(default_factory=dict)
+    files: Mapping[str, BucketPart] = field(default_factory=dict)
     """All other files of the run folder, by path."""
     segments: tuple[Segment, ...] = ()
     """The first lines of rounds.jsonl."""
@@ -92,7 +92,7 @@ class Head:
         pieces = {place.key(key_of(ROUNDS, segment.part)) for segment in self.segments}
         return pieces | {place.key(key_of(path, part)) for path, part in self.files.items()}
 
-    def same_content(self, other: Head) -> bool:
+    def same_content(self, other: RunHead) -> bool:
         """True if both hold the same run folder, whoever wrote them."""
         return replace(self, owner=other.owner, holder=other.holder, serial=other.serial) == other
 
@@ -101,7 +101,7 @@ class Head:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
-    def parse(cls, data: bytes, where: str) -> Head:
+    def parse(cls, data: bytes, where: str) -> RunHead:
         """Read the object's bytes, which are untrusted; raises CorruptError."""
         try:
             held: dict[str, Any] = json.loads(data)  # Any: JSON
@@ -118,17 +118,17 @@ class Head:
 _ROUND = re.compile(r"checkpoints/round-(\d{6,12})/manifest\.json")
 
 
-def key_of(path: str, part: Part) -> str:
+def key_of(path: str, part: BucketPart) -> str:
     """The key of a part in the prefix of its job."""
     return f"{part.change}/{path}"
 
 
-def without(head: Head, paths: set[str]) -> Head:
+def without(head: RunHead, paths: set[str]) -> RunHead:
     """The head without these files."""
     return replace(head, files={path: part for path, part in head.files.items() if path not in paths})
 
 
-def _checked(head: Head) -> Head:
+def _checked(head: RunHead) -> RunHead:
     texts = (head.owner, head.holder, head.status, head.pending)
     if not all(isinstance(text, str) for text in texts) or not isinstance(head.deleted, bool):
         raise TypeError(head)
@@ -150,8 +150,8 @@ def _path(path: str) -> str:
     return path
 
 
-def _part(held: dict[str, Any]) -> Part:  # Any: JSON
-    part = Part(**held)
+def _part(held: dict[str, Any]) -> BucketPart:  # Any: JSON
+    part = BucketPart(**held)
     if not _CHANGE.fullmatch(part.change) or not _DIGEST.fullmatch(part.sha256):
         raise ValueError(held)
     _whole(part.bytes, MOST_PART_BYTES)

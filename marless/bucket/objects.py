@@ -29,7 +29,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedObject:
     """An object in a list."""
 
     key: str
@@ -58,7 +58,7 @@ class Objects(Protocol):
         """Replace an object whose tag is `etag`, and return its new tag; raises ConflictError if it has another tag, or
         does not exist."""
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[ListedObject]:
         """All objects whose keys start with `prefix`, by key."""
 
     def folders(self, prefix: str) -> Iterator[str]:

@@ -24,8 +24,8 @@ from marless.bucket.head import (
     MOST_HEAD_BYTES,
     MOST_PART_BYTES,
     ROUNDS,
-    Head,
-    Part,
+    BucketPart,
+    RunHead,
     Segment,
     is_path,
     key_of,
@@ -110,16 +110,16 @@ def copy(objects: Objects, place: Address, target: Path, choice: Choice) -> None
                 raise
 
 
-def read_head(objects: Objects, place: Address) -> Head | None:
+def read_head(objects: Objects, place: Address) -> RunHead | None:
     """The head of the run folder at a place; None if there is none."""
     with suppress(NotFoundError):
         held = objects.get(place.key(HEAD), MOST_HEAD_BYTES)
-        head = Head.parse(held.data, f"{place}/{HEAD}") if held else None
+        head = RunHead.parse(held.data, f"{place}/{HEAD}") if held else None
         return None if head and head.deleted else head
     return None
 
 
-def restore(objects: Objects, place: Address, head: Head, folder: Path, choice: Choice = everything) -> None:
+def restore(objects: Objects, place: Address, head: RunHead, folder: Path, choice: Choice = everything) -> None:
     """Make a directory hold the chosen files of a head. Those that are there already are not copied again.
 
     Raises CorruptError for an object that differs from its digest, NotFoundError for one that is missing, OSError.
@@ -139,7 +139,7 @@ def restore(objects: Objects, place: Address, head: Head, folder: Path, choice: 
     partial.replace(folder / STATUS)
 
 
-def restore_whole(objects: Objects, place: Address, head: Head, folder: Path) -> None:
+def restore_whole(objects: Objects, place: Address, head: RunHead, folder: Path) -> None:
     """As `restore` of everything; and pending.json, start/ and checkpoints that are not in the head are removed.
 
     What a head never holds, such as logs, stays, and so does what is no checkpoint. Raises the errors of `restore`.
@@ -160,7 +160,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _bring(objects: Objects, place: Address, folder: Path, path: str, part: Part) -> None:
+def _bring(objects: Objects, place: Address, folder: Path, path: str, part: BucketPart) -> None:
     target = folder / path
     if target.is_file() and target.stat().st_size == part.bytes and digest(target) == part.sha256:
         return
@@ -174,7 +174,7 @@ def _bring(objects: Objects, place: Address, folder: Path, path: str, part: Part
     partial.replace(target)
 
 
-def _bring_rounds(objects: Objects, place: Address, head: Head, target: Path) -> None:
+def _bring_rounds(objects: Objects, place: Address, head: RunHead, target: Path) -> None:
     """Write rounds.jsonl; pieces that the present one begins with are taken from there."""
     partial = target.with_name(f"{target.name}.partial")
     with partial.open("wb") as file:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marless.bucket.address import Address
-from marless.bucket.objects import Held, Listed
+from marless.bucket.objects import Held, ListedObject
 from marless.errors import (
     ConflictError,
     CorruptError,
@@ -116,10 +116,10 @@ class S3Objects:
         except NotFoundError as error:
             raise ConflictError(str(error)) from None
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[ListedObject]:
         """All objects whose keys start with `prefix`, by key."""
         for page in self._pages(prefix):
-            yield from (Listed(each["Key"], each["Size"]) for each in page.get("Contents", ()))
+            yield from (ListedObject(each["Key"], each["Size"]) for each in page.get("Contents", ()))
 
     def folders(self, prefix: str) -> Iterator[str]:
         """What follows `prefix` in keys up to their next slash, each once."""

@@ -39,7 +39,7 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security
 
 MODULE = "marless.cli.background"
-"""The supervisor's module; its only argument is a `Settings`."""
+"""The supervisor's module; its only argument is a `StackSettings`."""
 START_S = 120.0
 DOWN_S = 5 * STOP_S
 _POLL_S = 0.02
@@ -47,7 +47,7 @@ _log = structlog.get_logger("marless.supervisor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class StackSettings:
     """Settings of a stack in the background; other options of its services are MARLESS_* variables."""
 
     runs: Path
@@ -87,7 +87,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RunningStack:
     """A running stack: the contents of stack.json."""
 
     pid: int
@@ -145,14 +145,14 @@ class StackFolder:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
             module, settings = Path(f"/proc/{standing.pid}/cmdline").read_bytes().split(b"\0")[-3:-1]
-            if module == MODULE.encode() and Settings.from_json(settings.decode()).runs == self.path.parent:
+            if module == MODULE.encode() and StackSettings.from_json(settings.decode()).runs == self.path.parent:
                 return standing.pid
         return None
 
-    def read(self) -> Standing | None:
+    def read(self) -> RunningStack | None:
         """The contents of stack.json, which may be outdated; None if it cannot be read."""
         try:
-            return Standing(**json.loads(regular_files.read(self._file, MAX_SMALL_BYTES)))
+            return RunningStack(**json.loads(regular_files.read(self._file, MAX_SMALL_BYTES)))
         except (MarlessError, ValueError, TypeError, RecursionError):
             return None
 
@@ -164,12 +164,12 @@ class StackFolder:
         """What the parameter store has warned of since it was started."""
         return Log(self.logs / "param_store.log").advice()
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> RunningStack | None:
         """The stack, if it is running and serving."""
         standing = self.read()
         return standing if standing and standing.pid == self.supervisor() else None
 
-    def write(self, standing: Standing) -> None:
+    def write(self, standing: RunningStack) -> None:
         """Replace stack.json."""
         partial = self._file.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(standing)), encoding="utf-8")
@@ -180,7 +180,7 @@ class StackFolder:
         self._file.unlink(missing_ok=True)
 
 
-def up(settings: Settings) -> tuple[Standing, bool]:
+def up(settings: StackSettings) -> tuple[RunningStack, bool]:
     """Start the stack unless it is running, and wait until it serves; returns it, and whether it was running before.
 
     Raises SpecError for invalid settings, UnavailableError with the reason if it cannot be started.
@@ -227,7 +227,7 @@ def down(runs: Path) -> bool:
     return True
 
 
-async def supervise(settings: Settings) -> None:
+async def supervise(settings: StackSettings) -> None:
     """Run the services until a signal arrives; raises as `LocalStack`, and UnavailableError for one
     that keeps dying.
     """
@@ -255,7 +255,7 @@ async def supervise(settings: Settings) -> None:
             await asyncio.wait([failing, stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
-                folder.write(Standing(pid=os.getpid(), coordinator=stack.coordinator, version=version("marless")))
+                folder.write(RunningStack(pid=os.getpid(), coordinator=stack.coordinator, version=version("marless")))
                 _log.info("serving", coordinator=stack.coordinator)
                 await asyncio.wait([failing, stopping], return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
@@ -267,7 +267,7 @@ async def supervise(settings: Settings) -> None:
             await asyncio.gather(failing, stopping, serving, return_exceptions=True)
 
 
-def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
+def _spawn(settings: StackSettings, folder: StackFolder) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, so that it outlives this command and its terminal."""
     try:
         private_files.directory(folder.logs)
@@ -287,7 +287,7 @@ def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(supervise(Settings.from_json(sys.argv[1])))
+        asyncio.run(supervise(StackSettings.from_json(sys.argv[1])))
     except MarlessError as gone:
         print(gone, file=sys.stderr)  # noqa: T201  # the final error message, for people
         sys.exit(1)

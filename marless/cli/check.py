@@ -16,7 +16,7 @@ from marless.errors import SpecError, some_of
 if TYPE_CHECKING:
     from marless.data.trial import Trial
     from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-    from marless.job import Job
+    from marless.job import PreparedJob
     from marless.spec import JobSpec
 
 _LARGE, _SMALL = 30.0, 0.03
@@ -53,7 +53,7 @@ def check(
         say(f"note: {note}")
 
 
-def _examined(spec: JobSpec) -> tuple[Job, Trial]:
+def _examined(spec: JobSpec) -> tuple[PreparedJob, Trial]:
     """The job, and what its environment showed; both from one process, because making one may take seconds."""
     from marless.fleet.examining import examine
     from marless.job import prepare
@@ -70,7 +70,7 @@ def _examined(spec: JobSpec) -> tuple[Job, Trial]:
     return job, played[0]
 
 
-def summary(job: Job) -> list[str]:
+def summary(job: PreparedJob) -> list[str]:
     """What marless sees of a job, in three lines."""
     spaces = job.spaces
     classes = "; ".join(f"{some_of(each.agents)} (class {each.name}): {_spaces_of(each)}" for each in spaces.classes)
@@ -81,7 +81,7 @@ def summary(job: Job) -> list[str]:
     ]
 
 
-def warnings(job: Job, seen: Trial) -> Iterator[str]:
+def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     """What random play showed that may go wrong in training, a sentence each."""
     for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
         largest = max(abs(shown.obs_low), abs(shown.obs_high))
@@ -110,7 +110,7 @@ def warnings(job: Job, seen: Trial) -> Iterator[str]:
         )
 
 
-def _reward_warnings(job: Job, seen: Trial) -> Iterator[str]:
+def _reward_warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     idle = [name for name, agent in zip(job.spaces.agents, seen.agents, strict=True) if not agent.steps]
     if idle:
         yield f"{some_of(idle)} took no part in {seen.env_steps:,} random steps"
@@ -128,7 +128,7 @@ def _reward_warnings(job: Job, seen: Trial) -> Iterator[str]:
         )
 
 
-def _show(job: Job, seen: Trial) -> None:
+def _show(job: PreparedJob, seen: Trial) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -139,7 +139,7 @@ def _show(job: Job, seen: Trial) -> None:
     console().print(table)
 
 
-def _rows(job: Job, seen: Trial) -> Iterator[tuple[str, str]]:
+def _rows(job: PreparedJob, seen: Trial) -> Iterator[tuple[str, str]]:
     spaces = job.spaces
     yield "environment", job.spec.env.name
     for each, shown in zip(spaces.classes, seen.classes, strict=True):
@@ -184,13 +184,13 @@ def _choice(agents: AgentClass, legal: float) -> str:
     return f"; {legal:.0%} of the actions legal on average" if legal < 1 else ""
 
 
-def _masks(job: Job) -> str:
+def _masks(job: PreparedJob) -> str:
     if not job.spaces.masks:
         return "every action is always legal"
     return f"masks of legal actions: {job.spaces.masked_by}" if job.spaces.masked_by else "some actions may be illegal"
 
 
-def _rewards(job: Job) -> str:
+def _rewards(job: PreparedJob) -> str:
     spaces = job.spaces
     kind = {"unknown": "each agent has its own reward", "cooperative": "rewards of one team"}.get(
         spaces.rewards, "rewards of rivals"
@@ -198,7 +198,7 @@ def _rewards(job: Job) -> str:
     return kind + (", and one of the team" if spaces.team_reward else "")
 
 
-def _seen_rewards(job: Job, seen: Trial) -> str:
+def _seen_rewards(job: PreparedJob, seen: Trial) -> str:
     if seen.common_reward and len(seen.agents) > 1:
         first = seen.agents[0]
         return f"seen: the same for all agents, {first.reward_low:.3g} to {first.reward_high:.3g} a step"
@@ -209,7 +209,7 @@ def _seen_rewards(job: Job, seen: Trial) -> str:
     return f"seen a step: {some_of(each)}"
 
 
-def _ends(job: Job) -> str:
+def _ends(job: PreparedJob) -> str:
     spaces = job.spaces
     limit = (
         "episodes of unknown length" if spaces.max_steps is None else f"episodes of up to {spaces.max_steps:,} steps"
@@ -227,7 +227,7 @@ def _seen_ends(seen: Trial) -> str:
     return f"seen: {played}, {seen.truncated:,} cut by a time limit{early}"
 
 
-def _memory(job: Job) -> str:
+def _memory(job: PreparedJob) -> str:
     """What policies remember from step to step, and the bytes that an actor uploads."""
     from marless.job import schema_of
 
@@ -238,7 +238,7 @@ def _memory(job: Job) -> str:
     return f"{remembered}; an actor uploads {upload / _MIB:,.1f} MiB a round"
 
 
-def _training(job: Job) -> str:
+def _training(job: PreparedJob) -> str:
     from marless.sharing.groups import initial_groups
 
     spec, actors = job.spec, job.spec.actors
@@ -250,7 +250,7 @@ def _training(job: Job) -> str:
     )
 
 
-def _document(job: Job, seen: Trial, notes: Sequence[str]) -> dict[str, Any]:  # Any: JSON
+def _document(job: PreparedJob, seen: Trial, notes: Sequence[str]) -> dict[str, Any]:  # Any: JSON
     spaces = asdict(job.spaces)
     for each in spaces["classes"]:  # JSON has no infinite numbers
         bounds = ("low", "high") if "low" in each["action"] else ()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from marless.cli import completion, exits
-from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.cli.options import CoordinatorOptions, JobFileArgument, Output, OutputOption, OverrideOption, positive
 from marless.cli.output import console, data, say, show_object
 from marless.cli.working import Working
 from marless.errors import JobStateError, MarlessError, SpecError, UnavailableError
@@ -45,7 +45,7 @@ class _Asked:
 
 
 def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
-    at: Connection,
+    at: CoordinatorOptions,
     job_file: JobFileArgument,
     presets: Annotated[
         str,
@@ -112,7 +112,7 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
     return shlex.join(words)
 
 
-def _planned(asked: _Asked, at: Connection) -> tuple[Run, ...]:
+def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
     from marless.comparison import document, plan
     from marless.fleet.examining import examined
@@ -134,13 +134,13 @@ def _planned(asked: _Asked, at: Connection) -> tuple[Run, ...]:
     return plan.runs(asked.job, asked.presets, asked.seeds)
 
 
-def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
+def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
     """Make all runs that are not finished yet; if interrupted, print how to continue."""
     import asyncio
 
-    from marless.cli.comparing import InterruptedRunError, Place
+    from marless.cli.comparing import ComparisonFolder, InterruptedRunError
 
-    place = Place((asked.folder / "runs").resolve())
+    place = ComparisonFolder((asked.folder / "runs").resolve())
     missing = [run for run in runs if not place.finished(run)]
     if len(missing) < len(runs):
         say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
@@ -176,11 +176,11 @@ def _how_to_go_on(asked: _Asked) -> str:
 
 def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     from marless import presets as ways
-    from marless.cli.comparing import Place
+    from marless.cli.comparing import ComparisonFolder
     from marless.comparison import plan, table
     from marless.comparison.run_results import figures
 
-    place, specs = Place((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
+    place, specs = ComparisonFolder((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
     found = []
     for run in runs:
         recorded = place.read(run)

@@ -32,7 +32,7 @@ class InterruptedRunError(JobStateError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparisonFolder:
     """The directory with the run folders of a comparison."""
 
     runs: Path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from marless.cli.machines import machine_lines
-from marless.cli.options import Connection, Output, OutputOption
+from marless.cli.options import CoordinatorOptions, Output, OutputOption
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
@@ -30,7 +30,7 @@ PricesOption = Annotated[
 
 
 def cost(
-    at: Connection,
+    at: CoordinatorOptions,
     job: RecordedArgument,
     by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What each line of the table shows.")] = "kind",
     accounting: Annotated[

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marless.cli.costs import dollars
-from marless.cli.options import Connection, Output
+from marless.cli.options import CoordinatorOptions, Output
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, find, from_folder
 from marless.cli.working import Working
@@ -20,8 +20,8 @@ from marless.errors import InternalError, MarlessError, SpecError, UnavailableEr
 
 if TYPE_CHECKING:
     from marless.estimates.calibration import Calibration
-    from marless.estimates.estimate import Course, Estimate, Range
-    from marless.job import Job
+    from marless.estimates.estimate import CostScenario, Estimate, Range
+    from marless.job import PreparedJob
     from marless.pricing.prices import Prices
     from marless.spec import JobSpec
 
@@ -35,14 +35,14 @@ _SAMPLED_ROUNDS, _MOST_SAMPLED_ROUNDS = 10, 2000
 class _Basis:
     """What an estimate is based on."""
 
-    courses: list[Course]
+    courses: list[CostScenario]
     sentences: list[str]
     """The assumptions, as sentences for the user."""
     run: str
     """Job id of the recorded run; "" for a calibration."""
 
 
-def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Output) -> None:
+def estimate(spec: JobSpec, source: str, *, run: str, at: CoordinatorOptions, output: Output) -> None:
     """Validate a job and print its estimate; `run` is a recorded job to base it on, "" to search for one.
 
     Raises SpecError for a job that cannot run or be priced, and for a recorded run of another shape.
@@ -66,7 +66,7 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Ou
     _show(estimates.estimate(spec, basis.courses), spec, basis, output)
 
 
-def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
+def _given(run: str, spec: JobSpec, at: CoordinatorOptions) -> Recorded:
     from marless.estimates.estimate import SHAPE, same_shape
 
     found = find(run, at)
@@ -107,7 +107,7 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
     return _Basis(courses_of_run(found.records, spec, table), sentences, found.job)
 
 
-def _from_calibration(job: Job, table: Prices) -> _Basis:
+def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
     from marless.estimates import forecast
     from marless.estimates.estimate import course, minimum_s
 
@@ -128,7 +128,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     courses = []
     for pace in _paces(job, slots):
 
-        def some(count: int, pace: forecast.Pace = pace) -> Course:
+        def some(count: int, pace: forecast.Pace = pace) -> CostScenario:
             made = forecast.rounds(job, work, min(found.actor_s), pace, count, episode)
             return course(made, spec, table)
 
@@ -139,7 +139,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     return _Basis(courses, _assumptions(found, job, slots), "")
 
 
-def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
+def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
     """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
     from marless.estimates.forecast import Pace
 
@@ -185,7 +185,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
     return from_text(done.stdout)
 
 
-def _assumptions(found: Calibration, job: Job, slots: int) -> list[str]:
+def _assumptions(found: Calibration, job: PreparedJob, slots: int) -> list[str]:
     spec = job.spec
     sentences = [
         f"calibrated on this machine: an actor takes {min(found.actor_s):.3f} s"

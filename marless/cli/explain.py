@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption, positive
+from marless.cli.options import CoordinatorOptions, Output, OutputOption, positive
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.cli.working import Working
@@ -32,7 +32,7 @@ _LONGEST_PATH = 6
 
 
 def explain(
-    at: Connection,
+    at: CoordinatorOptions,
     job: RecordedArgument,
     round_: Annotated[
         int | None,

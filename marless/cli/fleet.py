@@ -16,7 +16,7 @@ from marless.cli.output import console, duration, harmless, say, show_objects
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
-    from marless.fleet.launchers.ec2.left import Machines
+    from marless.fleet.launchers.ec2.left import LeftoverMachines
     from marless.fleet.launchers.engine import Engine
     from marless.fleet.orphans import Orphan
 
@@ -82,7 +82,7 @@ def _containers(engine: Engine | None) -> list[Orphan]:
         return []
 
 
-def _cloud() -> Machines | None:
+def _cloud() -> LeftoverMachines | None:
     """The machines of the group that $MARLESS_LAUNCHER names; None if it names another launcher. Raises SpecError."""
     from marless.fleet.launchers import options
 
@@ -92,10 +92,10 @@ def _cloud() -> Machines | None:
     from marless.fleet.launchers.ec2 import left, settings
 
     settings.check_installed()
-    return left.Machines(settings.read("services.actor_pool.worker", choice.options))
+    return left.LeftoverMachines(settings.read("services.actor_pool.worker", choice.options))
 
 
-def _of_cloud(cloud: Machines | None) -> list[Orphan]:
+def _of_cloud(cloud: LeftoverMachines | None) -> list[Orphan]:
     try:
         return cloud.of_dead_pools() if cloud else []
     except UnavailableError as error:
@@ -103,7 +103,7 @@ def _of_cloud(cloud: Machines | None) -> list[Orphan]:
         return []
 
 
-def _end(cloud: Machines, machines: Sequence[Orphan]) -> None:
+def _end(cloud: LeftoverMachines, machines: Sequence[Orphan]) -> None:
     try:
         cloud.end(machines)
     except UnavailableError as error:
@@ -116,14 +116,14 @@ def _show(found: Sequence[Orphan], output: Output) -> None:
     elif not found:
         say("nothing is left of pools that have ended")
     else:
-        from marless.cli.job_table import Column, fitted
+        from marless.cli.job_table import TableColumn, fitted
 
         columns = [
-            Column(title="what", cells=[harmless(each.what) for each in found]),
-            Column(title="launcher", cells=[each.launcher for each in found], goes=2),
-            Column(title="id", cells=[each.id for each in found], right=True),
-            Column(title="pool", cells=[each.pool for each in found], right=True, goes=1),
-            Column(title="age", cells=[duration(each.age_s) for each in found], right=True, goes=3),
+            TableColumn(title="what", cells=[harmless(each.what) for each in found]),
+            TableColumn(title="launcher", cells=[each.launcher for each in found], goes=2),
+            TableColumn(title="id", cells=[each.id for each in found], right=True),
+            TableColumn(title="pool", cells=[each.pool for each in found], right=True, goes=1),
+            TableColumn(title="age", cells=[duration(each.age_s) for each in found], right=True, goes=3),
         ]
         shown = console()
         shown.print(fitted(columns, shown.width))

@@ -19,7 +19,7 @@ _GAP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """One column of a table."""
 
     title: str
@@ -38,8 +38,8 @@ class Column:
 def job_table(jobs: Sequence[Job], width: int) -> Table:
     """A table with one row per job, at most `width` characters wide if the ids permit."""
 
-    def column(title: str, of: Callable[[Job], str], *, goes: int = 0, right: bool = False) -> Column:
-        return Column(title=title, cells=[harmless(of(job)) for job in jobs], right=right, goes=goes)
+    def column(title: str, of: Callable[[Job], str], *, goes: int = 0, right: bool = False) -> TableColumn:
+        return TableColumn(title=title, cells=[harmless(of(job)) for job in jobs], right=right, goes=goes)
 
     columns = [
         column("job", lambda job: job.job),
@@ -56,7 +56,7 @@ def job_table(jobs: Sequence[Job], width: int) -> Table:
     return fitted([each for each in columns if each.title != "won" or any(each.cells)], width)
 
 
-def fitted(columns: Sequence[Column], width: int) -> Table:
+def fitted(columns: Sequence[TableColumn], width: int) -> Table:
     """A table with as many columns as fit; text that is still too long wraps to the next line."""
     from rich.table import Table
 
@@ -73,7 +73,7 @@ def fitted(columns: Sequence[Column], width: int) -> Table:
     return table
 
 
-def _least(column: Column, kept: Sequence[Column]) -> int | None:
+def _least(column: TableColumn, kept: Sequence[TableColumn]) -> int | None:
     """Least width of a column: its full width, except for the first column, which may wrap."""
     return None if column is kept[0] else column.width
 

@@ -19,7 +19,7 @@ from marless import documents
 from marless.bucket.address import is_address
 from marless.cli import exits
 from marless.cli.completion import states
-from marless.cli.options import Connection, JobArgument, JobsArgument, Output, OutputOption, positive, whole
+from marless.cli.options import CoordinatorOptions, JobArgument, JobsArgument, Output, OutputOption, positive, whole
 from marless.cli.output import console, data, log_line, say, show_job, show_jobs
 from marless.cli.working import Working
 from marless.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError, denied
@@ -39,7 +39,7 @@ FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress unti
 Result = TypeVar("Result")
 
 
-class Order(StrEnum):
+class JobOrder(StrEnum):
     """Sort keys of `list`."""
 
     accepted = "accepted"
@@ -55,20 +55,22 @@ class Order(StrEnum):
         """Sort jobs: numbers descending, texts ascending; unknown values come last."""
         field = {"accepted": "accepted_s", "ended": "ended_s"}.get(self.name, self.name)
         known = [job for job in jobs if getattr(job, field) is not None]
-        texts = self in (Order.job, Order.state)
+        texts = self in (JobOrder.job, JobOrder.state)
         known.sort(key=operator.attrgetter(field), reverse=texts is reverse)
         return known + [job for job in jobs if getattr(job, field) is None]
 
 
 def list_(
-    to: Connection,
+    to: CoordinatorOptions,
     state: Annotated[
         list[str], typer.Option(metavar="STATE", help="Only jobs in this state.", autocompletion=states)
     ] = [],  # noqa: B006
     name: Annotated[
         str, typer.Option(metavar="PATTERN", help="Only jobs whose id contains this, or matches it: 'spread-*'.")
     ] = "",
-    sort: Annotated[Order, typer.Option(help="Sort by this: the newest, the highest, or A first.")] = Order.accepted,
+    sort: Annotated[
+        JobOrder, typer.Option(help="Sort by this: the newest, the highest, or A first.")
+    ] = JobOrder.accepted,
     reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     limit: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Only the first N, after sorting.")
@@ -82,26 +84,26 @@ def list_(
         wanted = [JobState.named(each) for each in state]
     except SpecError as error:
         raise SpecError(f"--state: {error}") from None
-    newest = not name and sort is Order.accepted and not reverse
+    newest = not name and sort is JobOrder.accepted and not reverse
     with to.client() as client:
         found = client.list(states=wanted, limit=limit if newest else None)
     show_jobs(sort.of([job for job in found if _matches(job.job, name)], reverse=reverse)[:limit], output)
 
 
-def get(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
+def get(to: CoordinatorOptions, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
     """Show one job, or several."""
     with to.client() as client:
         _show_each(jobs, client.get, output)
 
 
-def watch(to: Connection, job: JobArgument, output: OutputOption = Output.table) -> None:
+def watch(to: CoordinatorOptions, job: JobArgument, output: OutputOption = Output.table) -> None:
     """Show a job's progress until it ends; with -o jsonl, print the record of every round."""
     with to.client() as client:
         follow_job(client, client.get(job), output, past_rounds=ALL if output is Output.jsonl else RECENT_ROUNDS)
 
 
 def logs(
-    to: Connection,
+    to: CoordinatorOptions,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[int, typer.Option(parser=whole, metavar="N", help="Only the last N lines; 0: all.")] = 0,
@@ -116,7 +118,7 @@ def logs(
 
 
 def wait(
-    to: Connection,
+    to: CoordinatorOptions,
     jobs: JobsArgument,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after this long.")] = None,
     output: OutputOption = Output.table,
@@ -135,7 +137,7 @@ def wait(
         end_all(found, timeout, missing=len(found) < len(set(jobs)))
 
 
-def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
+def cancel(to: CoordinatorOptions, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
     """Cancel jobs: each ends after its current round, which is abandoned if it takes longer than 2 s."""
 
     def cancelled(job: str) -> Job:
@@ -151,7 +153,7 @@ def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.tab
 
 
 def resume(
-    to: Connection,
+    to: CoordinatorOptions,
     job: JobArgument,
     override: Annotated[
         list[str],
@@ -171,7 +173,7 @@ def resume(
         show_job(resumed, output)
 
 
-def delete(to: Connection, jobs: JobsArgument) -> None:
+def delete(to: CoordinatorOptions, jobs: JobsArgument) -> None:
     """Delete jobs that have ended, with their run folders and their versions."""
 
     def deleted(job: str) -> None:
@@ -185,7 +187,7 @@ def delete(to: Connection, jobs: JobsArgument) -> None:
 
 
 def download(
-    to: Connection,
+    to: CoordinatorOptions,
     job: JobArgument,
     target: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ from marless import documents
 from marless.cli import exits
 from marless.cli.completion import job_ids
 from marless.cli.jobs import stop_rules
-from marless.cli.options import RUNS, Connection, Output, OutputOption, RunsOption
+from marless.cli.options import RUNS, CoordinatorOptions, Output, OutputOption, RunsOption
 from marless.cli.output import console, data, say, show_object
 from marless.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.cli.working import Working
@@ -26,7 +26,7 @@ SOON_S = 0.4
 
 if TYPE_CHECKING:
     from marless.cli.service_process import Starter
-    from marless.cli.train import Outcome, Show
+    from marless.cli.train import JobOutcome, Show
     from marless.sections import StopSpec
     from marless.spec import JobSpec
 
@@ -69,7 +69,7 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
         raise SpecError("--dry-run estimates a new job: give a job file in place of --resume or --replay")
     if replay and override:
         raise SpecError("--set: a replay has the settings of its run; leave it out")
-    at = Connection("", runs, "")
+    at = CoordinatorOptions("", runs, "")
     if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
         return
     from marless.cli.service_process import ahead
@@ -84,7 +84,7 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
     _report(outcome, output)
 
 
-def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> Outcome:
+def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> JobOutcome:
     from marless import spec as specs
     from marless.cli.check import summary
     from marless.fleet.examining import examined
@@ -105,7 +105,7 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: S
     return _run(spec, job, runs, starter)
 
 
-def _replay(source: str, job: str, runs: Path, at: Connection, starter: Starter) -> Outcome:
+def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, starter: Starter) -> JobOutcome:
     from marless.cli.recorded import find
     from marless.replay import replayed
     from marless.sinks import registry as sinks
@@ -115,7 +115,7 @@ def _replay(source: str, job: str, runs: Path, at: Connection, starter: Starter)
     return _run(replayed(found.spec, found.records), job, runs, starter)
 
 
-def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> Outcome:
+def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> JobOutcome:
     from marless.cli import train as local
 
     job_id = job or local.claim_job_id(spec.name, runs)
@@ -123,7 +123,7 @@ def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> Outcome:
     return _attended(job_id, runs, spec.stop, lambda show: train(show=show))
 
 
-def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> Outcome:
+def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> JobOutcome:
     from marless.cli import train as local
 
     rules = stop_rules(override)
@@ -143,7 +143,7 @@ def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # An
     return None
 
 
-def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], Outcome]) -> Outcome:
+def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], JobOutcome]) -> JobOutcome:
     """Run a job with progress display; if it is interrupted, print how to continue it."""
     import asyncio
 
@@ -168,7 +168,7 @@ def _how_to_go_on(job: str, runs: Path) -> str:
     return f"; `marless train --resume {job}{where}` continues it" if known else ""
 
 
-def _report(outcome: Outcome, output: Output) -> None:
+def _report(outcome: JobOutcome, output: Output) -> None:
     from marless.cli.progress import summary_table
 
     job = outcome.job

@@ -92,7 +92,7 @@ TlsCaOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Connection:
+class CoordinatorOptions:
     """The options that select the coordinator of a command."""
 
     coordinator: str
@@ -110,7 +110,7 @@ def connected(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorator for commands whose first parameter is a Connection: replaces it by the options that select one."""
 
     def run(coordinator: str, runs: Path, tls_ca: str, **own: Any) -> None:  # Any: the command's own parameters
-        verb(Connection(coordinator, runs, tls_ca), **own)
+        verb(CoordinatorOptions(coordinator, runs, tls_ca), **own)
 
     _, *own = inspect.signature(verb, eval_str=True).parameters.values()
     shared = inspect.signature(_connection, eval_str=True).parameters.values()

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from marless.comparison.run_results import Curves, curves
+from marless.comparison.run_results import RunCurves, curves
 from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
 from marless.version_report import busy
@@ -20,7 +20,7 @@ from marless.version_report import busy
 if TYPE_CHECKING:
     from marless.cli.plot import Over
     from marless.cli.recorded import Recorded
-    from marless.comparison.table import Column, Comparison
+    from marless.comparison.table import Comparison, PresetColumn
 
 Axes = Any  # matplotlib has no types
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -122,7 +122,7 @@ def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
         axes.plot(*zip(*greedy, strict=True), marker="o", markersize=3, label=run.job, **style)
 
 
-def _costed(column: Column) -> str:
+def _costed(column: PresetColumn) -> str:
     return f"{column.preset} ({_COST_LABELS[column.counts]})"
 
 
@@ -175,7 +175,7 @@ def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
     idle.set_ylim(0, 1)
 
 
-def _draw_returns(panel: Axes, line: Curves) -> None:
+def _draw_returns(panel: Axes, line: RunCurves) -> None:
     styles: Sequence[tuple[str, Sequence[float | None], Mapping[str, Any]]] = (
         ("while exploring", line.exploring, {"color": _COLOURS[0], "linewidth": 1, "alpha": 0.6}),
         ("greedy evaluation", line.greedy, {"color": _COLOURS[3], "marker": "o", "markersize": 3}),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from marless.cli.completion import job_ids
-from marless.cli.options import Connection
+from marless.cli.options import CoordinatorOptions
 from marless.cli.output import data
 from marless.cli.recorded import find
 from marless.cli.working import Working
@@ -24,7 +24,7 @@ class Over(StrEnum):
 
 
 def plot(
-    at: Connection,
+    at: CoordinatorOptions,
     jobs: Annotated[
         list[str], typer.Argument(metavar="JOB_OR_FOLDER...", help="Job ids or run folders.", autocompletion=job_ids)
     ],

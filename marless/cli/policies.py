@@ -20,9 +20,9 @@ from marless.cli.working import Working
 from marless.errors import SpecError, UnavailableError, denied
 
 if TYPE_CHECKING:
-    from marless.policies.evaluation import Evaluation, Score
+    from marless.policies.evaluation import TeamEvaluation, TeamScore
     from marless.policies.team import Team
-    from marless.record import Returns
+    from marless.record import EpisodeReturns
 
 SourceArgument = Annotated[
     str,
@@ -176,7 +176,7 @@ def _disk() -> Iterator[None]:
         raise UnavailableError(denied(error)) from None
 
 
-def _fields(played: Evaluation, before: Returns | None) -> dict[str, object]:
+def _fields(played: TeamEvaluation, before: EpisodeReturns | None) -> dict[str, object]:
     team, chance = played.team.returns, played.chance.returns
     return {
         "return": team.mean,
@@ -195,7 +195,7 @@ def _fields(played: Evaluation, before: Returns | None) -> dict[str, object]:
     }
 
 
-def _show(played: Evaluation, before: Returns | None) -> None:
+def _show(played: TeamEvaluation, before: EpisodeReturns | None) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -213,11 +213,11 @@ def _show(played: Evaluation, before: Returns | None) -> None:
     console().print(table)
 
 
-def _of(score: Score, agent: str) -> str:
+def _of(score: TeamScore, agent: str) -> str:
     return _measured(score.returns.per_agent[agent], score.standard_errors[agent])
 
 
-def _won(returns: Returns | None) -> str:
+def _won(returns: EpisodeReturns | None) -> str:
     return "" if returns is None or returns.win_rate is None else f"{returns.win_rate:.0%}"
 
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from marless.cli.output import cost, duration, harmless, number, percent
 from marless.cli.working import EVERY_S, QUIET_S
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 
 if TYPE_CHECKING:
     from marless.sections import StopSpec
@@ -96,7 +96,7 @@ class TrainingProgress:
         self._lines = _Lines(console, lambda: self._now, first_s)
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._trained_s = 0.0
-        self._greedy: Returns | None = None
+        self._greedy: EpisodeReturns | None = None
         self._course: deque[tuple[float, float]] = deque(maxlen=_RATE_ROUNDS)
         """For recent rounds: the fraction of the job done, and the seconds of training until then."""
         self._wide = console.width >= _WIDE

@@ -13,12 +13,12 @@ import typer
 from marless import regular_files, shadow
 from marless.bucket.address import is_address
 from marless.cli.completion import job_ids
-from marless.cli.options import Connection
+from marless.cli.options import CoordinatorOptions
 from marless.cli.output import say
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
 from marless.errors import CorruptError, NotFoundError, UnavailableError
 from marless.machine import MACHINES, Kept, kept_from_json
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.record_json import from_json
 from marless.round_file import check_order, read
 
@@ -43,7 +43,7 @@ class Recorded:
     spec: JobSpec
     records: tuple[RoundRecord, ...]
     """All rounds from the first on; empty if they were not read."""
-    random: Returns | None
+    random: EpisodeReturns | None
     """Returns of the random baseline; None if it has not been evaluated yet."""
     state: str
     """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
@@ -51,7 +51,7 @@ class Recorded:
     """Its machines at its end and after it; None while it runs, and for jobs of older versions."""
 
 
-def find(source: str, at: Connection) -> Recorded:
+def find(source: str, at: CoordinatorOptions) -> Recorded:
     """Find a job: in the run folder `source`, in a folder of this name in `at.runs`, else at the coordinator.
 
     If a coordinator was given (`--coordinator`), it is asked instead of `at.runs`. A source s3://... is read from its
@@ -78,7 +78,7 @@ def find(source: str, at: Connection) -> Recorded:
         ) from None
 
 
-def _say_which(source: str, at: Connection) -> None:
+def _say_which(source: str, at: CoordinatorOptions) -> None:
     """If a name is ambiguous, print which job was taken, and how to select the other."""
     if not regular_files.is_there(Path(source) / "job.json"):
         return  # a folder that is no run folder shadows nothing
@@ -106,7 +106,7 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
     return _recorded(str(folder), spec, status, known, kept)
 
 
-def _asked(job: str, at: Connection) -> Recorded:
+def _asked(job: str, at: CoordinatorOptions) -> Recorded:
     with at.client() as client:
         spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
         kept = _kept(lambda: _read(client, job, MACHINES))
@@ -153,7 +153,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
         known = json.loads(status)
         if not (isinstance(known["job"], str) and isinstance(known["state"], str)):
             raise TypeError(known)
-        random = Returns(**known["random"]) if known.get("random") else None
+        random = EpisodeReturns(**known["random"]) if known.get("random") else None
         return Recorded(
             job=known["job"],
             spec=specs.parse_resolved(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),

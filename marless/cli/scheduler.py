@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption, OverrideOption, connected, positive, whole
+from marless.cli.options import CoordinatorOptions, Output, OutputOption, OverrideOption, connected, positive, whole
 from marless.cli.output import console, say, show_object
 from marless.cli.working import Working
 from marless.errors import SpecError, UnavailableError
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from marless.cli.recorded import Recorded
     from marless.pricing.prices import Prices
     from marless.scaling.minions.model import RunModel
-    from marless.scaling.minions.scheduler import Task
-    from marless.scaling.minions.training import Score, Trained
+    from marless.scaling.minions.scheduler import SchedulerTask
+    from marless.scaling.minions.training import SimulatedScore, TrainedScheduler
     from marless.spec import JobSpec
 
 app = typer.Typer(no_args_is_help=True, help="Schedulers that learn how many actors a round needs (MinionsRL).")
@@ -31,7 +31,7 @@ def _scheduler() -> None:
 
 
 def train(  # noqa: PLR0913  # a command has as many parameters as options
-    at: Connection,
+    at: CoordinatorOptions,
     runs_: Annotated[
         list[str], typer.Argument(metavar="[RUNS]...", help="Recorded runs of the job: job ids or run folders.")
     ] = [],  # noqa: B006  # typer's way
@@ -72,7 +72,9 @@ def train(  # noqa: PLR0913  # a command has as many parameters as options
 app.command()(connected(train))
 
 
-def _trained(model: RunModel, task: Task, episodes: int, seed: int) -> tuple[Trained, dict[str, Score]]:
+def _trained(
+    model: RunModel, task: SchedulerTask, episodes: int, seed: int
+) -> tuple[TrainedScheduler, dict[str, SimulatedScore]]:
     try:
         from marless.scaling.minions import training
     except ModuleNotFoundError as error:
@@ -83,7 +85,7 @@ def _trained(model: RunModel, task: Task, episodes: int, seed: int) -> tuple[Tra
         return trained, training.compare(model, task, trained, seed)
 
 
-def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> list[Recorded]:
+def _found(sources: Sequence[str], at: CoordinatorOptions, job: JobSpec, path: Path) -> list[Recorded]:
     """Read the recorded jobs; raises SpecError for one that is not comparable to the job of the scheduler."""
     from marless.cli.recorded import find
 
@@ -112,7 +114,7 @@ def _same(theirs: JobSpec, ours: JobSpec) -> list[tuple[str, object, object]]:
     ]
 
 
-def _say_limits(model: RunModel, task: Task) -> None:
+def _say_limits(model: RunModel, task: SchedulerTask) -> None:
     """Print the limits of the model."""
     known, asked = model.returns.end, task.rounds * task.max_actors * model.steps_per_actor
     if known < asked:
@@ -148,7 +150,7 @@ def _cost(recorded: Recorded, table: Prices) -> _Cost:
 
 
 def _report(
-    model: RunModel, costs: Sequence[_Cost], trained: Trained, scores: Mapping[str, Score]
+    model: RunModel, costs: Sequence[_Cost], trained: TrainedScheduler, scores: Mapping[str, SimulatedScore]
 ) -> dict[str, object]:
     """The report to save: the data that the scheduler was trained on, their cost, and its scores."""
     return {
@@ -162,7 +164,7 @@ def _report(
     }
 
 
-def _save(out: Path, trained: Trained, report: Mapping[str, object]) -> None:
+def _save(out: Path, trained: TrainedScheduler, report: Mapping[str, object]) -> None:
     from marless.scaling.minions.scheduler import Saving, save
 
     try:
@@ -171,7 +173,7 @@ def _save(out: Path, trained: Trained, report: Mapping[str, object]) -> None:
         raise UnavailableError(f"--out {out}: {error.strerror}; choose another folder") from None
 
 
-def _summary(model: RunModel, costs: Sequence[_Cost], trained: Trained, out: Path) -> str:
+def _summary(model: RunModel, costs: Sequence[_Cost], trained: TrainedScheduler, out: Path) -> str:
     """A sentence on the training, and on the time and cost of the recorded runs."""
     spent = ""
     if costs:
@@ -183,7 +185,7 @@ def _summary(model: RunModel, costs: Sequence[_Cost], trained: Trained, out: Pat
     )
 
 
-def _show(scores: Mapping[str, Score]) -> None:
+def _show(scores: Mapping[str, SimulatedScore]) -> None:
     """Print one row per way of choosing the number of actors; all figures are from simulated runs."""
     from rich.table import Table
 

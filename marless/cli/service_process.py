@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from marless.fleet import environment
-from marless.fleet.launchers.forking import Forked, Template, TemplateEndedError
-from marless.fleet.launchers.template import SETTINGS, Order
+from marless.fleet.launchers.forking import Forked, TemplateEndedError, TemplateProcess
+from marless.fleet.launchers.template import SETTINGS, ForkOrder
 
 UNKNOWN = 255
 """Exit code of a process whose template ended before it, so that nobody knows."""
@@ -80,15 +80,15 @@ class Starter:
         self._package = package
         self._modules = [f"{package}.{name}" for name in names]
         self._arguments = longest
-        self._template: Template | None = None
+        self._template: TemplateProcess | None = None
         self._others: Mapping[str, str] = {}
 
-    def prepare(self, variables: Mapping[str, str]) -> Template:
+    def prepare(self, variables: Mapping[str, str]) -> TemplateProcess:
         """Start the template for services with these environment variables, unless it was. Raises OSError."""
         if self._template is None:
             self._others = _split(variables)[1]
             of_template = {**self._others, **environment.ONE_THREAD}  # a process with threads cannot be forked safely
-            self._template = Template(
+            self._template = TemplateProcess(
                 self._package, self._arguments, of_template, of_workers=False, quiet=True, ahead=self._modules
             )
             self._template.start()
@@ -99,7 +99,7 @@ class Starter:
         settings, others = _split(start.environment)
         template = self.prepare(start.environment)
         if others == self._others:
-            order = Order(module=start.module, arguments=tuple(start.arguments), settings=settings)
+            order = ForkOrder(module=start.module, arguments=tuple(start.arguments), settings=settings)
             try:
                 return await _fork(template, order, start)
             except (TemplateEndedError, TimeoutError):
@@ -132,7 +132,7 @@ def ahead() -> Iterator[Starter]:
         starter.end()
 
 
-async def _fork(template: Template, order: Order, start: Start) -> ServiceProcess:
+async def _fork(template: TemplateProcess, order: ForkOrder, start: Start) -> ServiceProcess:
     theirs, ours = os.pipe()
     log = start.log.fileno()
     try:

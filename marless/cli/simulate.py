@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption, OverrideOption, positive, whole
+from marless.cli.options import CoordinatorOptions, Output, OutputOption, OverrideOption, positive, whole
 from marless.cli.output import console, data, percent, say, show_object
 from marless.cli.recorded import RecordedArgument, find
 from marless.cli.working import Working
@@ -16,18 +16,18 @@ from marless.cli.working import Working
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from marless.cli.job_table import Column
+    from marless.cli.job_table import TableColumn
     from marless.cli.recorded import Recorded
-    from marless.estimates.simulate import Replay, Step
+    from marless.estimates.simulate import WhatIf, WhatIfRound
     from marless.pricing.charges import Accounting
-    from marless.record import Returns, RoundRecord
+    from marless.record import EpisodeReturns, RoundRecord
     from marless.spec import JobSpec
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
 
 def simulate(
-    at: Connection,
+    at: CoordinatorOptions,
     job: RecordedArgument,
     scaling: Annotated[str, typer.Option(metavar="POLICY", help="Scaling policy; default: that of the run.")] = "",
     sharing: Annotated[str, typer.Option(metavar="POLICY", help="Sharing policy; default: that of the run.")] = "",
@@ -102,7 +102,7 @@ def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, o
     say("modelled: the rule on slots of its own for each function, with recorded durations; nothing learns")
 
 
-def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
+def _about(done: WhatIf) -> dict[str, Any]:  # Any: JSON
     from marless.estimates.simulate import RETURNS
 
     spec = done.spec
@@ -120,7 +120,7 @@ def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
     }
 
 
-def _measured(done: Replay) -> dict[str, Any]:  # Any: JSON
+def _measured(done: WhatIf) -> dict[str, Any]:  # Any: JSON
     from marless.simulation.cluster import total
 
     return {
@@ -130,7 +130,7 @@ def _measured(done: Replay) -> dict[str, Any]:  # Any: JSON
     }
 
 
-def _modelled(done: Replay, which: str) -> dict[str, Any]:  # Any: JSON
+def _modelled(done: WhatIf, which: str) -> dict[str, Any]:  # Any: JSON
     from marless.simulation.cluster import total
 
     if which == "recorded":
@@ -151,13 +151,13 @@ def _counts(records: Sequence[RoundRecord]) -> dict[str, int]:
     }
 
 
-def _rounds(done: Replay) -> list[dict[str, Any]]:  # Any: JSON
+def _rounds(done: WhatIf) -> list[dict[str, Any]]:  # Any: JSON
     recorded = [each for step in done.steps for each in step.recorded.evaluations]
     greedy = {each.rounds: each.returns.mean for each in recorded}
     return [_round(step, greedy) for step in done.steps]
 
 
-def _round(step: Step, greedy: Mapping[int, float]) -> dict[str, Any]:  # Any: JSON
+def _round(step: WhatIfRound, greedy: Mapping[int, float]) -> dict[str, Any]:  # Any: JSON
     record = step.replayed
     return {
         "round": record.round,
@@ -185,11 +185,11 @@ def _usd(costs: Mapping[Accounting, float]) -> dict[str, float]:
     return {each: costs[each] for each in ACCOUNTINGS}
 
 
-def _mean(returns: Returns | None) -> float | None:
+def _mean(returns: EpisodeReturns | None) -> float | None:
     return returns.mean if returns else None
 
 
-def _show(done: Replay) -> None:
+def _show(done: WhatIf) -> None:
     from marless.cli.job_table import fitted
 
     spec = done.spec
@@ -204,12 +204,12 @@ def _show(done: Replay) -> None:
     _say(done)
 
 
-def _columns(steps: Sequence[Step]) -> list[Column]:
-    from marless.cli.job_table import Column
+def _columns(steps: Sequence[WhatIfRound]) -> list[TableColumn]:
+    from marless.cli.job_table import TableColumn
     from marless.simulation.cluster import total
 
-    def column(title: str, of: Callable[[Step], str], goes: int = 0) -> Column:
-        return Column(title=title, cells=[of(step) for step in steps], right=True, goes=goes)
+    def column(title: str, of: Callable[[WhatIfRound], str], goes: int = 0) -> TableColumn:
+        return TableColumn(title=title, cells=[of(step) for step in steps], right=True, goes=goes)
 
     won = any(step.replayed.returns and step.replayed.returns.wins is not None for step in steps)
     return [
@@ -227,7 +227,7 @@ def _columns(steps: Sequence[Step]) -> list[Column]:
     ]
 
 
-def _cost_in(accounting: Accounting) -> Callable[[Step], str]:
+def _cost_in(accounting: Accounting) -> Callable[[WhatIfRound], str]:
     return lambda step: f"{step.replayed_usd[accounting]:.7f}"
 
 
@@ -235,7 +235,7 @@ def _changed(now: int, recorded: int) -> str:
     return str(now) if now == recorded else f"{now} (was {recorded})"
 
 
-def _show_totals(done: Replay) -> None:
+def _show_totals(done: WhatIf) -> None:
     from rich.table import Table
 
     measured, before, after = _measured(done), _modelled(done, "recorded"), _modelled(done, "replayed")
@@ -255,7 +255,7 @@ def _money(usd: float | None) -> str:
     return "" if usd is None else f"{usd:.7f}"
 
 
-def _say(done: Replay) -> None:
+def _say(done: WhatIf) -> None:
     """Print the assumptions behind the figures."""
     from marless.estimates.simulate import RETURNS
 

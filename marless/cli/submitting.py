@@ -14,7 +14,7 @@ from marless import documents
 from marless.cli import exits
 from marless.cli import jobs as verbs
 from marless.cli.completion import job_ids
-from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.cli.options import CoordinatorOptions, JobFileArgument, Output, OutputOption, OverrideOption, positive
 from marless.cli.output import say, show_job
 from marless.cli.working import Working
 from marless.errors import AlreadyExistsError, JobStateError, NotFoundError, SpecError
@@ -42,7 +42,7 @@ LikeOption = Annotated[
 
 
 def submit(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
-    to: Connection,
+    to: CoordinatorOptions,
     job_file: JobFileArgument,
     override: OverrideOption = [],  # noqa: B006  # typer's way
     job: Annotated[
@@ -97,7 +97,9 @@ def submit(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opt
         show_job(accepted, Output.name if output is Output.table else output)
 
 
-def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, at: Connection, output: Output) -> bool:
+def estimated(
+    job_file: Path, override: list[str], *, dry_run: bool, run: str, at: CoordinatorOptions, output: Output
+) -> bool:
     """With --dry-run, print a job's estimate and return True; raises SpecError for a job that cannot run."""
     if not dry_run:
         if run:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marless.cli.job_table import Column, fitted
+from marless.cli.job_table import TableColumn, fitted
 from marless.cli.options import Output
 from marless.cli.output import console, data, duration, harmless, job_fields, number, percent, show_object
 from marless.cli.sweep import SweepRun
@@ -52,7 +52,8 @@ def show_planned(runs: Sequence[SweepRun], output: Output) -> None:
         case Output.table:
             shown = console()
             columns = [
-                Column(title=name, cells=[f"{row[name]}" for row in rows], right=name == "seed") for name in rows[0]
+                TableColumn(title=name, cells=[f"{row[name]}" for row in rows], right=name == "seed")
+                for name in rows[0]
             ]
             shown.print(fitted([each for each in columns if any(each.cells)], shown.width))
         case Output.name | Output.jsonl:
@@ -108,15 +109,15 @@ def _rows(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> list[_Row]:
     return rows
 
 
-def _columns(rows: Sequence[_Row]) -> list[Column]:
-    def column(title: str, of: Callable[[Job], float | None], text: Callable[[float], str], goes: int) -> Column:
+def _columns(rows: Sequence[_Row]) -> list[TableColumn]:
+    def column(title: str, of: Callable[[Job], float | None], text: Callable[[float], str], goes: int) -> TableColumn:
         cells = [text(statistics.fmean(known)) if (known := row.known(of)) else "" for row in rows]
-        return Column(title=title, cells=cells, right=True, goes=goes)
+        return TableColumn(title=title, cells=cells, right=True, goes=goes)
 
     columns = [
-        Column(title="job", cells=[harmless(row.name) for row in rows]),
-        Column(title="state", cells=[row.state for row in rows]),
-        Column(title="return", cells=[_return(row) for row in rows], right=True),
+        TableColumn(title="job", cells=[harmless(row.name) for row in rows]),
+        TableColumn(title="state", cells=[row.state for row in rows]),
+        TableColumn(title="return", cells=[_return(row) for row in rows], right=True),
         column("random", lambda job: job.random_return, number, 2),
         column("won", lambda job: job.win_rate, percent, 1),
         column("rounds", lambda job: job.rounds, "{:,.0f}".format, 5),

@@ -48,7 +48,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """The outcome of a job."""
 
     job: Job
@@ -84,7 +84,7 @@ def _made(folder: Path) -> bool:
 
 def train(
     spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None, claimed: bool = False
-) -> Outcome:
+) -> JobOutcome:
     """Start the stack, by `starter` if given, run the job, stop the stack; `claimed` ids are those of `claim_job_id`.
 
     Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
@@ -109,7 +109,7 @@ def resume(
     stop: Mapping[str, Any] | None,  # Any: YAML
     show: Show,
     starter: Starter | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
 
     Raises NotFoundError if it does not exist, JobStateError if it is running or has no round left to run, and the
@@ -146,7 +146,7 @@ class _Attended:
     starter: Starter | None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Outcome:
+    def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> JobOutcome:
         """Start the stack, follow the job to its end; `begin` submits it and returns the round to watch it from."""
         data = self.folder / "store"
         stack = LocalStack(
@@ -164,7 +164,7 @@ class _Attended:
             job = asyncio.run(self._attend(stack, data, begin))
         finally:
             signal.signal(signal.SIGINT, before)
-        return Outcome(job, self.interrupted.is_set())
+        return JobOutcome(job, self.interrupted.is_set())
 
     async def _attend(self, stack: LocalStack, data: Path, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
         async with _interrupts(self.interrupted) as hold_off:

@@ -46,7 +46,7 @@ def up(
         "MARLESS_LEARNER_WORKERS": learner_workers,
         "MARLESS_LAUNCHER": launcher,
     }
-    settings = background.Settings(
+    settings = background.StackSettings(
         runs=runs,
         listen=listen,
         advertise=advertise,

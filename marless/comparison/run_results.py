@@ -13,7 +13,7 @@ from marless.estimates import overlapping
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.usage import HOST, STARTED, WHOLE
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.schedules.registry import made
 from marless.simulation.cluster import modelled_run
 
@@ -26,7 +26,7 @@ LEARNERS = STARTED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
+class RunCurves:
     """A run's values per round; all tuples have one entry per round."""
 
     learners: tuple[int, ...]
@@ -72,7 +72,7 @@ class Figures:
     """Mean per round."""
     cold_starts: int
     """Number of invocations that were the first of their worker."""
-    curves: Curves
+    curves: RunCurves
 
     @property
     def exploring(self) -> float | None:
@@ -85,7 +85,7 @@ class Figures:
         return fmean(known) if known else None
 
 
-def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
+def curves(records: Sequence[RoundRecord], spec: JobSpec) -> RunCurves:
     """The values of a run per round, at the job's prices."""
     ledger = Ledger(spec, price_tables.merged(spec.bill.prices))
     costs: dict[Accounting, list[float]] = {accounting: [] for accounting in ACCOUNTINGS}
@@ -94,7 +94,7 @@ def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
         for accounting, line in costs.items():
             line.append(ledger.total_usd(accounting))
     greedy = {each.rounds: each.returns.mean for record in records for each in record.evaluations}
-    return Curves(
+    return RunCurves(
         learners=tuple(map(learners_of, records)),
         actors=tuple(record.actors for record in records),
         exploring=tuple(record.returns.mean if record.returns else None for record in records),
@@ -111,7 +111,7 @@ def learners_of(record: RoundRecord) -> int:
 def figures(
     records: Sequence[RoundRecord],
     spec: JobSpec,
-    random: Returns | None,
+    random: EpisodeReturns | None,
     *,
     preset: str,
     slots: int,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from marless.comparison import statistics
-from marless.comparison.statistics import Estimate
-from marless.comparison.table import Column, Comparison, cost_ratio, honest_ratio
+from marless.comparison.statistics import MeanInterval
+from marless.comparison.table import Comparison, PresetColumn, cost_ratio, honest_ratio
 
 EQUAL = (
     "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
@@ -33,13 +33,13 @@ def statements(comparison: Comparison) -> list[str]:
     ]
 
 
-def equal(column: Column, reference: Column) -> bool | None:
+def equal(column: PresetColumn, reference: PresetColumn) -> bool | None:
     """True if returns are equal as defined by `EQUAL`, of each side where sides compete; None with one seed."""
     found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
     return None if None in found else all(found)
 
 
-def above_random(column: Column) -> bool | None:
+def above_random(column: PresetColumn) -> bool | None:
     """True if the whole interval of greedy − random lies above 0; None with one seed.
 
     In a competitive environment, this must hold for each side against random opponents, because the mean over sides
@@ -65,7 +65,7 @@ def _times(count: int) -> str:
     return "twice" if count == 2 else f"{count} times"
 
 
-def _above_random(column: Column) -> str:
+def _above_random(column: PresetColumn) -> str:
     verdict = {
         None: "one seed gives no interval",
         True: "clearly above random",
@@ -75,7 +75,7 @@ def _above_random(column: Column) -> str:
     return f"{column.preset}: {gains}: {verdict}."
 
 
-def _returns(column: Column, reference: Column) -> Iterator[str]:
+def _returns(column: PresetColumn, reference: PresetColumn) -> Iterator[str]:
     for what, found, learned in _differences(column, reference):
         begin = f"{column.preset} − {reference.preset}: {what} {_signed(found)}"
         if found.low is None or found.high is None:
@@ -101,7 +101,7 @@ def _costs(comparison: Comparison) -> Iterator[str]:
                 )
 
 
-def _less(ratio: Estimate) -> str:
+def _less(ratio: MeanInterval) -> str:
     """A cost ratio as text: "57 % less [54 to 60 %]"."""
     word = "less" if ratio.mean <= 1 else "more"
     if ratio.low is None or ratio.high is None:
@@ -142,7 +142,7 @@ def _labels(comparison: Comparison) -> str:
     )
 
 
-def _gains(column: Column) -> dict[str, Estimate]:
+def _gains(column: PresetColumn) -> dict[str, MeanInterval]:
     """The estimates that must be above 0 for a preset to have learned, by description."""
     sides = column.figures[0].sides
     if not sides:
@@ -150,12 +150,12 @@ def _gains(column: Column) -> dict[str, Estimate]:
     return {f"{side} against chance, minus chance there": column.side(side) for side in sides}
 
 
-def _gain(column: Column) -> Estimate:
+def _gain(column: PresetColumn) -> MeanInterval:
     greedy, random = (column.values(lambda each: each.greedy), column.values(lambda each: each.random))
     return statistics.difference(greedy, random)
 
 
-def _differences(column: Column, reference: Column) -> Iterator[tuple[str, Estimate, float]]:
+def _differences(column: PresetColumn, reference: PresetColumn) -> Iterator[tuple[str, MeanInterval, float]]:
     """Yield what is compared, the preset's difference to the reference, and the reference's gain over random."""
     for side in column.figures[0].sides:
         gains = [[each.sides[side] for each in of.figures] for of in (column, reference)]
@@ -165,7 +165,7 @@ def _differences(column: Column, reference: Column) -> Iterator[tuple[str, Estim
         yield "greedy return", statistics.difference(*greedy), _gain(reference).mean
 
 
-def _signed(estimate: Estimate) -> str:
+def _signed(estimate: MeanInterval) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:+.2f}"
     return f"{estimate.mean:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"

@@ -26,7 +26,7 @@ _BOOTSTRAP_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MeanInterval:
     """A mean over seeds and its 95 % interval."""
 
     mean: float
@@ -47,25 +47,25 @@ class Estimate:
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
 
-def interval(values: Sequence[float]) -> Estimate:
+def interval(values: Sequence[float]) -> MeanInterval:
     """Mean and Student's t interval of independent values, mean ± t₀.₉₇₅,ₙ₋₁ · s/√n; raises ValueError for none."""
     n = len(values)
     if not n:
         raise ValueError("no value, no mean")
     mean = math.fsum(values) / n
     if n == 1:
-        return Estimate(mean=mean, low=None, high=None, n=1)
+        return MeanInterval(mean=mean, low=None, high=None, n=1)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     reach = _student(n - 1) * spread / math.sqrt(n)
-    return Estimate(mean=mean, low=mean - reach, high=mean + reach, n=n)
+    return MeanInterval(mean=mean, low=mean - reach, high=mean + reach, n=n)
 
 
-def difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:
+def difference(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
     """Mean and interval of value − reference for paired values; raises ValueError if the lengths differ."""
     return interval([value - other for value, other in zip(values, reference, strict=True)])
 
 
-def ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate:
+def ratio(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
     """Geometric mean and interval of value / reference for paired positive values, computed on logarithms.
 
     So the ratio of a to b is exactly the inverse of the ratio of b to a. Raises ValueError unless all are positive and
@@ -74,7 +74,7 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate:
     logs = interval(
         [math.log(value) - math.log(other) for value, other in zip(values, reference, strict=True)]  # 0 is refused
     )
-    return Estimate(
+    return MeanInterval(
         mean=math.exp(logs.mean),
         low=None if logs.low is None else math.exp(logs.low),
         high=None if logs.high is None else math.exp(logs.high),
@@ -82,7 +82,7 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate:
     )
 
 
-def interquartile_mean(tasks: Sequence[Sequence[float]]) -> Estimate:
+def interquartile_mean(tasks: Sequence[Sequence[float]]) -> MeanInterval:
     """Interquartile mean of all values, and its bootstrap percentile interval (Agarwal et al. 2021, §4.2-4.3).
 
     `tasks` holds the values of each task's seeds; values of several tasks must be normalised to one scale. A quarter
@@ -101,10 +101,10 @@ def interquartile_mean(tasks: Sequence[Sequence[float]]) -> Estimate:
     mean = float(_middle(np.concatenate(tasks)))
     count = sum(map(len, tasks))
     if all(len(task) == 1 for task in tasks):
-        return Estimate(mean=mean, low=None, high=None, n=count)
+        return MeanInterval(mean=mean, low=None, high=None, n=count)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(_middle(np.concatenate(drawn, axis=1)), (tail, 1 - tail))
-    return Estimate(mean=mean, low=float(low), high=float(high), n=count)
+    return MeanInterval(mean=mean, low=float(low), high=float(high), n=count)
 
 
 def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:

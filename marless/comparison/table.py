@@ -10,7 +10,7 @@ from typing import Any
 
 from marless.comparison import statistics
 from marless.comparison.run_results import Figures
-from marless.comparison.statistics import Estimate
+from marless.comparison.statistics import MeanInterval
 from marless.presets import Preset
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 
@@ -22,7 +22,7 @@ _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class PresetColumn:
     """One preset over all seeds."""
 
     preset: str
@@ -38,7 +38,7 @@ class Column:
         """One quantity for every seed."""
         return [of(each) for each in self.figures]
 
-    def estimate(self, of: Callable[[Figures], float]) -> Estimate:
+    def estimate(self, of: Callable[[Figures], float]) -> MeanInterval:
         """Mean of a quantity over seeds."""
         return statistics.interval(self.values(of))
 
@@ -47,17 +47,17 @@ class Column:
         return self.values(lambda each: each.cost_usd[accounting])
 
     @property
-    def middle(self) -> Estimate:
+    def middle(self) -> MeanInterval:
         """Interquartile mean of the final greedy return over seeds."""
         return statistics.interquartile_mean([self.values(attrgetter("greedy"))])
 
     @property
-    def won(self) -> Estimate | None:
+    def won(self) -> MeanInterval | None:
         """Interquartile mean of the fraction of final greedy episodes that were won; None if wins are not reported."""
         return self._share(each.wins for each in self.figures)
 
     @property
-    def random_won(self) -> Estimate | None:
+    def random_won(self) -> MeanInterval | None:
         """The same for the random baseline."""
         return self._share(each.random_wins for each in self.figures)
 
@@ -67,11 +67,11 @@ class Column:
         known = [each.exploring for each in self.figures if each.exploring is not None]
         return known if len(known) == len(self.figures) else None
 
-    def _share(self, values: Iterable[float | None]) -> Estimate | None:
+    def _share(self, values: Iterable[float | None]) -> MeanInterval | None:
         known = [value for value in values if value is not None]
         return statistics.interquartile_mean([known]) if known else None
 
-    def side(self, name: str) -> Estimate:
+    def side(self, name: str) -> MeanInterval:
         """An agent class's gain over a random policy, against random opponents, in a competitive environment."""
         return self.estimate(lambda each: each.sides[name])
 
@@ -88,15 +88,15 @@ class Comparison:
     job: str
     slots: int
     """Number of vCPUs for which wall-clock time is modelled."""
-    columns: tuple[Column, ...]
+    columns: tuple[PresetColumn, ...]
 
     @property
-    def reference(self) -> Column:
+    def reference(self) -> PresetColumn:
         """The column that returns are compared with: vanilla, else the first."""
         return next((column for column in self.columns if column.preset == REFERENCES[0]), self.columns[0])
 
     @property
-    def cost_references(self) -> tuple[Column, ...]:
+    def cost_references(self) -> tuple[PresetColumn, ...]:
         """The columns that costs are compared with."""
         return tuple(column for name in REFERENCES for column in self.columns if column.preset == name)
 
@@ -105,13 +105,13 @@ def compared(
     job: str, slots: int, presets: Sequence[Preset], settings: Mapping[str, Sequence[str]], runs: Sequence[Figures]
 ) -> Comparison:
     """Build the comparison from the results of all runs; raises ValueError unless every preset has the same seeds."""
-    columns: list[Column] = []
+    columns: list[PresetColumn] = []
     for preset in presets:
         own = sorted((each for each in runs if each.preset == preset.name), key=lambda each: each.seed)
         if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
             raise ValueError(f"preset {preset.name} was not run with the seeds of {columns[0].preset}")
         columns.append(
-            Column(
+            PresetColumn(
                 preset=preset.name,
                 about=preset.about,
                 counts=preset.accounting,
@@ -122,12 +122,12 @@ def compared(
     return Comparison(job=job, slots=slots, columns=tuple(columns))
 
 
-def cost_ratio(column: Column, reference: Column) -> Estimate:
+def cost_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
     """Ratio of the costs by each preset's own accounting, paired over seeds."""
     return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
 
 
-def honest_ratio(column: Column, reference: Column) -> Estimate:
+def honest_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
     """Ratio of what a provider would charge for each, paired over seeds."""
     return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
 
@@ -180,14 +180,14 @@ def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
     ]
 
 
-def plus_minus(estimate: Estimate, digits: int = 3) -> str:
+def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
     """Mean ± half-width of the 95 % interval, to `digits` significant digits of the mean."""
     places = _places(estimate.mean, digits)
     reach = estimate.half_width
     return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
 
 
-def spanned(estimate: Estimate, digits: int = 4) -> str:
+def spanned(estimate: MeanInterval, digits: int = 4) -> str:
     """Mean and 95 % interval, to `digits` significant digits of the mean."""
     places = _places(estimate.mean, digits)
     mean = f"{estimate.mean:,.{places}f}"
@@ -196,7 +196,7 @@ def spanned(estimate: Estimate, digits: int = 4) -> str:
     return f"{mean} [{estimate.low:,.{places}f}, {estimate.high:,.{places}f}]"
 
 
-def _percent(estimate: Estimate | None) -> str:
+def _percent(estimate: MeanInterval | None) -> str:
     if estimate is None:
         return ""
     if estimate.low is None or estimate.high is None:
@@ -204,7 +204,7 @@ def _percent(estimate: Estimate | None) -> str:
     return f"{estimate.mean:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
 
 
-def bracketed(estimate: Estimate) -> str:
+def bracketed(estimate: MeanInterval) -> str:
     """Mean and 95 % interval of a ratio, to two decimals."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:.2f}"
@@ -229,7 +229,7 @@ def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]
     }
 
 
-def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: JSON
+def _column(comparison: Comparison, column: PresetColumn) -> dict[str, Any]:  # Any: JSON
     greedy, random = column.values(attrgetter("greedy")), column.values(attrgetter("random"))
     reference = comparison.reference.values(attrgetter("greedy"))
     return {
@@ -251,7 +251,7 @@ def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: J
     }
 
 
-def _plain(estimate: Estimate) -> dict[str, Any]:  # Any: JSON
+def _plain(estimate: MeanInterval) -> dict[str, Any]:  # Any: JSON
     return dataclasses.asdict(estimate)
 
 

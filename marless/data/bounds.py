@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from marless.record import Returns
+from marless.record import EpisodeReturns
 
 TRUSTED_EPISODES = 30
 """With fewer episodes, the estimate of the standard error is too unreliable to stop by."""
@@ -19,7 +19,7 @@ _ONE_BY_ONE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class PlayLimits:
     """The stopping rules for one actor, or for an evaluation as a whole."""
 
     episodes: int
@@ -31,7 +31,7 @@ class Bounds:
     parts: int = 1
     """Number of actors that share the evaluation. Each may have √parts times the standard error of all together."""
 
-    def reached(self, played: Returns | None, played_s: float, following: int) -> str:
+    def reached(self, played: EpisodeReturns | None, played_s: float, following: int) -> str:
         """The rule that stops play before a batch of `following` episodes: "episodes", "error" or "time"; "" if none.
 
         `played_s` is the time spent so far in seconds. A batch that would probably exceed the time limit, judging by
@@ -46,7 +46,7 @@ class Bounds:
         expected_s = played_s / played.episodes * following
         return "time" if self.limit_s and played_s + expected_s > self.limit_s else ""
 
-    def _precise(self, played: Returns) -> bool:
+    def _precise(self, played: EpisodeReturns) -> bool:
         """True if the standard error is small enough; 0 is not trusted, as rare rewards may not have occurred yet, and
         one episode has none.
         """

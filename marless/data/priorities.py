@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.data.frames import Rows
-from marless.data.ring import Round
+from marless.data.ring import RingRound
 from marless.data.sum_tree import SumTree
 
 FIRST = 1.0
@@ -31,18 +31,18 @@ class Priorities:
         """Of all updates so far; 0 before the first."""
         self._tree = SumTree(capacity)
 
-    def add(self, each: Round) -> None:
+    def add(self, each: RingRound) -> None:
         """Add the samples of a round that has just been verified, with restored priorities if it has some."""
         new = self._highest or FIRST
         self._tree.set(each.samples(self.unit), new if each.priorities is None else each.priorities)
 
-    def drop(self, each: Round) -> None:
+    def drop(self, each: RingRound) -> None:
         """Remove the samples of a round."""
         if each.rows is not None:
             self._tree.set(each.samples(self.unit), 0.0)
 
     def update(self, row: Rows, priority: NDArray[np.floating]) -> None:
-        """See `Replay.reprioritise`."""
+        """See `ReplayBuffer.reprioritise`."""
         known = (self._tree[row] > 0) & ~np.isnan(priority)
         bounded = np.fmin(np.fmax(priority, BOUNDS[0]), BOUNDS[1]).astype(np.float64)
         leaf = (bounded**self._alpha).astype(np.float32)
@@ -56,7 +56,7 @@ class Priorities:
         weight = (among * self._tree[row] / total) ** -beta
         return row, (weight / weight.max()).astype(np.float32)
 
-    def arrays(self, rounds: Sequence[Round]) -> Arrays:
+    def arrays(self, rounds: Sequence[RingRound]) -> Arrays:
         """What to publish: the priorities of all samples, by round."""
         known = [self._of(each) for each in rounds]
         return {
@@ -64,7 +64,7 @@ class Priorities:
             "highest": np.array([self._highest], np.float32),
         }
 
-    def restore(self, arrays: Arrays, rounds: Sequence[Round], capacity: int) -> None:
+    def restore(self, arrays: Arrays, rounds: Sequence[RingRound], capacity: int) -> None:
         """Continue from published arrays; raises KeyError, IndexError or ValueError for others."""
         highest = float(arrays["highest"][0])
         units = np.cumsum([each.units(self.unit) for each in rounds], dtype=np.int64)
@@ -74,7 +74,7 @@ class Priorities:
             each.priorities = part.astype(np.float32)
         self._highest, self._tree = highest, SumTree(capacity)
 
-    def _of(self, each: Round) -> FloatArray:
+    def _of(self, each: RingRound) -> FloatArray:
         if each.rows is None and each.priorities is not None:
             return each.priorities
         return self._tree[each.samples(self.unit)].astype(np.float32)

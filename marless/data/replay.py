@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from marless.data.frame_file import FrameFile
 from marless.data.frames import ReplaySchema, Rows
 from marless.data.priorities import Priorities, Unit
-from marless.data.ring import NOTHING, Ring, Round
+from marless.data.ring import NOTHING, Ring, RingRound
 from marless.data.stored import StoredRounds
 from marless.data.trajectory import Trajectory
 from marless.errors import CorruptError, SpecError
 
-__all__ = ["Draw", "EpisodeDraw", "Replay", "ReplayCounts", "ReplaySchema"]
+__all__ = ["Draw", "EpisodeDraw", "ReplayBuffer", "ReplayCounts", "ReplaySchema"]
 
 Arrays = Mapping[str, NDArray[np.generic]]
 FloatArray = NDArray[np.float32]
@@ -31,7 +31,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ReplayCounts:
-    """Counts of env steps since the job began: inserted = dropped + lost + `Replay.size`."""
+    """Counts of env steps since the job began: inserted = dropped + lost + `ReplayBuffer.size`."""
 
     inserted: int = 0
     dropped: int = 0
@@ -68,7 +68,7 @@ class EpisodeDraw:
     """float32 [E], as in `Draw`."""
 
 
-class Replay:
+class ReplayBuffer:
     """Stores at most `capacity` frames of the newest rounds; drops whole rounds, the oldest first.
 
     With `alpha` None, all draws are uniform. Otherwise draws of `unit` are proportional to priority ** `alpha`, and
@@ -201,7 +201,7 @@ class Replay:
         try:
             fingerprint, head = (int(value) for value in arrays["ring"])
             inserted, dropped, lost, drawn = (int(value) for value in arrays["counts"])
-            rounds = [Round(*entry) for entry in arrays["rounds"].tolist()]
+            rounds = [RingRound(*entry) for entry in arrays["rounds"].tolist()]
             alike = fingerprint == self._schema.fingerprint(self._stored.ring.capacity)
             if alike and not all(each.fits(self._stored.ring.capacity) for each in rounds):
                 raise ValueError("rounds that lie beyond its end")
@@ -216,7 +216,7 @@ class Replay:
             self._stored.ring = Ring(self._stored.ring.capacity)
             self._counts = self._counts.plus(lost=sum(each.transitions for each in rounds))
 
-    def _drop(self, each: Round) -> None:
+    def _drop(self, each: RingRound) -> None:
         if self._priorities is not None:
             self._priorities.drop(each)
         self._counts, self._index = self._counts.plus(dropped=each.transitions), None
@@ -229,7 +229,7 @@ class Replay:
         if lost:
             self._counts, self._index = self._counts.plus(lost=sum(each.transitions for each in lost)), None
 
-    def _admit(self, each: Round) -> None:
+    def _admit(self, each: RingRound) -> None:
         """Let the samples of a verified round be drawn."""
         self._length[each.firsts] = each.lengths
         if self._priorities is not None:
@@ -263,9 +263,9 @@ def byte_ranges(schema: ReplaySchema, capacity: int, arrays: Arrays, number: int
     Raises CorruptError for arrays that no replay of this schema and capacity has published.
     """
     try:
-        rounds = [Round(*entry) for entry in arrays["rounds"].tolist()]
+        rounds = [RingRound(*entry) for entry in arrays["rounds"].tolist()]
         if int(arrays["ring"][0]) != schema.fingerprint(capacity):
-            return []  # the spaces or the capacity have changed: all is lost, see `Replay.restore`
+            return []  # the spaces or the capacity have changed: all is lost, see `ReplayBuffer.restore`
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CorruptError(f"no state of a replay: {error}") from None
     wanted = [each for each in rounds if number in (None, each.number)]

@@ -15,7 +15,7 @@ NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(eq=False)
-class Round:
+class RingRound:
     """One round in the ring: contiguous, or split between two segments at the ring's end."""
 
     number: int
@@ -72,13 +72,13 @@ class Round:
 class Ring:
     """A ring of rounds, ordered by age, which is also their order along the ring."""
 
-    def __init__(self, capacity: int, head: int = 0, rounds: Sequence[Round] = ()) -> None:
+    def __init__(self, capacity: int, head: int = 0, rounds: Sequence[RingRound] = ()) -> None:
         self.capacity = capacity
         self.head = head
         """Position of the next round."""
         self.rounds = list(rounds)
 
-    def add(self, number: int, ends: Rows, episodes: int) -> tuple[Round, list[Round]]:
+    def add(self, number: int, ends: Rows, episodes: int) -> tuple[RingRound, list[RingRound]]:
         """Place a new round and return it, and the rounds that it replaces.
 
         `ends` holds the end of each segment (the frame after its last), ascending, counted from the round's first
@@ -91,7 +91,7 @@ class Ring:
             split = int(ends[ends <= tail].max(initial=0))
             if split == 0 or frames - split > self.head:
                 start, split = 0, frames
-        new = Round(number, start, split, frames, frames - episodes, episodes)
+        new = RingRound(number, start, split, frames, frames - episodes, episodes)
         skipped = (slice(self.head, self.capacity),) if frames > tail else ()
         dropped = []
         while self.rounds and self.rounds[0].overlaps((*new.pieces, *skipped)):

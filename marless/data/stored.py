@@ -9,7 +9,7 @@ import numpy as np
 
 from marless.data.frame_file import FrameFile
 from marless.data.frames import Placing, ReplaySchema, Rows, place, write
-from marless.data.ring import NOTHING, Ring, Round
+from marless.data.ring import NOTHING, Ring, RingRound
 from marless.data.trajectory import Trajectory
 from marless.errors import SpecError
 
@@ -21,15 +21,15 @@ class StoredRounds:
         self.ring = Ring(capacity)
         self._schema, self._file = schema, file
 
-    def add(self, number: int, trajectories: Sequence[Trajectory]) -> tuple[Round, list[Round]]:
-        """Write a round; returns it, and the rounds that it replaces. See `Replay.insert`."""
+    def add(self, number: int, trajectories: Sequence[Trajectory]) -> tuple[RingRound, list[RingRound]]:
+        """Write a round; returns it, and the rounds that it replaces. See `ReplayBuffer.insert`."""
         placings = self._placings(trajectories)
         new, dropped = self.ring.add(number, *_ends(placings))
         self._write(new, trajectories, placings)
         self._find(new)
         return new, dropped
 
-    def verify(self) -> tuple[list[Round], list[Round]]:
+    def verify(self) -> tuple[list[RingRound], list[RingRound]]:
         """Compare the rounds that have not been verified yet with the file, once each.
 
         Returns those that it holds, and those that it does not, which are removed.
@@ -54,7 +54,7 @@ class StoredRounds:
             )
         return placings
 
-    def _write(self, new: Round, trajectories: Sequence[Trajectory], placings: Sequence[Placing]) -> None:
+    def _write(self, new: RingRound, trajectories: Sequence[Trajectory], placings: Sequence[Placing]) -> None:
         arrays, row = self._file.arrays, new.start
         if new.split < new.frames:  # write to a contiguous buffer, then copy it in two pieces
             arrays, row = self._schema.empty(new.frames), 0
@@ -68,14 +68,14 @@ class StoredRounds:
                 self._file.arrays[name][tail] = array[new.split :]
         new.checksum = self._checksum(new)
 
-    def _checksum(self, each: Round) -> int:
+    def _checksum(self, each: RingRound) -> int:
         found = 0
         for array in self._file.arrays.values():
             for piece in each.pieces:
                 found = zlib.crc32(array[piece].data, found)
         return found
 
-    def _find(self, each: Round) -> None:
+    def _find(self, each: RingRound) -> None:
         """Find the samples of a round that the file holds."""
         last, first = (
             np.concatenate([self._file.arrays[name][piece] for piece in each.pieces]) for name in ("last", "first")

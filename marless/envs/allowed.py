@@ -34,7 +34,7 @@ OWN_PATH_OPTIONS = frozenset({"auto_rom_install_path"})
 
 
 @dataclass(frozen=True)
-class Place:
+class ConstructorPlace:
     """The location of an environment's constructor in an allowed module."""
 
     module: str
@@ -64,7 +64,7 @@ class Place:
                 raise SpecError(f"option {option!r} is not allowed: it names a file of the machine; leave it out")
 
 
-def place(path: str) -> Place:
+def place(path: str) -> ConstructorPlace:
     """Parse `<module>` or `<module>:<callable>`; raises SpecError for what may not be imported or called.
 
     Of PettingZoo's own environments, the packages before the name may be left out.
@@ -78,7 +78,7 @@ def place(path: str) -> Place:
     if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
         wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
         raise SpecError(f"{attribute[:_LONGEST_SHOWN]!r} is not allowed after {module}: give {wanted}")
-    return Place(module, (attribute,) if separator else USUAL, own)
+    return ConstructorPlace(module, (attribute,) if separator else USUAL, own)
 
 
 def allow(names: Sequence[str]) -> None:

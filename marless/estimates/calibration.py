@@ -20,7 +20,7 @@ from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import LearnerContext
 from marless.errors import CorruptError, MarlessError
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec, from_json
 from marless.standard_output import kept_for_data
@@ -114,7 +114,7 @@ class _Scope:
     """One entry per agent class."""
 
 
-def _scopes(job: Job) -> list[_Scope]:
+def _scopes(job: PreparedJob) -> list[_Scope]:
     """Create the learners of all scopes; raises ImportError without torch."""
     import torch
 
@@ -142,7 +142,7 @@ def _scopes(job: Job) -> list[_Scope]:
 
 
 def _roll_out(
-    job: Job, parts: Sequence[_Scope], envs: int, steps: int, count: int
+    job: PreparedJob, parts: Sequence[_Scope], envs: int, steps: int, count: int
 ) -> tuple[list[Trajectory], list[float]]:
     """The trajectories of `count` actors, and the seconds of the measured ones. Without policies, actions are random
     and there are no trajectories.
@@ -167,7 +167,7 @@ def _roll_out(
 
 
 def _update(
-    job: Job, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
+    job: PreparedJob, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
 ) -> tuple[FunctionSeconds, ...]:
     """The functions of one update of every scope, on one thread, extrapolated to `scale` times the samples."""
     from marless.algos.learner import RoundInput

@@ -28,7 +28,7 @@ SHAPE = ("env", "algorithm", "model", "schedule", "actors", "scaling", "sharing"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class CostScenario:
     """One scenario of a job: the totals of its first rounds, and the averages of later ones."""
 
     env_steps: float
@@ -80,7 +80,7 @@ class Estimate:
         }
 
 
-def estimate(spec: JobSpec, courses: Sequence[Course]) -> Estimate:
+def estimate(spec: JobSpec, courses: Sequence[CostScenario]) -> Estimate:
     """The ranges over several scenarios, of which the first is the likely one."""
     ends = [_rounds(spec, course) for course in courses]
     rounds = [count for count, _ in ends]
@@ -102,7 +102,7 @@ def same_shape(one: JobSpec, other: JobSpec) -> bool:
     return one.model_dump(include=sections) == other.model_dump(include=sections)
 
 
-def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Course:
+def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> CostScenario:
     """The scenario in which a job continues as in these records (at least one).
 
     If all records belong to the first rounds, the averages of later rounds are taken from those.
@@ -114,7 +114,7 @@ def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Cou
     head = _head(ends, prices)
     rest = slice(head, None) if len(records) > head else slice(0, None)
     costs = {accounting: [usd(each.picos(accounting)) for each in made.rounds] for accounting in ACCOUNTINGS}
-    return Course(
+    return CostScenario(
         env_steps=records[-1].env_steps / len(records),
         head=head,
         head_s=sum(lengths_s[:head]),
@@ -135,7 +135,7 @@ def minimum_s(prices: Prices) -> int:
             return prices.ec2.minimum_s
 
 
-def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> list[Course]:
+def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> list[CostScenario]:
     """Scenarios from the whole run, and from each third of it, because durations change as policies learn."""
     third = len(records) // 3
     whole = course(records, spec, prices)
@@ -150,7 +150,7 @@ def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices
     return found
 
 
-def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:
+def _rounds(spec: JobSpec, course: CostScenario) -> tuple[int, str]:
     """Number of rounds until a stop rule ends the job, and that rule.
 
     `stop.return` cannot be foreseen, and neither can the cost of machines.

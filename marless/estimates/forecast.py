@@ -11,13 +11,22 @@ from typing import TypedDict
 from marless.core.group import Group
 from marless.core.sizes import FunctionsSpec
 from marless.estimates.calibration import Calibration, FunctionSeconds
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.pricing.usage import HOST
 from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.schedules.evaluating import is_due
 from marless.schedules.registry import made
 from marless.sharing.groups import initial_groups
-from marless.simulation.cluster import MEASUREMENTS, Placement, Task, lanes, lanes_beside, makespan, schedule, waits
+from marless.simulation.cluster import (
+    MEASUREMENTS,
+    Placement,
+    SimulatedFunction,
+    lanes,
+    lanes_beside,
+    makespan,
+    schedule,
+    waits,
+)
 from marless.simulation.durations import OF_SCOPE
 from marless.simulation.virtual import VirtualRun
 from marless.spec import JobSpec
@@ -46,7 +55,7 @@ class Pace:
     """Number of vCPUs on which functions run in parallel."""
 
 
-def work_of(found: Calibration, job: Job) -> list[FunctionSeconds]:
+def work_of(found: Calibration, job: PreparedJob) -> list[FunctionSeconds]:
     """Seconds of each function of an update: the shortest measured time, or estimated from the number of samples."""
     if found.updates:
         best = [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
@@ -64,7 +73,7 @@ def work_of(found: Calibration, job: Job) -> list[FunctionSeconds]:
 
 
 def rounds(
-    job: Job, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
+    job: PreparedJob, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
 ) -> list[RoundRecord]:
     """Records of `count` rounds, with phases as long as modelled for `pace.slots` vCPUs.
 
@@ -80,7 +89,7 @@ def rounds(
     return [run.next() for _ in range(count)]
 
 
-def _groups(job: Job) -> tuple[Group, ...]:
+def _groups(job: PreparedJob) -> tuple[Group, ...]:
     """The groups of the first round."""
     return initial_groups(job.spec.sharing.groups, job.spaces)
 
@@ -91,7 +100,7 @@ def _samples(spec: JobSpec) -> int:
     return spec.algorithm.samples(actors.count * actors.envs * actors.steps, actors.steps)
 
 
-def _shared(work: Sequence[FunctionSeconds], job: Job) -> list[FunctionSeconds]:
+def _shared(work: Sequence[FunctionSeconds], job: PreparedJob) -> list[FunctionSeconds]:
     """The functions if each agent class shares one policy: one function of each kind per policy.
 
     Its time is the sum over the policies that it replaces; or that of one, if samples are drawn, or for measurements,
@@ -169,7 +178,7 @@ class _Run:
     def _roll_out(self, began_s: float) -> float:
         """Make the actors of the next round, which begin then; returns how long they take."""
         pace, at = self._pace, self._at + began_s
-        tasks = [Task(self._actor_s)] * pace.actors
+        tasks = [SimulatedFunction(self._actor_s)] * pace.actors
         placed = schedule(tasks, **self._slots(at, "actor"))
         acting = _placed("actor", placed, at)
         if not self._clock.recorded:
@@ -187,7 +196,7 @@ class _Run:
         evaluating: list[InvocationRecord] = []
         if is_due(spec.evaluation.every, number):
             episode_s = self._actor_s * self._episode_steps / spec.actors.steps
-            tasks = [Task(each) for each in _evaluation_s(spec, episode_s)]
+            tasks = [SimulatedFunction(each) for each in _evaluation_s(spec, episode_s)]
             found = _placed("evaluation", schedule(tasks, **self._slots(at, "evaluation")), at)
             evaluating = [replace(each, during_update=True, queued_s=at) for each in found]
         self._made |= {"update": learning, "evaluation": evaluating}
@@ -230,7 +239,7 @@ def _learning(
         replace(_invocation(each.function, each.name, each.index, start_s, start_s, each.seconds), after=each.after)
         for each in functions
     ]
-    tasks = [Task(each.seconds, waits(one, inner)) for each, one in zip(functions, inner, strict=True)]
+    tasks = [SimulatedFunction(each.seconds, waits(one, inner)) for each, one in zip(functions, inner, strict=True)]
     placed = schedule(tasks, lanes(slots, sizes.learner, "learner"))
     end_s = start_s + makespan(placed)
     made = []

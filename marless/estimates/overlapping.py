@@ -16,7 +16,7 @@ from marless.pricing.usage import ACTOR, HOST, PARAMETER
 from marless.record import RoundRecord
 from marless.schedules.stellaris import StellarisSchedule
 from marless.schedules.stellaris_config import StellarisConfig
-from marless.simulation.asynchronous import Course, Durations, Machines, simulate
+from marless.simulation.asynchronous import SimulatedRun, SlotSeconds, SpeedSpread, simulate
 from marless.spec import JobSpec
 
 
@@ -30,7 +30,7 @@ class Modelled:
     """Slots of learners."""
     gradients: int
     """That were applied."""
-    course: Course
+    course: SimulatedRun
 
     @property
     def staleness(self) -> float:
@@ -50,7 +50,7 @@ def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None
         raise SpecError("the run has no version yet: there is nothing to model")
     actors = spec.actors.count if slots is None else min(spec.actors.count, _left(slots, spec, config.learners))
     rule = StellarisSchedule(config).rule(actors)
-    course = simulate(rule, recorded(records), Machines(), gradients=gradients, seed=seed)
+    course = simulate(rule, recorded(records), SpeedSpread(), gradients=gradients, seed=seed)
     return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
 
 
@@ -67,7 +67,7 @@ def _left(slots: int, spec: JobSpec, learners: int) -> int:
     return left
 
 
-def recorded(records: Sequence[RoundRecord]) -> Durations:
+def recorded(records: Sequence[RoundRecord]) -> SlotSeconds:
     """The durations of a run's functions, without cold starts; a gradient of several scopes takes as long as the
     longest of them.
     """
@@ -80,6 +80,6 @@ def recorded(records: Sequence[RoundRecord]) -> Durations:
             gradients[learner] = max(gradients[learner], seconds)
         else:
             found[each.function].append(seconds)
-    return Durations(
+    return SlotSeconds(
         sample_s=found[ACTOR], learn_s=list(gradients.values()), publish_s=median(found[PARAMETER] or [0.0])
     )

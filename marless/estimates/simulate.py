@@ -21,7 +21,7 @@ from marless.billing.ledger import Ledger, RoundCost
 from marless.core.sizes import FunctionsSpec
 from marless.deciding import Budget, decide
 from marless.errors import SpecError
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.money import usd
@@ -29,7 +29,7 @@ from marless.record import Distances, PhaseSeconds, RoundRecord
 from marless.sharing import registry as sharing_policies
 from marless.simulation import cluster
 from marless.simulation.cluster import ModelledRun
-from marless.simulation.durations import Durations, Line, sampled
+from marless.simulation.durations import DurationModel, LinearSeconds, sampled
 from marless.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild
 from marless.simulation.timelines import Timelines
 from marless.simulation.virtual import VirtualRun
@@ -43,7 +43,7 @@ _SIGNALS = {"curvature": "curvature", "noise": "noise_scale"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class WhatIfRound:
     """One round, as recorded and as replayed. Seconds are modelled on the same slots for both."""
 
     recorded: RoundRecord
@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class WhatIf:
     """A recorded run under other policies, or on another cluster."""
 
     job: str
@@ -73,9 +73,9 @@ class Replay:
     """vCPUs on which all seconds are modelled."""
     seed: int
     """Seed of the drawn durations of actors."""
-    lines: Mapping[str, Line]
+    lines: Mapping[str, LinearSeconds]
     """The time of functions inside a learner over their samples, as fitted to the recording."""
-    steps: tuple[Step, ...]
+    steps: tuple[WhatIfRound, ...]
     recorded_usd: Mapping[Accounting, float]
     """Cost of all replayed rounds, from their measured durations; that of the serverful accounting is modelled."""
     replayed_usd: Mapping[Accounting, float]
@@ -117,7 +117,7 @@ def simulate(
     slots: int | None = None,
     seed: int | None = None,
     told: Callable[[int, int], None] | None = None,
-) -> Replay:
+) -> WhatIf:
     """Replay `records` of the job `recorded` under the policies of `spec`, on `slots` vCPUs.
 
     Args:
@@ -148,7 +148,7 @@ def simulate(
         steps.append(walk.step(number))
         if told:
             told(number + 1, len(records))
-    return Replay(
+    return WhatIf(
         job=records[0].job,
         spec=spec,
         slots=walk.machine.slots,
@@ -183,11 +183,11 @@ class _Walk:
     """The state of a replay between two rounds."""
 
     def __init__(
-        self, records: Sequence[RoundRecord], recorded: JobSpec, job: Job, slots: int | None, seed: int
+        self, records: Sequence[RoundRecord], recorded: JobSpec, job: PreparedJob, slots: int | None, seed: int
     ) -> None:
         self.seed = seed
         drawn = recorded.algorithm.drawn(recorded.actors.steps)
-        self.durations = Durations(records, recorded.sharing.samples, drawn)
+        self.durations = DurationModel(records, recorded.sharing.samples, drawn)
         self.machine = ActorSlots(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
         prices = price_tables.merged(job.spec.bill.prices)
         self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
@@ -214,7 +214,7 @@ class _Walk:
             return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
         return ""
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> WhatIfRound:
         """Decide on a round; rebuild, model and bill it."""
         recorded = self._records[number]
         plan, ahead = self._plan(recorded)
@@ -226,7 +226,7 @@ class _Walk:
         replayed_s, self._replayed_run = self._replayed_run.after(replayed, functions, slots)
         self._cost, before_cost = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
         self._history.append(_elsewhere(replayed, replayed_s) if self._elsewhere else replayed)
-        return Step(
+        return WhatIfRound(
             recorded=recorded,
             replayed=replayed,
             recorded_s=recorded_s,
@@ -299,7 +299,7 @@ class _Walk:
         return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
 
 
-def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
+def _check_signals(records: Sequence[RoundRecord], job: PreparedJob) -> None:
     """Raise SpecError for policies that need metrics which the recorded learners did not measure."""
     spec = job.spec
     for signal, needed in (("curvature", job.curvature), ("noise", job.noise)):

@@ -15,7 +15,7 @@ from marless.fleet.attached import Worker
 Waits = MutableMapping[str, asyncio.Event]
 
 
-class Attendance(Mapping[str, Worker]):
+class ConnectedWorkers(Mapping[str, Worker]):
     """The connected workers by name, in the order in which they connected."""
 
     def __init__(self) -> None:

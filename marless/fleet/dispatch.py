@@ -27,10 +27,10 @@ from marless.fleet.attached import (
     machine_of,
 )
 from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, too_slow
-from marless.fleet.attendance import Attendance, Homes
+from marless.fleet.attendance import ConnectedWorkers, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.fleet.tenancy import Renewal, Tenancy
 from marless.log import structlog
 from marless.rpc.errors import by_name
@@ -59,15 +59,15 @@ class Dispatcher:
         queue_limit: int = QUEUE_LIMIT,
         max_attempts: int = MAX_ATTEMPTS,
         tickets: Tickets | None = None,
-        machines: Machines | None = None,
+        machines: MachineAccounts | None = None,
         apart: bool = False,
     ) -> None:
-        self.machines = machines or Machines()
+        self.machines = machines or MachineAccounts()
         """The accounts of its workers' machines."""
         self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
-        self._workers = Attendance()
+        self._workers = ConnectedWorkers()
         self._launched_s: dict[str, float] = {}
         """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle = Idle()

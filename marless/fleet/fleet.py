@@ -11,7 +11,7 @@ from types import TracebackType
 from marless.core.limits import MAX_ACTORS
 from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.launchers.base import Launch, Launcher, Leaving, Order, Outcome
+from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, Leaving
 from marless.fleet.launchers.batches import Batches
 from marless.log import structlog
 
@@ -207,9 +207,9 @@ class Fleet:
             started_s = time.monotonic()
             try:
                 launch = await self._launch(name)
-                if launch.outcome is Outcome.FAILED:
+                if launch.outcome is LaunchOutcome.FAILED:
                     return self._give_up(launch.reason)
-                if launch.outcome is Outcome.REFUSED:
+                if launch.outcome is LaunchOutcome.REFUSED:
                     await asyncio.sleep(REFUSED_S)
                     continue
                 how = await self._until_gone(name)
@@ -240,12 +240,12 @@ class Fleet:
     async def _launch(self, name: str) -> Launch:
         ticket = self._dispatcher.launching(name)
         _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
-        launch = await self._batches.launch(Order(name, ticket, self._arguments))
-        if launch.outcome in (Outcome.REFUSED, Outcome.FAILED):
+        launch = await self._batches.launch(LaunchOrder(name, ticket, self._arguments))
+        if launch.outcome in (LaunchOutcome.REFUSED, LaunchOutcome.FAILED):
             self._dispatcher.not_launched(name)
-        if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
+        if launch.outcome in (LaunchOutcome.REFUSED, LaunchOutcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
-        if launch.outcome is Outcome.REFUSED:
+        if launch.outcome is LaunchOutcome.REFUSED:
             self._report_refusal(name, launch.reason)
         else:
             self._refusal = launch.reason

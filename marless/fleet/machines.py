@@ -62,7 +62,7 @@ class Presence:
 
 
 @dataclass(frozen=True)
-class Use:
+class MachineUse:
     """An account and its machine, as a job is told."""
 
     presence: Presence
@@ -77,7 +77,7 @@ class _Want:
     seen_m: float
 
 
-class Machines:
+class MachineAccounts:
     """The accounts of one pool. Costs a few microseconds per task, however many machines there are."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Machines:
             del presence.running[job]
         presence.last = job
 
-    def of(self, job: str) -> list[Use]:
+    def of(self, job: str) -> list[MachineUse]:
         """What each machine has done for a job until now, in the order in which it began to."""
         self._sweep()
         now = self._clock()
@@ -186,7 +186,7 @@ class Machines:
             if presence.last:
                 self._settle(presence, now)
         return [
-            Use(presence, account, presence.last == job)
+            MachineUse(presence, account, presence.last == job)
             for (owner, presence), account in self._accounts.items()
             if owner == job
         ]

@@ -14,7 +14,7 @@ from marless.fleet.attached import Worker
 from marless.fleet.dispatch import Dispatcher
 from marless.log import structlog
 from marless.rpc.admission import Streams
-from marless.rpc.gathering import Gathering
+from marless.rpc.gathering import Batcher
 from marless.rpc.requests import check_text
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 
@@ -42,7 +42,7 @@ class Relayed:
         self._last = 0
         self._closed = asyncio.Event()
         # Bounded by what waits for a worker: a task, its cancellation, and its stream's end.
-        self._out: Gathering[actor_pool_pb2.ToWorker] = Gathering(self._send, size=actor_pool_pb2.ToWorker.ByteSize)
+        self._out: Batcher[actor_pool_pb2.ToWorker] = Batcher(self._send, size=actor_pool_pb2.ToWorker.ByteSize)
 
     async def serve(self, messages: AsyncIterator[actor_pool_pb2.RelayMessage]) -> None:
         """Serve the stream until it ends; then all its workers are lost."""

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sized
 import grpc
 
 from marless.fleet.attached import Worker
-from marless.fleet.attendance import Attendance
+from marless.fleet.attendance import ConnectedWorkers
 from marless.fleet.idle import Idle
 from marless.log import structlog
 from marless.rpc.fair_queue import FairQueue
@@ -109,7 +109,7 @@ class Renewal:
         tenancy: Tenancy,
         idle: Idle,
         waiting: FairQueue[asyncio.Future[Worker]],
-        connected: Attendance,
+        connected: ConnectedWorkers,
         launched: Sized,
     ) -> None:
         self._tenancy = tenancy

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from marless.core.job_id import check_id
-from marless.fleet.machines import Machines, Use
+from marless.fleet.machines import MachineAccounts, MachineUse
 from marless.rpc.v1 import common_pb2
 
 
-def used_by(job: str, machines: Machines) -> common_pb2.ListMachinesResponse:
+def used_by(job: str, machines: MachineAccounts) -> common_pb2.ListMachinesResponse:
     """What each machine did for a job until now; raises SpecError for an id that no job has."""
     check_id(job)
     return common_pb2.ListMachinesResponse(launcher=machines.launcher, machines=map(_told, machines.of(job)))
 
 
-def _told(use: Use) -> common_pb2.MachineUse:
+def _told(use: MachineUse) -> common_pb2.MachineUse:
     presence, account = use.presence, use.account
     return common_pb2.MachineUse(
         machine=common_pb2.Machine(**vars(presence.machine)),

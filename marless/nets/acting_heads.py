@@ -46,7 +46,7 @@ class ActingHead(Protocol):
         ...
 
 
-class Categorical:
+class ActingCategorical:
     """Outputs are logits of discrete actions."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class EpsilonCategorical:
     """Outputs are logits of discrete actions; exploration takes a random legal action with probability ε."""
 
     def __init__(self, epsilon_N1: FloatArray) -> None:
-        self._policy, self._random = Categorical(), EpsilonGreedy(epsilon_N1)
+        self._policy, self._random = ActingCategorical(), EpsilonGreedy(epsilon_N1)
 
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
@@ -107,7 +107,7 @@ class EpsilonCategorical:
         return self._policy.outputs(output_NAB, mask_NBA)
 
 
-class Gaussian:
+class ActingGaussian:
     """Outputs are the means of a diagonal Gaussian with free log standard deviations."""
 
     def __init__(self, log_std_NA: FloatArray) -> None:
@@ -201,7 +201,7 @@ def head(
     """The head of policy states' metadata "acts"; raises CorruptError if it is none, or does not fit the actions."""
     discrete = isinstance(action, Discrete)
     if acts == STOCHASTIC:
-        return Categorical() if discrete else Gaussian(free_NF)
+        return ActingCategorical() if discrete else ActingGaussian(free_NF)
     if acts not in ((EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC,)):
         raise CorruptError(f"policy state: it acts {acts!r}, which is no way to choose {type(action).__name__} actions")
     exploration_N1 = np.stack([checked(arrays, EXPLORATION, (1,)) for arrays in owners])

@@ -49,7 +49,7 @@ class ActingNet(Protocol):
         ...
 
 
-class Perceptrons:
+class ActingPerceptrons:
     """Layers [N, outputs, inputs + 1] with an activation between them."""
 
     remembers = False
@@ -86,12 +86,12 @@ class Perceptrons:
         return result
 
 
-class GatedUnits:
+class ActingGatedUnits:
     """A recurrent net: a perceptron whose outputs are added to a GRU's gates, and an output layer; see `nets.gru`."""
 
     remembers = True
 
-    def __init__(self, body: Perceptrons, memory: FloatArray, output: FloatArray) -> None:
+    def __init__(self, body: ActingPerceptrons, memory: FloatArray, output: FloatArray) -> None:
         self._body = body
         self._memory, self._output = memory, output
         self._hidden_NHB = np.empty((0, 0, 0), np.float32)
@@ -229,10 +229,10 @@ def stacked(
     free_NF = flat_ND[:, layout.size - free :]
     if kind == GRU:
         *body, memory, output = matrices
-        return GatedUnits(Perceptrons(body, activation), memory, output), free_NF
+        return ActingGatedUnits(ActingPerceptrons(body, activation), memory, output), free_NF
     if kind != MLP:
         return AnyKind(layout, matrices, activation), free_NF
-    return Perceptrons(matrices, activation), free_NF
+    return ActingPerceptrons(matrices, activation), free_NF
 
 
 def hidden_of(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:

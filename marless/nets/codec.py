@@ -18,7 +18,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class Codec:
+class StateCodec:
     """Converts the state of nets of one layout.
 
     A row has `flat` (parameters), `first` and `second` (the optimizer's moments), each float32 [D], and `count` (steps

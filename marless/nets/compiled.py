@@ -56,7 +56,7 @@ class Layer(ctypes.Structure):
     ]
 
 
-class Perceptrons(ctypes.Structure):
+class CPerceptrons(ctypes.Structure):
     """`struct perceptrons` of kernels.c."""
 
     _fields_: ClassVar = [
@@ -88,7 +88,7 @@ class GRU(ctypes.Structure):
     ]
 
 
-_PERCEPTRONS = ctypes.POINTER(Perceptrons)
+_PERCEPTRONS = ctypes.POINTER(CPerceptrons)
 _TYPES: Final = {
     "forward": (_PERCEPTRONS, *_NET_ROW, *_NET_ROW),
     "backward": (_PERCEPTRONS, *_NET_ROW, *_NET_ROW, *_NET_ROW),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marless.nets.activations import Activation
-from marless.nets.compiled import Layer, Library, Perceptrons, library
+from marless.nets.compiled import CPerceptrons, Layer, Library, library
 from marless.nets.kernels import Then
 
 _THIN = 16
@@ -26,7 +26,7 @@ _PANELS = 4
 class _Room:
     """Buffers for one number of samples, and their description for kernels.c."""
 
-    perceptrons: Perceptrons
+    perceptrons: CPerceptrons
     values: tuple[Tensor, ...]
     """Values of each hidden layer, in panels; the description points to them, and to the first layer."""
     first_PHI: Tensor  # noqa: N815  # a shape suffix
@@ -98,7 +98,7 @@ class Fused:
                 *(layer.data_ptr(), layer.stride(0), gradient.data_ptr(), gradient.stride(0)),
                 *(kept, self._sums[i].data_ptr(), layer.shape[1], layer.shape[2] - 1),
             )
-        perceptrons = Perceptrons(
+        perceptrons = CPerceptrons(
             *(self._stack, len(weights), samples, self._then, self._panels.data_ptr(), self._panel, described)
         )
         output = first_PHI.new_empty(self._stack, weights[-1].shape[1], samples)

@@ -16,7 +16,7 @@ from marless.envs.base import Box, Discrete
 from marless.nets import actions, kernels
 
 
-class Head(Protocol):
+class ActionDistribution(Protocol):
     """An action distribution, for training. `gradient` refers to the last call of `evaluate`."""
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ class Categorical:
     """Discrete actions: outputs are logits; illegal actions have probability 0."""
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Head`."""
+        """See `ActionDistribution`."""
         self._action_P1M = action
         found = kernels.categorical(output_PAM, action, legal_PAM, actions.ILLEGAL_LOGIT)
         if found is not None:
@@ -64,7 +64,7 @@ class Gaussian:
         self._d_log_std_PA = d_log_std_PA
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Head`; `legal_PAM` is None for continuous actions."""
+        """See `ActionDistribution`; `legal_PAM` is None for continuous actions."""
         log_std_PA1 = self._log_std_PA.unsqueeze(2)
         self._inverse_std_PA1 = torch.exp(-log_std_PA1)
         self._z_PAM = (action - output_PAM) * self._inverse_std_PA1
@@ -80,7 +80,7 @@ class Gaussian:
         return self._z_PAM * self._inverse_std_PA1 * d_log_prob_P1M
 
 
-def head(action: Discrete | Box, flat_PD: Tensor, gradient_PD: Tensor) -> Head:
+def head(action: Discrete | Box, flat_PD: Tensor, gradient_PD: Tensor) -> ActionDistribution:
     """The head for an action space; a Gaussian's log standard deviations are the last A columns of the parameters."""
     if isinstance(action, Discrete):
         return Categorical()

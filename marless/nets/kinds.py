@@ -74,7 +74,7 @@ class Perceptron:
         return layers[-1](x), memory
 
 
-class GatedUnits:
+class GatedUnitsKind:
     """Dense layers, then gated recurrent units, then the output layer; formulas in `marless.nets.gru`."""
 
     def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
@@ -101,7 +101,7 @@ class GatedUnits:
 
 
 MLP, GRU = "mlp", "gru"
-OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnits()}
+OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind()}
 _KINDS: Registry[NetKind] = Registry("net", "marless.nets", "", dict.fromkeys(OURS, __name__))
 
 

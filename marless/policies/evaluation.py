@@ -16,7 +16,7 @@ from marless.episode_sums import standard_error
 from marless.errors import SpecError
 from marless.policies.policy import Origin
 from marless.policies.team import Team
-from marless.record import Returns
+from marless.record import EpisodeReturns
 
 LIMIT_S = 60.0
 """Seconds for which an evaluation waits for the end of an episode."""
@@ -25,20 +25,20 @@ BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class TeamScore:
     """The returns of an evaluation, with standard errors."""
 
-    returns: Returns
+    returns: EpisodeReturns
     standard_errors: Mapping[str, float | None]
     """Standard errors of `returns.per_agent`, over episodes; None for one episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class TeamEvaluation:
     """A team's score, and that of random actions on the same number of episodes with the same initial states."""
 
-    team: Score
-    chance: Score
+    team: TeamScore
+    chance: TeamScore
 
 
 def evaluate(
@@ -51,7 +51,7 @@ def evaluate(
     explore: bool = False,
     told: Callable[[int, int], None] | None = None,
     limit_s: float = LIMIT_S,
-) -> Evaluation:
+) -> TeamEvaluation:
     """Run `episodes` episodes with the team, and as many with uniformly random legal actions.
 
     Args:
@@ -76,7 +76,7 @@ def evaluate(
                 f"environment {env or team.origin.env}: no episode ended for {limit_s:g} s, so there is no return to "
                 "report; end episodes by a time limit in the environment, or allow more seconds (--limit-s)"
             )
-        return Evaluation(team=_score(played), chance=_score(chance))
+        return TeamEvaluation(team=_score(played), chance=_score(chance))
     finally:
         copies.close()
 
@@ -98,7 +98,7 @@ def environment(team: Team, env: str | None, options: Mapping[str, object] | Non
     return registry.make(name, {**trained, **(options or {})}, batch)
 
 
-def reported(origin: Origin) -> Returns | None:
+def reported(origin: Origin) -> EpisodeReturns | None:
     """The greedy evaluation that the job has recorded of these policies; None if there is none, or no run folder.
 
     Raises CorruptError if the job's records are damaged.
@@ -110,9 +110,9 @@ def reported(origin: Origin) -> Returns | None:
     return next(found, None)
 
 
-def _score(stats: EpisodeStats) -> Score:
+def _score(stats: EpisodeStats) -> TeamScore:
     returns = record.returns_of([stats])
     if returns is None:
         raise SpecError("an evaluation needs at least one episode")
     errors = {agent: standard_error(scatter, stats.episodes) for agent, scatter in stats.return_scatter.items()}
-    return Score(returns=returns, standard_errors=errors)
+    return TeamScore(returns=returns, standard_errors=errors)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from marless.pricing.money import milliseconds, per_gb_s
 from marless.pricing.prices import Prices
-from marless.pricing.usage import Use
+from marless.pricing.usage import FunctionUse
 
 Accounting: TypeAlias = Literal["billed", "paper", "serverful", "machines"]
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
@@ -22,7 +22,7 @@ class Charge:
     """One line of a bill, or the sum of several lines with the same function, group and item."""
 
     function: str
-    """As in `Use`; "redis" for the Redis node, "machine" for a machine shared by all functions; in accounting
+    """As in `FunctionUse`; "redis" for the Redis node, "machine" for a machine shared by all functions; in accounting
     `machines`, the pool that had the machine."""
     group: str
     """The policy served; "" if it served all."""
@@ -41,7 +41,7 @@ def merged(charges: Iterable[Charge]) -> tuple[Charge, ...]:
     return tuple(Charge(*key, picos) for key, picos in sums.items() if picos)
 
 
-def paper(uses: Sequence[Use], prices: Prices) -> tuple[Charge, ...]:
+def paper(uses: Sequence[FunctionUse], prices: Prices) -> tuple[Charge, ...]:
     """Charges for work alone, as in the papers: each use, by the millisecond, at its memory and Lambda's price.
 
     Includes starts ("pre-warming included"), but not keep-alive, requests or Redis. Source: Wei et al. 2025, §6; the

@@ -28,7 +28,7 @@ STARTED = ("critic", "mixer", "policy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class FunctionUse:
     """The use of one function in a round. `start_s` and `end_s` are Unix seconds."""
 
     function: str
@@ -51,7 +51,7 @@ class Use:
     end_s: float
 
 
-def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
+def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[FunctionUse, ...]:
     """The uses of all functions of a round, in the order of its record.
 
     A critic, mixer or policy inside a cold learner is cold too, with the learner's whole start-up time, because as a
@@ -106,8 +106,10 @@ def _covered(host: InvocationRecord, inner: Iterable[InvocationRecord]) -> float
     return covered
 
 
-def _use(each: InvocationRecord, seconds: float, size: FunctionSize, host: InvocationRecord, policies: set[str]) -> Use:
-    return Use(
+def _use(
+    each: InvocationRecord, seconds: float, size: FunctionSize, host: InvocationRecord, policies: set[str]
+) -> FunctionUse:
+    return FunctionUse(
         function=each.function,
         name=each.name,
         group=each.name if each.name in policies else "",

@@ -52,7 +52,7 @@ Limits = Mapping[str, Streams | Transfers]
 
 
 @dataclass
-class Turns:
+class FairSemaphore:
     """Turns at one kind of transfer, fair between jobs."""
 
     free: int
@@ -92,12 +92,14 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         self._running: Counter[str] = Counter()
         """Calls by kind: the method's name for streams, "" for those without a limit of their own."""
         self._limits: Limits = {}
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, FairSemaphore] = {}
 
     def set(self, limits: Limits) -> None:
         """Set the limits of single methods, before the first call."""
         self._limits = limits
-        self._turns = {name: Turns(each.at_once) for name, each in limits.items() if isinstance(each, Transfers)}
+        self._turns = {
+            name: FairSemaphore(each.at_once) for name, each in limits.items() if isinstance(each, Transfers)
+        }
 
     async def intercept_service(
         self,

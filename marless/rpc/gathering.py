@@ -16,7 +16,7 @@ PAUSE_S = 0.02
 Thing = TypeVar("Thing")
 
 
-class Gathering(Generic[Thing]):
+class Batcher(Generic[Thing]):
     """Things that wait to be sent, in order; who adds them sees to it that they are not too many."""
 
     def __init__(

@@ -51,7 +51,7 @@ class WeightedGradient:
 
 
 @dataclass(frozen=True)
-class Aggregated:
+class AggregationReply:
     """What an aggregation has published."""
 
     versions: Mapping[str, int]
@@ -64,7 +64,7 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class Head:
+class VersionHead:
     """One version of a policy, without its bytes."""
 
     policy: str
@@ -75,7 +75,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class StoredVersion(Head):
+class StoredVersion(VersionHead):
     """One version of a policy with the requested parts."""
 
     blobs: Mapping[str, memoryview]
@@ -83,10 +83,10 @@ class StoredVersion(Head):
 
 
 @dataclass(frozen=True)
-class Change:
+class HeadChange:
     """A new head, as reported by `ParamStore.watch`."""
 
-    head: Head
+    head: VersionHead
     cursor: str
     """Position after this change, from which a watch can continue."""
 
@@ -95,7 +95,7 @@ class Change:
 class PolicyListing:
     """The head of a policy and all its stored versions."""
 
-    head: Head
+    head: VersionHead
     req_id: str
     """`req_id` of the write that published the head."""
     versions: tuple[int, ...]
@@ -168,7 +168,7 @@ class ParamStore:
         discarded: Mapping[str, int] = MappingProxyType({}),
         sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         keep: int = 0,
-    ) -> Aggregated:
+    ) -> AggregationReply:
         """Apply gradients to policies, publish the next versions and remove the gradients: all of it, or nothing.
 
         Args:
@@ -208,7 +208,7 @@ class ParamStore:
             patience_s=self._patience_s,
         )
         versions = {each.policy: each.version for each in made.versions}
-        return Aggregated(versions, made.start_s, made.end_s, made.vcpu_s)
+        return AggregationReply(versions, made.start_s, made.end_s, made.vcpu_s)
 
     async def get(
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int = 0
@@ -227,7 +227,7 @@ class ParamStore:
         )
         return {stored.policy: stored for stored in _decode(header, memoryview(data))}
 
-    async def watch(self, job: str, cursor: str = "") -> AsyncGenerator[Change, None]:
+    async def watch(self, job: str, cursor: str = "") -> AsyncGenerator[HeadChange, None]:
         """Yield the present heads (those after `cursor`), then every new one, until the iterator is closed.
 
         Heads that have been superseded may be skipped; none is repeated. A lost connection is re-established.
@@ -241,7 +241,7 @@ class ParamStore:
                     async for change in changes:
                         lost_s, pause = None, delays(random.Random())
                         cursor = change.cursor
-                        yield Change(_head(change.head), cursor)
+                        yield HeadChange(_head(change.head), cursor)
                 raise UnavailableError("the store ended the watch")
             except (UnavailableError, OverloadedError) as trouble:
                 lost_s = lost_s or time.monotonic()
@@ -313,8 +313,8 @@ def _pairs(versions: Mapping[str, int]) -> Iterator[common_pb2.PolicyVersion]:
     return (common_pb2.PolicyVersion(policy=policy, version=version) for policy, version in versions.items())
 
 
-def _head(stored: param_store_pb2.StoredPolicy) -> Head:
-    return Head(stored.policy, stored.version, stored.round, stored.published_s)
+def _head(stored: param_store_pb2.StoredPolicy) -> VersionHead:
+    return VersionHead(stored.policy, stored.version, stored.round, stored.published_s)
 
 
 def _decode(header: param_store_pb2.GetHeader, data: memoryview) -> Iterator[StoredVersion]:

@@ -45,7 +45,7 @@ Write = Callable[[Ranges, memoryview], None]
 """Writes the bytes of ranges, one after another in the memoryview, into a lent file."""
 
 
-class Running(Protocol):
+class RunsTask(Protocol):
     """Tells whether a worker with this ticket runs a task now."""
 
     def __call__(self, task: str, worker: str, ticket: str) -> bool:
@@ -66,7 +66,7 @@ class _Loan:
 class Loans:
     """The files that a service has lent to the workers of its tasks."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunsTask) -> None:
         self._running = running
         self._loans: dict[str, _Loan] = {}
 

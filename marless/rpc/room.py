@@ -20,7 +20,7 @@ class _Waiter:
     """Jobs that arrived later but were admitted earlier; each may do so once."""
 
 
-class Room:
+class ByteBudget:
     """A budget of `limit_bytes` bytes shared by jobs; a single job may use all of it while no other job asks.
 
     Requests are admitted in full, first come first served, with one exception: a request that keeps its job within its

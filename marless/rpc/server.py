@@ -89,7 +89,7 @@ async def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedService:
     """A servicer with hooks for health, shutdown and metrics."""
 
     register: Register
@@ -105,7 +105,7 @@ class Service:
     """Its Prometheus metrics, in addition to those of RPCs; see `marless.rpc.metrics`."""
 
 
-Build = Callable[[str], AbstractAsyncContextManager[Service]]
+Build = Callable[[str], AbstractAsyncContextManager[ServedService]]
 """Builds a service, given the address that others dial; a context manager that lasts as long as the service runs."""
 
 
@@ -239,12 +239,12 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
             await server.stop(grace=DRAIN_S)
 
 
-async def _report(healthy: health.aio.HealthServicer, service: Service) -> None:
+async def _report(healthy: health.aio.HealthServicer, service: ServedService) -> None:
     status = health_pb2.HealthCheckResponse
     await healthy.set("", status.SERVING if await service.ready() else status.NOT_SERVING)
 
 
-async def _keep_reporting(healthy: health.aio.HealthServicer, service: Service) -> None:
+async def _keep_reporting(healthy: health.aio.HealthServicer, service: ServedService) -> None:
     while True:
         await asyncio.sleep(HEALTH_PERIOD_S)
         await _report(healthy, service)

@@ -25,7 +25,7 @@ from marless.core.group import Group
 from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.scaling.bounds import BoundedConfig, Bounds
+from marless.scaling.bounds import ActorRange, BoundedConfig
 from marless.scaling.history import remembered
 
 
@@ -44,7 +44,7 @@ class AdaptConfig(BoundedConfig):
 class AdaptScaling:
     """Scales actors with the progress of returns to a goal; see the module's docstring."""
 
-    bounds: Bounds
+    bounds: ActorRange
     goal: float
     baseline: float | None
     window: int

@@ -25,16 +25,16 @@ class BoundedConfig(ScalingConfig):
         """See `ScalingConfig`."""
         return 1 if self.within_budget else self.bounds(context).least
 
-    def bounds(self, context: ScalingContext) -> Bounds:
+    def bounds(self, context: ScalingContext) -> ActorRange:
         """The range [I_min, I_max] of this job; raises SpecError if it is empty."""
         if self.min_actors is None:
-            return Bounds(self.usual_min(context), context.max_actors)
+            return ActorRange(self.usual_min(context), context.max_actors)
         if self.min_actors > context.max_actors:
             raise SpecError(
                 f"scaling.min_actors is {self.min_actors}, more than actors.count, {context.max_actors}, which is the "
                 "most a round gets; lower it or raise actors.count"
             )
-        return Bounds(float(self.min_actors), context.max_actors)
+        return ActorRange(float(self.min_actors), context.max_actors)
 
     def usual_min(self, context: ScalingContext) -> float:
         """The policy's default of I_min."""
@@ -42,7 +42,7 @@ class BoundedConfig(ScalingConfig):
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ActorRange:
     """The range from I_min to I_max. I_min may be fractional, as in I_max/N: only decisions are rounded."""
 
     low: float

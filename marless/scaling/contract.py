@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marless.core.group import Group
-from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record import Decision, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 
@@ -58,7 +58,7 @@ def sample_round(
     """A synthetic round after `history`, with this decision: 100 env steps per actor, random returns and metrics."""
     number = history[-1].round + 1 if history else 0
     mean = chance.uniform(-40, -20)
-    returns = Returns(episodes=4, mean=mean, per_agent=dict.fromkeys(AGENTS, mean), standard_error=0.1)
+    returns = EpisodeReturns(episodes=4, mean=mean, per_agent=dict.fromkeys(AGENTS, mean), standard_error=0.1)
     metrics = {group.policy: _measured(chance) for group in groups}
     return RoundRecord(
         job="contract",

@@ -10,7 +10,7 @@ from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 
 
-class FixedConfig(ScalingConfig):
+class FixedScalingConfig(ScalingConfig):
     """Settings of `fixed`; every round gets `actors.count`."""
 
     name: str = "fixed"
@@ -31,10 +31,10 @@ class FixedScaling:
         return ScalingDecision(self.actors, f"fixed: {self.actors} actors in every round")
 
 
-class FixedKind:
+class FixedScalingKind:
     """See `ScalingKind`."""
 
-    config_type = FixedConfig
+    config_type = FixedScalingConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
         """None: it needs no measurements."""
@@ -45,4 +45,4 @@ class FixedKind:
         return FixedScaling(context.max_actors)
 
 
-SCALING = FixedKind()
+SCALING = FixedScalingKind()

@@ -25,7 +25,7 @@ from pydantic import Field
 from marless.core.group import Group
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.scaling.bounds import BoundedConfig, Bounds
+from marless.scaling.bounds import ActorRange, BoundedConfig
 from marless.scaling.history import Series, series
 
 _MIN_SHARE = 8
@@ -57,7 +57,7 @@ class GnsConfig(BoundedConfig):
 class GnsScaling:
     """Scales actors with the gradient noise scale; see the module's docstring."""
 
-    bounds: Bounds
+    bounds: ActorRange
     config: GnsConfig
     pooled: bool
     """True if a shared policy trains on the samples of all its members, False if on as many as one member has."""

@@ -21,11 +21,11 @@ from pydantic import Field
 from marless.core.group import Group
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.scaling.bounds import TOLERANCE, BoundedConfig, Bounds
+from marless.scaling.bounds import TOLERANCE, ActorRange, BoundedConfig
 from marless.scaling.history import Series, series
 
 
-class MarlessConfig(BoundedConfig):
+class MarlessScalingConfig(BoundedConfig):
     """Settings of MARLess's actor scaling; I_min is I_max/N by default, N the number of agents."""
 
     name: Literal["marless"] = "marless"
@@ -49,7 +49,7 @@ class MarlessConfig(BoundedConfig):
         """The default of I_min, I_max/N, as in the paper's evaluation."""
         return context.max_actors / context.agents
 
-    def limit(self, bounds: Bounds) -> float:
+    def limit(self, bounds: ActorRange) -> float:
         """I_thr, in actors."""
         return self.beta * (bounds.high - bounds.low if self.threshold == "printed" else bounds.high)
 
@@ -71,12 +71,12 @@ class MarlessConfig(BoundedConfig):
         )
 
 
-def lone_average(bounds: Bounds, policies: int) -> float:
+def lone_average(bounds: ActorRange, policies: int) -> float:
     """I_avg if one of `policies` policies has I_max and all others have I_min."""
     return bounds.low + (bounds.high - bounds.low) / policies
 
 
-def outlier_safe(bounds: Bounds, policies: int, threshold: float) -> bool:
+def outlier_safe(bounds: ActorRange, policies: int, threshold: float) -> bool:
     """True if a single policy at I_max, all others at I_min, never forces the maximum: I_thr > `lone_average`.
 
     Departs from the paper, whose text requires "β < 1/K" and whose slides require I_thr ≥ (I_max − I_min)/K: the first
@@ -89,7 +89,7 @@ def outlier_safe(bounds: Bounds, policies: int, threshold: float) -> bool:
 class MarlessScaling:
     """Scales actors by curvature; see the module's docstring."""
 
-    bounds: Bounds
+    bounds: ActorRange
     window: int
     threshold: float
     """I_thr, in actors."""
@@ -157,10 +157,10 @@ def _logarithms(values: Series) -> Series:
     return {round_: math.log(value) for round_, value in values.items() if value > 0}
 
 
-class MarlessKind:
+class MarlessScalingKind:
     """See `ScalingKind`."""
 
-    config_type = MarlessConfig
+    config_type = MarlessScalingConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
         """Each policy's curvature."""
@@ -168,9 +168,9 @@ class MarlessKind:
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MarlessScaling:
         """See `ScalingKind`."""
-        own = MarlessConfig.model_validate(config)
+        own = MarlessScalingConfig.model_validate(config)
         bounds = own.bounds(context)
         return MarlessScaling(bounds, own.window, own.limit(bounds), own.compare == "logarithm", own.count == "samples")
 
 
-SCALING = MarlessKind()
+SCALING = MarlessScalingKind()

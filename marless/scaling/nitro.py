@@ -24,7 +24,7 @@ from pydantic import Field
 from marless.core.group import Group
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.scaling.bounds import TOLERANCE, BoundedConfig, Bounds
+from marless.scaling.bounds import TOLERANCE, ActorRange, BoundedConfig
 from marless.scaling.history import Series, series
 from marless.scaling.marless import score
 
@@ -53,7 +53,7 @@ class NitroConfig(BoundedConfig):
 class NitroScaling:
     """Scales actors by curvature with a decaying score; see the module's docstring."""
 
-    bounds: Bounds
+    bounds: ActorRange
     config: NitroConfig
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:

@@ -28,7 +28,7 @@ class ScheduleConfig(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class ScheduleState:
     """What is durable of a job, as far as its schedule must know. Rounds count from 0."""
 
     recorded: int
@@ -69,7 +69,7 @@ class Schedule(Protocol):
     """How many rounds may be rolled out beside the training of an earlier one: 0 or 1. Pools keep room, and the store
     keeps versions, for so many."""
 
-    def due(self, state: State) -> tuple[Command, ...]:
+    def due(self, state: ScheduleState) -> tuple[Command, ...]:
         """All commands that should be under way in this state, the most urgent first; never empty before the end.
 
         A round is rolled out after the one before it, which leaves the lanes that it goes on with, and with the same

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from marless.schedules.base import Command, RollOut, Schedule, State, Train
+from marless.schedules.base import Command, RollOut, Schedule, ScheduleState, Train
 
 ROUNDS = 8
 """Rounds of the jobs that are walked through."""
@@ -30,16 +30,16 @@ def check_schedule(schedule: Schedule) -> None:
             _check_goes_on(schedule, state, due)
 
 
-def states(ahead: int, last: int | None) -> Iterator[State]:
+def states(ahead: int, last: int | None) -> Iterator[ScheduleState]:
     """Every state of a job before its end: rounds that are rolled out follow each other, and none is too far ahead."""
     for recorded in range(ROUNDS if last is None else last + 1):
         for count in range(ahead + 2):
             rolled_out = frozenset(range(recorded, recorded + count))
             if last is None or max(rolled_out, default=0) <= last:
-                yield State(recorded=recorded, rolled_out=rolled_out, last=last)
+                yield ScheduleState(recorded=recorded, rolled_out=rolled_out, last=last)
 
 
-def _check(schedule: Schedule, state: State, command: Command, decided: dict[int, int]) -> None:
+def _check(schedule: Schedule, state: ScheduleState, command: Command, decided: dict[int, int]) -> None:
     what = f"{state}: {command}"
     if isinstance(command, Train):
         assert command.round == state.recorded, f"{what}: only round {state.recorded} can be trained"
@@ -56,7 +56,7 @@ def _check(schedule: Schedule, state: State, command: Command, decided: dict[int
     assert known == command.decided, f"{what}: in another state it was decided after {known} rounds"
 
 
-def _check_goes_on(schedule: Schedule, state: State, due: tuple[Command, ...]) -> None:
+def _check_goes_on(schedule: Schedule, state: ScheduleState, due: tuple[Command, ...]) -> None:
     """What is due stays due until it has ended, whatever ends before it."""
     for ended in due:
         after = _after(state, ended)
@@ -66,7 +66,7 @@ def _check_goes_on(schedule: Schedule, state: State, due: tuple[Command, ...]) -
             assert other == ended or other in schedule.due(after), f"{after}: {other} was due before, and is not now"
 
 
-def _after(state: State, command: Command) -> State:
+def _after(state: ScheduleState, command: Command) -> ScheduleState:
     if isinstance(command, RollOut):
         return replace(state, rolled_out=state.rolled_out | {command.round})
     return replace(state, recorded=command.round + 1, rolled_out=state.rolled_out - {command.round})

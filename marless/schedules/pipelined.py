@@ -10,7 +10,7 @@ from typing import Literal
 
 from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import SpecError
-from marless.schedules.base import Command, RollOut, ScheduleConfig, State, Train
+from marless.schedules.base import Command, RollOut, ScheduleConfig, ScheduleState, Train
 
 
 class PipelinedConfig(ScheduleConfig):
@@ -37,7 +37,7 @@ class Pipelined:
         """It has no settings."""
         return self
 
-    def due(self, state: State) -> tuple[Command, ...]:
+    def due(self, state: ScheduleState) -> tuple[Command, ...]:
         """See `Schedule`."""
         k = state.recorded
         if k not in state.rolled_out:

@@ -1,8 +1,8 @@
 """The rule of asynchronous training: rollouts that never wait, learners on demand, gradients aggregated by staleness.
 
-Source: Yu et al. 2024 (Stellaris), §4. A pure state machine: an event and a `Progress` give a new `Progress` and the
-commands to start. It has no clock, no randomness and no I/O, so that equal events in equal order give equal commands:
-what is durable of a job is the order of its events. The coordinator runs it on the pools
+Source: Yu et al. 2024 (Stellaris), §4. A pure state machine: an event and a `StellarisProgress` give a new one and
+the commands to start. It has no clock, no randomness and no I/O, so that equal events in equal order give equal
+commands: what is durable of a job is the order of its events. The coordinator runs it on the pools
 (`services/coordinator/execution/asynchronous.py`), `marless.simulation.asynchronous` on a virtual clock.
 
 A round of such a job is one version: what arrived since the version before, and the gradients that it is made of.
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from marless.aggregation.queue import Aggregation, Aggregator, Gradient, Queue
+from marless.aggregation.queue import GradientBatch, GradientQueue, Queue, QueuedGradient
 from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import InternalError, SpecError
 from marless.schedules.arrivals import Arrival
 from marless.schedules.base import Command as RoundCommand
-from marless.schedules.base import ScheduleConfig, State
+from marless.schedules.base import ScheduleConfig, ScheduleState
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.schedules.stellaris_config import StellarisConfig
 
@@ -62,7 +62,7 @@ class Learn:
 class Publish:
     """Apply these gradients; the result is the version of clock `aggregation.clock + 1`."""
 
-    aggregation: Aggregation
+    aggregation: GradientBatch
 
 
 Command = Sample | Learn | Publish
@@ -79,7 +79,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class StellarisProgress:
     """How far a job is."""
 
     actors: int
@@ -104,15 +104,15 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Step:
+class StellarisStep:
     """What follows from an event."""
 
-    progress: Progress
+    progress: StellarisProgress
     commands: tuple[Command, ...]
     """To be started, in this order; a `Publish` is the first, if there is one."""
 
     @property
-    def published(self) -> Aggregation | None:
+    def published(self) -> GradientBatch | None:
         """The gradients that become a version now, if any."""
         return next((each.aggregation for each in self.commands if isinstance(each, Publish)), None)
 
@@ -128,11 +128,11 @@ class Stellaris:
     def __post_init__(self) -> None:
         self._check(self.actors)
 
-    def begin(self) -> Step:
+    def begin(self) -> StellarisStep:
         """The first commands."""
-        return self._started(Progress(actors=self.actors))
+        return self._started(StellarisProgress(actors=self.actors))
 
-    def step(self, progress: Progress, arrival: Arrival) -> Step:
+    def step(self, progress: StellarisProgress, arrival: Arrival) -> StellarisStep:
         """What follows from an event; raises InternalError for one that cannot happen in this state."""
         match arrival.kind:
             case "rollout":
@@ -148,19 +148,19 @@ class Stellaris:
             case "restart":
                 return self.restarted(progress)
 
-    def after(self, arrivals: Iterable[Arrival]) -> Step:
+    def after(self, arrivals: Iterable[Arrival]) -> StellarisStep:
         """The state after these events since the beginning, with what the last one has started."""
         step = self.begin()
         for arrival in arrivals:
             step = self.step(step.progress, arrival)
         return step
 
-    def scaled(self, progress: Progress, actors: int) -> Step:
+    def scaled(self, progress: StellarisProgress, actors: int) -> StellarisStep:
         """From now on, so many rollouts are to be under way; those that are too many go on to their end."""
         self._check(actors)
         return self._started(replace(progress, actors=actors))
 
-    def restarted(self, progress: Progress) -> Step:
+    def restarted(self, progress: StellarisProgress) -> StellarisStep:
         """All that was under way or waited is lost, and counted; the versions are there."""
         lost = len(progress.sampling) + len(progress.waiting) + len(progress.learning)
         queue = self._aggregator.discard(progress.queue, [each.id for each in progress.queue.waiting])
@@ -168,25 +168,25 @@ class Stellaris:
             replace(progress, sampling=_NOTHING, waiting=(), learning={}, queue=queue, lost=progress.lost + lost)
         )
 
-    def sampled(self, progress: Progress, rollout: int, env_steps: int) -> Step:
+    def sampled(self, progress: StellarisProgress, rollout: int, env_steps: int) -> StellarisStep:
         """A rollout has ended, and its trajectory is there."""
         clock, sampling = _taken(progress.sampling, rollout)
         waiting = (*progress.waiting, Waiting(rollout, clock, env_steps))
         return self._started(replace(progress, sampling=sampling, waiting=waiting))
 
-    def not_sampled(self, progress: Progress, rollout: int) -> Step:
+    def not_sampled(self, progress: StellarisProgress, rollout: int) -> StellarisStep:
         """A rollout has failed for good; another one takes its place, behind a barrier with the same versions."""
         _, sampling = _taken(progress.sampling, rollout)
         progress = replace(progress, sampling=sampling, lost=progress.lost + 1)
         if not self.config.barrier:
             return self._started(progress)
         progress, sample = _sampling(progress)
-        return Step(progress, (sample,))
+        return StellarisStep(progress, (sample,))
 
-    def computed(self, progress: Progress, learner: int) -> Step:
+    def computed(self, progress: StellarisProgress, learner: int) -> StellarisStep:
         """A learner has returned its gradient."""
         done, learning = _taken(progress.learning, learner)
-        gradient = Gradient(
+        gradient = QueuedGradient(
             id=f"gradient-{learner}",
             learner=f"learner-{learner}",
             scope=SCOPE,
@@ -197,14 +197,14 @@ class Stellaris:
         outcome = self._aggregator.arrive(progress.queue, gradient, self._under_way(progress))
         return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
 
-    def not_computed(self, progress: Progress, learner: int) -> Step:
+    def not_computed(self, progress: StellarisProgress, learner: int) -> StellarisStep:
         """A learner has failed for good; its rollouts are lost, and those that wait need not wait for it."""
         _, learning = _taken(progress.learning, learner)
         progress = replace(progress, learning=learning, lost=progress.lost + 1)
         outcome = self._aggregator.ended(progress.queue, self._under_way(progress))
         return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
 
-    def _under_way(self, progress: Progress) -> list[int]:
+    def _under_way(self, progress: StellarisProgress) -> list[int]:
         """Clocks of the gradients that are to come; behind a barrier, also of those whose learners have not begun."""
         to_come = [learn.clock for learn in progress.learning.values()]
         if self.config.barrier:
@@ -212,8 +212,8 @@ class Stellaris:
         return to_come
 
     @property
-    def _aggregator(self) -> Aggregator:
-        return Aggregator(self.config.aggregation)
+    def _aggregator(self) -> GradientQueue:
+        return GradientQueue(self.config.aggregation)
 
     def _check(self, actors: int) -> None:
         if self.config.barrier and actors % self.config.batch:
@@ -222,7 +222,7 @@ class Stellaris:
                 "(schedule.batch); choose numbers of which one divides the other"
             )
 
-    def _published(self, progress: Progress, aggregation: Aggregation | None) -> Step:
+    def _published(self, progress: StellarisProgress, aggregation: GradientBatch | None) -> StellarisStep:
         """Publish what was aggregated; what starts next starts from the new version."""
         if aggregation is None:
             return self._started(progress)
@@ -230,20 +230,20 @@ class Stellaris:
         step = self._started(replace(progress, env_steps=progress.env_steps + applied))
         return replace(step, commands=(Publish(aggregation), *step.commands))
 
-    def _started(self, progress: Progress) -> Step:
+    def _started(self, progress: StellarisProgress) -> StellarisStep:
         """Start the learners and rollouts that are due."""
         progress, learners = self._learners(self._fresh(progress))
         if not learners and not progress.learning and progress.queue.waiting and self._starved(progress):
             outcome = self._aggregator.release(progress.queue)
             return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
         progress, rollouts = self._rollouts(progress)
-        return Step(progress, (*learners, *rollouts))
+        return StellarisStep(progress, (*learners, *rollouts))
 
-    def _starved(self, progress: Progress) -> bool:
+    def _starved(self, progress: StellarisProgress) -> bool:
         """True if no learner can start before gradients that wait become a version."""
         return not progress.sampling and (self.config.barrier or not self._admitted(progress))
 
-    def _fresh(self, progress: Progress) -> Progress:
+    def _fresh(self, progress: StellarisProgress) -> StellarisProgress:
         """Drop the rollouts that are too old."""
         oldest = progress.queue.clock - self.data_lag(progress)
         if all(each.clock >= oldest for each in progress.waiting):
@@ -251,7 +251,7 @@ class Stellaris:
         kept = tuple(each for each in progress.waiting if each.clock >= oldest)
         return replace(progress, waiting=kept, dropped=progress.dropped + len(progress.waiting) - len(kept))
 
-    def _learners(self, progress: Progress) -> tuple[Progress, list[Command]]:
+    def _learners(self, progress: StellarisProgress) -> tuple[StellarisProgress, list[Command]]:
         commands: list[Command] = []
         size, clock = self.config.batch, progress.queue.clock
         while len(progress.waiting) >= size and len(progress.learning) < self.config.learners:
@@ -273,7 +273,7 @@ class Stellaris:
             )
         return progress, commands
 
-    def _rollouts(self, progress: Progress) -> tuple[Progress, list[Command]]:
+    def _rollouts(self, progress: StellarisProgress) -> tuple[StellarisProgress, list[Command]]:
         commands: list[Command] = []
         if self.config.barrier and (
             progress.sampling or progress.waiting or progress.learning or progress.queue.waiting
@@ -284,12 +284,12 @@ class Stellaris:
             commands.append(sample)
         return progress, commands
 
-    def data_lag(self, progress: Progress) -> int:
+    def data_lag(self, progress: StellarisProgress) -> int:
         """Versions by which a rollout may be older than the one that learns from it."""
         lag = self.config.data_lag
         return max(progress.actors // self.config.batch, 1) if lag is None else lag
 
-    def _admitted(self, progress: Progress) -> bool:
+    def _admitted(self, progress: StellarisProgress) -> bool:
         """True if a rollout that starts now could still be learned from, even if each gradient became a version.
 
         Before it come the gradients that wait, those under way, and those of all rollouts that no learner has.
@@ -298,12 +298,12 @@ class Stellaris:
         return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.data_lag(progress)
 
 
-def learner_of(gradient: Gradient) -> int:
+def learner_of(gradient: QueuedGradient) -> int:
     """The number of the learner that has computed a gradient."""
     return int(gradient.learner.removeprefix("learner-"))
 
 
-def _sampling(progress: Progress) -> tuple[Progress, Sample]:
+def _sampling(progress: StellarisProgress) -> tuple[StellarisProgress, Sample]:
     """With one more rollout under way, and the command that starts it."""
     sample = Sample(progress.rollouts, progress.queue.clock)
     sampling = {**progress.sampling, sample.rollout: sample.clock}
@@ -325,7 +325,7 @@ class StellarisSchedule:
     ahead: int = 1
     """In models of its time and cost, which see versions as rounds."""
 
-    def due(self, state: State) -> tuple[RoundCommand, ...]:
+    def due(self, state: ScheduleState) -> tuple[RoundCommand, ...]:
         """Its records as rounds, for models of time and cost: a version's rollouts run while the one before is made."""
         return PIPELINED.due(state)
 

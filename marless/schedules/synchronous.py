@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from marless.algos.algorithm import AlgorithmConfig
-from marless.schedules.base import Command, RollOut, ScheduleConfig, State, Train
+from marless.schedules.base import Command, RollOut, ScheduleConfig, ScheduleState, Train
 
 
 class SynchronousConfig(ScheduleConfig):
@@ -27,7 +27,7 @@ class Synchronous:
         """It has no settings."""
         return self
 
-    def due(self, state: State) -> tuple[Command, ...]:
+    def due(self, state: ScheduleState) -> tuple[Command, ...]:
         """See `Schedule`."""
         k = state.recorded
         return (Train(k),) if k in state.rolled_out else (RollOut(k, decided=k),)

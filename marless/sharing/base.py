@@ -15,7 +15,7 @@ from marless.core.group import Group
 from marless.core.limits import MAX_AGENTS
 from marless.core.measures import SimilarityConfig
 from marless.core.settings import Strict
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
@@ -59,7 +59,7 @@ class Sharing(Protocol):
     State is kept in `SharingDecision.inputs`, which the next decision finds in its history.
     """
 
-    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
         """True if learners are to measure the similarity of agents in the update of the round after `history`.
 
         `returns` are those of that round's rollout; the measurement is for the decision on the round after it.

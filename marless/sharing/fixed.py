@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
 
-class FixedConfig(SharingConfig):
+class FixedSharingConfig(SharingConfig):
     """Settings of `fixed`; every round has the groups of the first."""
 
     name: str = "fixed"
@@ -27,7 +27,7 @@ class FixedSharing:
 
     groups: tuple[Group, ...]
 
-    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
         """False: similarity is not used."""
         return False
 
@@ -36,10 +36,10 @@ class FixedSharing:
         return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
 
 
-class FixedKind:
+class FixedSharingKind:
     """See `SharingKind`."""
 
-    config_type = FixedConfig
+    config_type = FixedSharingConfig
 
     def curvature(self, config: SharingConfig) -> bool:
         """False: curvature is not used."""
@@ -54,4 +54,4 @@ class FixedKind:
         return FixedSharing(groups)
 
 
-SHARING = FixedKind()
+SHARING = FixedSharingKind()

@@ -18,17 +18,17 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
 from marless.errors import SpecError
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision
 from marless.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
 from marless.sharing.similarity import check_similarity, needs, read_similarity
-from marless.sharing.trend import Detector, Range, Seen
+from marless.sharing.trend import Detector, Range, TrendState
 
 if TYPE_CHECKING:
     from marless.envs.base import AgentClass, EnvSpaces
 
 
-class MarlessConfig(SharingConfig):
+class MarlessSharingConfig(SharingConfig):
     """Settings of MARLess's sharing: share and split by the trend of returns, group by similarity."""
 
     name: str = "marless"
@@ -61,20 +61,20 @@ class _Memory:
     sharing: bool = False
     enablings: int = 0
     """j, the number of times that sharing has begun."""
-    seen: Seen = field(default_factory=Seen)
+    seen: TrendState = field(default_factory=TrendState)
 
 
 @dataclass(frozen=True)
 class MarlessSharing:
     """The sharing policy of MARLess; see the module's docstring."""
 
-    config: MarlessConfig
+    config: MarlessSharingConfig
     groups: tuple[Group, ...]
     """Groups of the first round: one policy per agent."""
     classes: tuple[AgentClass, ...]
     detector: Detector
 
-    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
         """True only if sharing begins with these returns, and its groups depend on similarity."""
         memory = self._after(history)
         changed = bool(history) and self.detector.fires(memory.seen, sharing=memory.sharing)
@@ -188,7 +188,7 @@ class MarlessSharing:
                 lowest, highest = (
                     tuple(kept[name][agent] for agent in agents) if kept[name] else () for name in ("lowest", "highest")
                 )
-                seen = Seen(tuple(tuple(row) for row in kept["window"]), lowest, highest)
+                seen = TrendState(tuple(tuple(row) for row in kept["window"]), lowest, highest)
                 return _Memory(kept["sharing"], kept["enablings"], seen)
         return _Memory()
 
@@ -234,10 +234,10 @@ def _clustered(
     return made
 
 
-class MarlessKind:
+class MarlessSharingKind:
     """See `marless.sharing.base.SharingKind`."""
 
-    config_type = MarlessConfig
+    config_type = MarlessSharingConfig
 
     def curvature(self, config: SharingConfig) -> bool:
         """True: a group starts from its member with the highest C."""
@@ -275,8 +275,8 @@ class MarlessKind:
         return made
 
 
-def _checked(config: SharingConfig) -> MarlessConfig:
-    assert isinstance(config, MarlessConfig), config  # the registry pairs this kind with its config type
+def _checked(config: SharingConfig) -> MarlessSharingConfig:
+    assert isinstance(config, MarlessSharingConfig), config  # the registry pairs this kind with its config type
     return config
 
 
@@ -291,4 +291,4 @@ def _check_sharable(sharing: MarlessSharing) -> None:
         )
 
 
-SHARING = MarlessKind()
+SHARING = MarlessSharingKind()

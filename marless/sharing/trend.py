@@ -23,7 +23,7 @@ Row = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrendState:
     """The state of a detector."""
 
     window: tuple[Row, ...] = ()
@@ -33,9 +33,9 @@ class Seen:
     highest: Row = ()
     """Highest return per agent, likewise."""
 
-    def cleared(self) -> Seen:
+    def cleared(self) -> TrendState:
         """The state after a change of strategy: an empty window, the same range."""
-        return Seen((), self.lowest, self.highest)
+        return TrendState((), self.lowest, self.highest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +69,20 @@ class Detector:
             "below it; give a number in between"
         )
 
-    def see(self, seen: Seen, returns: Mapping[str, float]) -> Seen:
+    def see(self, seen: TrendState, returns: Mapping[str, float]) -> TrendState:
         """The state after a round with these mean returns per agent."""
         new = tuple(returns[agent] for agent in self.agents)
         lowest = tuple(map(min, seen.lowest or new, new))
         highest = tuple(map(max, seen.highest or new, new))
         row = _scaled(new, lowest, highest) if self.range == "then" else new
-        return Seen((*seen.window, row)[-self.window :], lowest, highest)
+        return TrendState((*seen.window, row)[-self.window :], lowest, highest)
 
-    def trend(self, seen: Seen) -> tuple[float, ...]:
+    def trend(self, seen: TrendState) -> tuple[float, ...]:
         """R', the aggregate of scaled returns, of each round in the window, oldest first."""
         total = sum if self.aggregate == "sum" else statistics.fmean
         return tuple(float(total(row)) for row in self._rows(seen))
 
-    def slope(self, seen: Seen) -> float | None:
+    def slope(self, seen: TrendState) -> float | None:
         """k, the least-squares slope per round; None until the window is full."""
         if len(seen.window) < self.window:
             return None
@@ -92,12 +92,12 @@ class Detector:
         """The γ that applies while agents share, or while they do not."""
         return self.threshold if not sharing or self.split_threshold is None else self.split_threshold
 
-    def fires(self, seen: Seen, *, sharing: bool = False) -> bool:
+    def fires(self, seen: TrendState, *, sharing: bool = False) -> bool:
         """True if the strategy is to change: the window is full, and k < γ."""
         slope = self.slope(seen)
         return slope is not None and slope < self.below(sharing)
 
-    def _rows(self, seen: Seen) -> tuple[Row, ...]:
+    def _rows(self, seen: TrendState) -> tuple[Row, ...]:
         if self.range == "then" or not seen.window:
             return seen.window
         lowest, highest = seen.lowest, seen.highest

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marless.aggregation.queue import Aggregation
-from marless.schedules.stellaris import Command, Learn, Progress, Publish, Sample, Stellaris, Step
+from marless.aggregation.queue import GradientBatch
+from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, StellarisProgress, StellarisStep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Durations:
+class SlotSeconds:
     """Seconds of functions on a slot of speed 1."""
 
     sample_s: Sequence[float]
@@ -31,7 +31,7 @@ class Durations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class SpeedSpread:
     """How speeds differ."""
 
     slow: float = 0.0
@@ -42,12 +42,12 @@ class Machines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class SimulatedRun:
     """What happened."""
 
     ended_s: float
     """When the last version was published."""
-    aggregations: tuple[Aggregation, ...]
+    aggregations: tuple[GradientBatch, ...]
     """One for each version."""
     published_s: tuple[float, ...]
     """When, in seconds since the start."""
@@ -56,7 +56,7 @@ class Course:
     learners_busy: float
     longest_queue: int
     """Most rollouts that waited for a learner at once."""
-    progress: Progress
+    progress: StellarisProgress
     """At the end."""
 
     @property
@@ -86,8 +86,14 @@ class _Slots:
 
 
 def simulate(
-    rule: Stellaris, durations: Durations, machines: Machines, *, gradients: int, seed: int, work: Work | None = None
-) -> Course:
+    rule: Stellaris,
+    durations: SlotSeconds,
+    machines: SpeedSpread,
+    *,
+    gradients: int,
+    seed: int,
+    work: Work | None = None,
+) -> SimulatedRun:
     """Run until so many gradients have been applied; equal arguments give equal courses."""
     run = _Run(rule, durations, machines, random.Random(seed), work)
     run.start(rule.begin())
@@ -98,7 +104,7 @@ def simulate(
 
 class _Run:
     def __init__(
-        self, rule: Stellaris, durations: Durations, machines: Machines, rng: random.Random, work: Work | None
+        self, rule: Stellaris, durations: SlotSeconds, machines: SpeedSpread, rng: random.Random, work: Work | None
     ) -> None:
         self._rule, self._durations, self._machines, self._rng, self._work = rule, durations, machines, rng, work
         slow = round(machines.slow * rule.actors)
@@ -108,8 +114,8 @@ class _Run:
         self._events: list[tuple[float, int, Sample | Learn, int]] = []
         """When, in which order, what ends, and on which slot."""
         self._order = itertools.count()
-        self._progress = Progress(actors=rule.actors)
-        self._published: list[tuple[float, Aggregation]] = []
+        self._progress = StellarisProgress(actors=rule.actors)
+        self._published: list[tuple[float, GradientBatch]] = []
         self._longest = 0
 
     @property
@@ -127,7 +133,7 @@ class _Run:
             self._learners.free.append(slot)
             self.start(self._rule.computed(self._progress, ended.learner))
 
-    def start(self, step: Step) -> None:
+    def start(self, step: StellarisStep) -> None:
         """Start what follows from an event."""
         self._progress = step.progress
         self._longest = max(self._longest, len(step.progress.waiting))
@@ -157,11 +163,11 @@ class _Run:
         """When the version of this clock is published."""
         return self._published[clock - 1][0] if clock else 0.0
 
-    def course(self) -> Course:
+    def course(self) -> SimulatedRun:
         """What has happened so far. Functions under way count until now."""
         ended_s = self._published[-1][0]
         beyond = [(kind, max(ends_s - ended_s, 0.0)) for ends_s, _, kind, _ in self._events]
-        return Course(
+        return SimulatedRun(
             ended_s=ended_s,
             aggregations=tuple(aggregation for _, aggregation in self._published),
             published_s=tuple(at_s for at_s, _ in self._published),

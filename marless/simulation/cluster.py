@@ -47,7 +47,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Task:
+class SimulatedFunction:
     """A function to be scheduled."""
 
     seconds: float
@@ -59,11 +59,11 @@ class Task:
 class _Tasks:
     """The functions of a round."""
 
-    actors: list[Task]
-    updates: list[Task]
-    beside: list[Task]
+    actors: list[SimulatedFunction]
+    updates: list[SimulatedFunction]
+    beside: list[SimulatedFunction]
     """Evaluations during the update."""
-    evaluations: list[Task]
+    evaluations: list[SimulatedFunction]
     """Those after it."""
 
 
@@ -167,7 +167,9 @@ def lanes(slots: int, size: FunctionSize, what: str = "function") -> int:
     return count
 
 
-def schedule(tasks: Sequence[Task], at_once: int, *, taken: int = 0, until_s: float = 0.0) -> tuple[Placement, ...]:
+def schedule(
+    tasks: Sequence[SimulatedFunction], at_once: int, *, taken: int = 0, until_s: float = 0.0
+) -> tuple[Placement, ...]:
     """List scheduling, longest ready task first, ties by index; returns placements in the order of `tasks`.
 
     Of the `at_once` lanes, the last `taken` ones are free from `until_s` on, the others at once.
@@ -203,7 +205,7 @@ def makespan(placements: Iterable[Placement]) -> float:
     return max((placement.end_s for placement in placements), default=0.0)
 
 
-def _followers(tasks: Sequence[Task]) -> list[list[int]]:
+def _followers(tasks: Sequence[SimulatedFunction]) -> list[list[int]]:
     """For each task, the tasks that wait for it."""
     followers: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -215,11 +217,11 @@ def _followers(tasks: Sequence[Task]) -> list[list[int]]:
 def _tasks(record: RoundRecord, functions: FunctionsSpec) -> _Tasks:
     """The functions of a round as tasks, cold starts included."""
     timed = _timed(record, functions)
-    evaluations = [(each, Task(seconds)) for each, seconds in timed if each.function == "evaluation"]
+    evaluations = [(each, SimulatedFunction(seconds)) for each, seconds in timed if each.function == "evaluation"]
     inner = [(each, seconds) for each, seconds in timed if each.function not in WHOLE]
     return _Tasks(
-        actors=[Task(seconds) for each, seconds in timed if each.function == "actor"],
-        updates=[Task(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner],
+        actors=[SimulatedFunction(seconds) for each, seconds in timed if each.function == "actor"],
+        updates=[SimulatedFunction(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner],
         beside=[task for each, task in evaluations if each.during_update],
         evaluations=[task for each, task in evaluations if not each.during_update],
     )

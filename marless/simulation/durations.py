@@ -30,7 +30,7 @@ OF_SCOPE = ("post_process", "mixer")
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearSeconds:
     """Seconds as a function of samples: `base_s + per_sample_s · samples`, neither negative."""
 
     base_s: float
@@ -43,27 +43,27 @@ class Line:
         return self.base_s + self.per_sample_s * samples
 
 
-def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportional", "constant"]) -> Line:
+def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportional", "constant"]) -> LinearSeconds:
     """The least-squares line with non-negative coefficients through points (samples, seconds).
 
     `one_size` is the assumption to use if all points have the same number of samples.
     """
     sizes = len({samples for samples, _ in points})
     squares = sum(samples * samples for samples, _ in points)
-    proportional = Line(0.0, sum(x * y for x, y in points) / squares if squares else 0.0, sizes)
+    proportional = LinearSeconds(0.0, sum(x * y for x, y in points) / squares if squares else 0.0, sizes)
     if sizes < 2 and one_size == "proportional":
         return proportional
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
     if sizes < 2:
-        return Line(mean_y, 0.0, sizes)
+        return LinearSeconds(mean_y, 0.0, sizes)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
     if slope < 0:
-        return Line(mean_y, 0.0, sizes)
+        return LinearSeconds(mean_y, 0.0, sizes)
     base_s = mean_y - slope * mean_x
-    return Line(base_s, slope, sizes) if base_s >= 0 else proportional
+    return LinearSeconds(base_s, slope, sizes) if base_s >= 0 else proportional
 
 
-class Durations:
+class DurationModel:
     """A model of the durations of functions, fitted to a recorded run."""
 
     def __init__(self, records: Sequence[RoundRecord], pooling: Pooling, drawn: int | None = None) -> None:
@@ -76,7 +76,7 @@ class Durations:
                 if each.function in points:
                     points[each.function].append((self._samples(each, record.groups, env_steps, pooling), each.vcpu_s))
         one_size: Literal["proportional", "constant"] = "proportional" if drawn is None else "constant"
-        self.lines: Mapping[str, Line] = {
+        self.lines: Mapping[str, LinearSeconds] = {
             function: fit(found, one_size=one_size if function == "post_process" else "proportional")
             for function, found in points.items()
             if found

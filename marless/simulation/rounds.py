@@ -19,7 +19,7 @@ from marless.job import Function
 from marless.pricing.usage import HOST, WHOLE, outside_of_passes
 from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.simulation import cluster
-from marless.simulation.durations import OF_SCOPE, Durations, Pooling
+from marless.simulation.durations import OF_SCOPE, DurationModel, Pooling
 from marless.simulation.timelines import Timelines
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Source:
     pooling: Pooling
     curvature: bool
     """True if learners were to measure curvature; they did unless they did not train yet."""
-    durations: Durations
+    durations: DurationModel
     distances: tuple[Distances, ...]
     """Distances of this round or, if it has none, of the nearest round that has."""
     distances_round: int
@@ -158,7 +158,9 @@ def _actors(source: Source, plan: PlannedRound, machine: ActorSlots) -> tuple[li
     waits = [cluster.awaited(each) for each in drawn]
     walls = [max(each.end_s - each.start_s, 0.0) for each in drawn]
     at_once = cluster.lanes(machine.slots, machine.functions.actor, "actor")
-    places = cluster.schedule([cluster.Task(wait + wall) for wait, wall in zip(waits, walls, strict=True)], at_once)
+    places = cluster.schedule(
+        [cluster.SimulatedFunction(wait + wall) for wait, wall in zip(waits, walls, strict=True)], at_once
+    )
     actors = [
         replace(
             each,

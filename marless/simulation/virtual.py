@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from marless.errors import InternalError
-from marless.schedules.base import RollOut, Schedule, State, Train
+from marless.schedules.base import RollOut, Schedule, ScheduleState, Train
 
 Duration = Callable[[float], float]
 """How many seconds a command takes that begins at the given time."""
@@ -49,7 +49,7 @@ class VirtualRun:
         Raises InternalError if the schedule lets the job stand still.
         """
         number, now_s, began = self.recorded, 0.0, dict(self.ahead)
-        state = State(recorded=number, last=self.last)
+        state = ScheduleState(recorded=number, last=self.last)
         rollout = self._begin(state, began, now_s, number)
         began_s = began.pop(rollout)
         waited_s = now_s = max(began_s + rolled_out(began_s), 0.0)
@@ -65,7 +65,7 @@ class VirtualRun:
         times = Times(began_s=began_s, waited_s=waited_s, ended_s=ended_s)
         return times, replace(self, recorded=number + 1, ahead=left)
 
-    def _begin(self, state: State, began: dict[RollOut, float], now_s: float, number: int) -> RollOut:
+    def _begin(self, state: ScheduleState, began: dict[RollOut, float], now_s: float, number: int) -> RollOut:
         """The rollout of a round, which begins now unless it has begun."""
         for command in (*began, *self.schedule.due(state)):
             if isinstance(command, RollOut) and command.round == number:

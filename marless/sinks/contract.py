@@ -14,13 +14,13 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record import EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.sinks.base import Sink, SinkJob
 from marless.sinks.scalars import scalars
 
 Point = tuple[str, int, float]
 """Name, env steps, value."""
-_RANDOM = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
+_RANDOM = EpisodeReturns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
 
 
 def check_sink(make: Callable[[], Sink], folder: Path, read: Callable[[Path], Iterable[Point]] | None = None) -> None:
@@ -88,7 +88,9 @@ def _compare(shown: list[Point], records: list[RoundRecord]) -> None:
 def sample_round(number: int, scale: float) -> RoundRecord:
     """A sample record: two agents, 100 env steps per round; no episode ends in odd rounds, every third is evaluated."""
     start_s = 1e9 + 10 * number * scale
-    returns = Returns(episodes=4, mean=-scale, per_agent={"agent_0": -scale, "agent_1": -scale}, standard_error=0.0)
+    returns = EpisodeReturns(
+        episodes=4, mean=-scale, per_agent={"agent_0": -scale, "agent_1": -scale}, standard_error=0.0
+    )
     actor = InvocationRecord(
         id=f"contract/{number}/train/0",
         function="actor",

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marless import version_report
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.sinks.base import Setting
 
 
-def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | None) -> dict[str, float]:
+def scalars(record: RoundRecord, before: RoundRecord | None, random: EpisodeReturns | None) -> dict[str, float]:
     """All scalars of a round; `before` is the previous round, `random` the random baseline."""
     steps = record.env_steps - (before.env_steps if before else 0)
     round_s = record.took_s
@@ -49,7 +49,7 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | N
     return numbers | _functions(record)
 
 
-def _returns(kind: str, returns: Returns | None) -> dict[str, float]:
+def _returns(kind: str, returns: EpisodeReturns | None) -> dict[str, float]:
     if returns is None:
         return {}
     numbers = {f"agents/{agent}/{kind}": value for agent, value in returns.per_agent.items()}

@@ -14,28 +14,28 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program, kept_by, priced_by
+from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
 from marless.fleet.launchers.registry import Make, launching
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.fleet.metrics import figures
 from marless.fleet.relayed import RELAYS
 from marless.rpc.admission import Streams
 from marless.rpc.roles import Role
-from marless.rpc.server import Service, run
+from marless.rpc.server import ServedService, run
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
 from services.actor_pool.background import background
-from services.actor_pool.config import Config, parse
+from services.actor_pool.config import ActorPoolConfig, parse
 from services.actor_pool.rollouts import Rollouts
 from services.actor_pool.servicer import ActorPoolServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str, make: Make | None = None) -> AsyncIterator[Service]:
+async def build(config: ActorPoolConfig, address: str, make: Make | None = None) -> AsyncIterator[ServedService]:
     """Build the pool's parts; its workers are stopped when the context ends.
 
     `make` makes its launcher; by default, the one that `config` names.
     """
-    program = Program(
+    program = WorkerProgram(
         "services.actor_pool.worker",
         [
             *("--pool", address, "--param-store", config.param_store),
@@ -51,7 +51,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     tickets = Tickets(others=config.server.security.tokens is not None)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launching(config.launcher, program, make))
-        machines = Machines(config.launcher.name, kept_by(launcher), priced_by(launcher))
+        machines = MachineAccounts(config.launcher.name, kept_by(launcher), priced_by(launcher))
         dispatcher = Dispatcher(tickets=tickets, machines=machines, apart=True)  # environments run in its workers
         fleet = await stack.enter_async_context(
             Fleet(
@@ -73,7 +73,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
             await asyncio.gather(fleet.stop(), *([behind.fleet.stop()] if behind else []))
             await servicer.end_relays()
 
-        yield Service(
+        yield ServedService(
             register,
             fleet.ready,
             stop,

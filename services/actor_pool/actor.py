@@ -12,7 +12,7 @@ import numpy as np
 
 from marless import documents
 from marless.core.stopwatch import RunningTime
-from marless.data.bounds import Bounds, batches
+from marless.data.bounds import PlayLimits, batches
 from marless.data.carry import decode, encode
 from marless.data.episodes import EpisodeStats, total
 from marless.data.rollout import play, rollout
@@ -33,7 +33,7 @@ from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
-from services.actor_pool.lanes import EnvKey, Lanes, Living, close_env
+from services.actor_pool.lanes import EnvKey, Living, LivingLanes, close_env
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
@@ -60,7 +60,7 @@ class Actor:
         self._security = security
         self._sinks: dict[str, Peer] = {}
         self._envs: OrderedDict[EnvKey, BatchedEnv] = OrderedDict()
-        self._lanes = Lanes(partial(_made, registry.make_carried))
+        self._lanes = LivingLanes(partial(_made, registry.make_carried))
         self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
@@ -139,7 +139,7 @@ class Actor:
     ) -> actor_pool_pb2.RolloutReceipt:
         """Run whole episodes with greedy or random actions, in batches, until a bound is reached."""
         settings, running, played = task.settings, RunningTime(), list[EpisodeStats]()
-        bounds = Bounds(
+        bounds = PlayLimits(
             episodes=task.episodes,
             limit_s=settings.limit_s,
             relative_error=settings.relative_error,
@@ -241,7 +241,7 @@ def _made(make: Callable[..., BatchedEnv], key: EnvKey) -> BatchedEnv:
 def _run_on(
     task: actor_pool_pb2.RolloutTask,
     acting: Mapping[str, ActingState],
-    lanes: Lanes,
+    lanes: LivingLanes,
     loaded: bytes,
     stop: threading.Event,
 ) -> tuple[Living, Trajectory, EpisodeStats, bytes]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.launchers.base import Launcher
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"
@@ -36,7 +36,7 @@ class Background:
 
 
 @asynccontextmanager
-async def background(launcher: Launcher, machines: Machines, keep_alive_s: float) -> AsyncIterator[Background]:
+async def background(launcher: Launcher, machines: MachineAccounts, keep_alive_s: float) -> AsyncIterator[Background]:
     """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
     dispatcher = Dispatcher(max_attempts=ATTEMPTS, machines=machines, apart=True)
     async with Fleet(

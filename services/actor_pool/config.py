@@ -21,7 +21,7 @@ from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
 @dataclass(frozen=True)
-class Config:
+class ActorPoolConfig:
     """All options of the actor pool."""
 
     server: ServerOptions
@@ -45,7 +45,7 @@ class Config:
     """Address of a relay on each host, handed to workers; "": none."""
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
+def parse(argv: Sequence[str] | None = None) -> ActorPoolConfig:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_peer(parser, "--param-store", "param_store")
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_env_modules(parser)
     args = parser.parse_args(argv)
     server = server_options(args)
-    return Config(
+    return ActorPoolConfig(
         server=server,
         param_store=args.param_store,
         workers=limit_of(parser, args.launcher, args.actor_workers, server.security),

@@ -39,7 +39,7 @@ class Living:
     """Of its carry; "" while it moves, and after an error."""
 
 
-class Lanes:
+class LivingLanes:
     """The living lanes of one worker, at most `LIVING`."""
 
     def __init__(self, make: Callable[[EnvKey], BatchedEnv]) -> None:

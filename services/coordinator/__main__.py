@@ -12,11 +12,11 @@ from marless.fleet import orphans
 from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
-from marless.rpc.server import Service, run
+from marless.rpc.server import ServedService, run
 from services.coordinator.api.metrics import figures
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.config import Config, parse
+from services.coordinator.config import CoordinatorConfig, parse
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.state.runs import BucketRuns, Runs
@@ -26,7 +26,7 @@ WATCHERS = 512
 
 
 @asynccontextmanager
-async def build(config: Config, _address: str) -> AsyncIterator[Service]:
+async def build(config: CoordinatorConfig, _address: str) -> AsyncIterator[ServedService]:
     """Connect to the other services, which may still be starting."""
     async with AsyncExitStack() as stack:
         peers = {name: Peer(address, config.server.security, name) for name, address in config.peers.items()}
@@ -36,14 +36,14 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
         jobs = await stack.enter_async_context(Jobs(_runs(config), pools, config.jobs))
         readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
         servicer = CoordinatorServicer(jobs, readiness)
-        yield Service(
+        yield ServedService(
             *(servicer.register, readiness.ready, jobs.stop, "CoordinatorService"),
             limits={"WatchJob": Streams(lambda: WATCHERS), "StreamLogs": Streams(lambda: WATCHERS)},
             figures=partial(figures, jobs),
         )
 
 
-def _runs(config: Config) -> Runs:
+def _runs(config: CoordinatorConfig) -> Runs:
     if config.bucket is None:
         return Runs(config.runs)
     from marless.bucket.s3 import S3Objects

@@ -21,7 +21,7 @@ PEERS = ("actor_pool", "learner_pool", "param_store")
 
 
 @dataclass(frozen=True)
-class Config:
+class CoordinatorConfig:
     """All options of the coordinator."""
 
     server: ServerOptions
@@ -36,7 +36,7 @@ class Config:
     """Where the run folders are kept, if that is in a bucket."""
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
+def parse(argv: Sequence[str] | None = None) -> CoordinatorConfig:
     """Read the options from flags and MARLESS_* environment variables."""
     usual = JobsOptions()
     parser = option_parser(
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         bucket = address.parse(args.runs) if is_address(args.runs) else None
     except SpecError as error:
         parser.error(f"argument --runs: {error}")
-    return Config(
+    return CoordinatorConfig(
         server=server_options(args),
         peers={service: getattr(args, service) for service in PEERS},
         runs=_working_copies(bucket, args.working_copies) if bucket else Path(args.runs),

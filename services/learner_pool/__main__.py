@@ -13,16 +13,16 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program, kept_by, priced_by
+from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
 from marless.fleet.launchers.registry import Make, launching
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
-from marless.rpc.server import Service, run
-from services.learner_pool.config import Config, parse
+from marless.rpc.server import ServedService, run
+from services.learner_pool.config import LearnerPoolConfig, parse
 from services.learner_pool.gradients import Gradients
 from services.learner_pool.metrics import figures
 from services.learner_pool.replays import Replays
@@ -36,13 +36,13 @@ UPLOADS, MANY = 256, 16
 
 
 @asynccontextmanager
-async def build(config: Config, address: str, make: Make | None = None) -> AsyncIterator[Service]:
+async def build(config: LearnerPoolConfig, address: str, make: Make | None = None) -> AsyncIterator[ServedService]:
     """Build the pool's parts. When the context ends, workers and trajectories are dropped, and replay files stay.
 
     `make` makes its launcher; by default, the one that `config` names.
     """
     settings = environment.learner(config.threads)
-    program = Program(
+    program = WorkerProgram(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         environment.inherited(os.environ) | settings,
@@ -55,7 +55,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     store = Peer(config.param_store, config.server.security, "param_store")
     try:
         async with launching(config.launcher, program, make) as launcher:
-            machines = Machines(config.launcher.name, kept_by(launcher), priced_by(launcher))
+            machines = MachineAccounts(config.launcher.name, kept_by(launcher), priced_by(launcher))
             dispatcher = Dispatcher(tickets=tickets, machines=machines)
             loans = Loans(dispatcher.is_running)
             fleet = Fleet(
@@ -71,7 +71,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
             shown = partial(figures, dispatcher, buffer, replays)
             try:
                 async with fleet:
-                    yield Service(
+                    yield ServedService(
                         *(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService"),
                         limits={
                             "Work": Streams(fleet.most_streams),

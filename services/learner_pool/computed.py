@@ -21,7 +21,7 @@ _log = structlog.get_logger("learner_pool")
 Result = learner_pool_pb2.LearnResult
 
 
-class Computed:
+class UpdateResultCache:
     """The results of one open job. Their files count as files of the round, and are dropped with its trajectories."""
 
     def __init__(self, job: str, store: ParamStore, buffer: TrajectoryBuffer) -> None:

@@ -14,7 +14,7 @@ from services.learner_pool import spool
 
 
 @dataclass(frozen=True)
-class Config:
+class LearnerPoolConfig:
     """All options of the learner pool."""
 
     server: ServerOptions
@@ -40,7 +40,7 @@ class Config:
     """What starts the workers."""
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
+def parse(argv: Sequence[str] | None = None) -> LearnerPoolConfig:
     """Read the options from flags and MARLESS_* environment variables."""
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_worker_tls(parser)
     args = parser.parse_args(argv)
     server = server_options(args)
-    return Config(
+    return LearnerPoolConfig(
         server=server,
         param_store=args.param_store,
         workers=limit_of(parser, args.launcher, args.learner_workers, server.security),

@@ -1,8 +1,8 @@
 """Admission control for the spool: reserves room for all trajectories of a round before its actors run.
 
 Because a round is admitted whole, two jobs can never deadlock, each with half of the room that it needs. A round gives
-its room back when its update is done. A coordinator asks with `Reserve` and waits for its turn (see `Room`). Room that
-has been unused for longer than an actor may take is revoked while others wait for it.
+its room back when its update is done. A coordinator asks with `Reserve` and waits for its turn (see `ByteBudget`).
+Room that has been unused for longer than an actor may take is revoked while others wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from marless.errors import NotFoundError, OverloadedError, TooLargeError
 from marless.log import structlog
-from marless.rpc.room import Room
+from marless.rpc.room import ByteBudget
 
 UPLOAD_WAIT_S = 20.0
 """Seconds that an upload without a reservation waits for room; until then, only its first message is read, with 1 MiB
@@ -63,10 +63,10 @@ class _Holding:
         return not busy and time.monotonic() - self.touched_s > self.idle_s
 
 
-class Reservations:
+class SpoolReservations:
     """The spool's room by job. `drop` is called to remove all files of a job; it must call `dropped` for each."""
 
-    def __init__(self, room: Room, drop: Callable[[str], None]) -> None:
+    def __init__(self, room: ByteBudget, drop: Callable[[str], None]) -> None:
         self._room = room
         self._drop = drop
         self._jobs: dict[str, _Holding] = {}

@@ -24,7 +24,7 @@ from marless.rpc.concurrency import gather
 from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_number, message
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.learner_pool.computed import Computed
+from services.learner_pool.computed import UpdateResultCache
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
@@ -42,7 +42,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningUpdate:
     """An update in progress. It continues if its caller dies, for the coordinator that takes the job over."""
 
     key: int | str
@@ -73,10 +73,10 @@ class OpenJob:
     scopes: tuple[Scope, ...]
     replays: dict[str, tuple[ReplaySchema, int]]
     """Frames of the replay and their number, by name of the scope."""
-    computed: Computed
+    computed: UpdateResultCache
     last: Answered | None = None
     """The newest finished update since the job was opened here."""
-    running: Running | None = None
+    running: RunningUpdate | None = None
     gradients: dict[int, Computing] = field(default_factory=dict)
     """Gradients in progress by number of the learner."""
     starts: dict[int, float] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from marless.errors import (
 )
 from marless.rpc import chunks
 from marless.rpc.requests import check_number
-from marless.rpc.room import Room
+from marless.rpc.room import ByteBudget
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
 from services.learner_pool.content import (
@@ -39,7 +39,7 @@ from services.learner_pool.content import (
     valid_ones,
 )
 from services.learner_pool.opening import UNKNOWN, Opening
-from services.learner_pool.reservations import Reservations
+from services.learner_pool.reservations import SpoolReservations
 
 CHECK_INLINE_BYTES = 2**16
 """Larger trajectories are checked on another thread; for smaller ones, changing threads takes longer than the check."""
@@ -94,8 +94,8 @@ class TrajectoryBuffer:
     def __init__(self, place: Path, limit_bytes: int) -> None:
         self._claim = spool.claim(place)
         self._directory = self._claim.path
-        self.room = Room("learner pool", "--spool-bytes", limit_bytes)
-        self.reservations = Reservations(self.room, self._empty)
+        self.room = ByteBudget("learner pool", "--spool-bytes", limit_bytes)
+        self.reservations = SpoolReservations(self.room, self._empty)
         self._jobs: dict[str, _OpenJob] = {}
         self._serial = itertools.count()
         self.counts = UploadCounts()
@@ -166,7 +166,7 @@ class TrajectoryBuffer:
         return self.reservations.keep(job, known.round)
 
     async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
-        """Reserve room for a round before its actors run; see `Reservations.reserve`."""
+        """Reserve room for a round before its actors run; see `SpoolReservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
         await self.reservations.reserve(
             *(request.job, request.round, request.actors, request.idle_s),

@@ -19,14 +19,14 @@ from marless.rpc.v1 import learner_pool_pb2
 from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import update_results
-from services.learner_pool.computed import Computed, check_published, other_groups
+from services.learner_pool.computed import UpdateResultCache, check_published, other_groups
 from services.learner_pool.opening import Opening
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import (
     Answered,
     LearnTasks,
     OpenJob,
-    Running,
+    RunningUpdate,
     by_scope,
     check_rollouts,
     check_versions,
@@ -66,7 +66,7 @@ class Updates:
         if known is None or known.spec_json != request.spec_json:
             self._forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
-            computed = Computed(request.job, self._store, self._buffer)
+            computed = UpdateResultCache(request.job, self._store, self._buffer)
             replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
             self._tasks.jobs[request.job] = OpenJob(
                 request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
@@ -128,7 +128,7 @@ class Updates:
         if before is None or before.task.done() or (before.key, before.epoch) != (key, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))
             task.add_done_callback(heard)
-            known.running = before = Running(key, request.epoch, task)
+            known.running = before = RunningUpdate(key, request.epoch, task)
         try:
             return await asyncio.shield(before.task)
         except asyncio.CancelledError:
@@ -137,7 +137,7 @@ class Updates:
             raise
 
     async def _once(
-        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, before: Running | None
+        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, before: RunningUpdate | None
     ) -> learner_pool_pb2.UpdateResponse:
         """Run the update unless it has been done, after the job's update in progress has ended."""
         if before:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from marless.aggregation.net_step import NetStep, Returns
+from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
 from marless.errors import SpecError, shown
 from marless.rpc import gradients
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.v1 import common_pb2, param_store_pb2
-from services.param_store.aggregation import Aggregation
+from services.param_store.aggregation import AggregationTask
 from services.param_store.keys import check_name
 
 PREFIXES = frozenset({"policy", "critic"})
 """The nets that take steps."""
 
 
-def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
+def aggregation_of(request: param_store_pb2.AggregateRequest) -> AggregationTask:
     """The aggregation that is asked for; raises SpecError for what cannot be one."""
     check_name("job", request.job)
     check_number("epoch", request.epoch)
@@ -40,7 +40,7 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
         check_number(f"the number of parts of gradient {number}", len(each.parts), 1, MAX_POLICIES)
         if not 0 < each.weight <= 1:
             raise SpecError(f"the weight of gradient {number} is {each.weight:g}; it is above 0 and at most 1")
-    return Aggregation(
+    return AggregationTask(
         job=request.job,
         epoch=request.epoch,
         round=request.round,
@@ -101,7 +101,7 @@ def _step(prefix: str, step: param_store_pb2.NetStep) -> NetStep:
     returns = None
     if step.HasField("returns"):
         check_number(f"the step of {prefix!r}: returns.decay", step.returns.decay, 0, 1)
-        returns = Returns(decay=step.returns.decay, popart=step.returns.popart)
+        returns = ReturnScale(decay=step.returns.decay, popart=step.returns.popart)
     return NetStep(
         lr=step.lr,
         eps=step.eps,

@@ -21,8 +21,8 @@ from marless.rpc import gradients, idempotency
 from marless.rpc.concurrency import to_the_end
 from services.param_store.pieces import HASH_INLINE_BYTES
 from services.param_store.store import VersionStore
-from services.param_store.uploads import Uploads
-from services.param_store.versions import Version
+from services.param_store.uploads import BlobUploads
+from services.param_store.versions import VersionMetadata
 from services.param_store.writes import Write, missing
 
 STATE = ("acting", "learning")
@@ -30,7 +30,7 @@ STATE = ("acting", "learning")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregation:
+class AggregationTask:
     """What is to be aggregated."""
 
     job: str
@@ -62,7 +62,7 @@ class Aggregation:
 
 
 @dataclass(frozen=True)
-class Aggregated:
+class AggregationResult:
     """The result of an aggregation."""
 
     versions: Mapping[str, int]
@@ -95,12 +95,12 @@ class _Turns:
 class Aggregator:
     """The parameter function of one store: one aggregation of a job at a time, those of several jobs at once."""
 
-    def __init__(self, store: VersionStore, uploads: Uploads) -> None:
+    def __init__(self, store: VersionStore, uploads: BlobUploads) -> None:
         self._store = store
         self._uploads = uploads
         self._turns = _Turns()
 
-    async def run(self, wanted: Aggregation) -> Aggregated:
+    async def run(self, wanted: AggregationTask) -> AggregationResult:
         """Aggregate, unless the round has been published already.
 
         Raises ConflictError if a head is not the expected one, NotFoundError for a gradient that does not exist,
@@ -112,11 +112,11 @@ class Aggregator:
                 return await self._aggregated(wanted)
             except (ConflictError, NotFoundError):  # so it is if the round has been published
                 if done := await self._store.published(wanted.job, wanted.req_ids):
-                    return Aggregated(done)
+                    return AggregationResult(done)
                 await self._present(wanted)  # else Redis may have lost the published round between the two reads
                 raise
 
-    async def _aggregated(self, wanted: Aggregation) -> Aggregated:
+    async def _aggregated(self, wanted: AggregationTask) -> AggregationResult:
         start_s = time.time()
         starts, parts = await self._present(wanted)
         state_bytes, gradient_bytes = _bytes(starts, STATE), _bytes(parts, (gradients.PART,))
@@ -134,9 +134,9 @@ class Aggregator:
                 discarded=wanted.discarded,
                 keep=wanted.keep,
             )
-        return Aggregated(versions, start_s, time.time(), vcpu_s)
+        return AggregationResult(versions, start_s, time.time(), vcpu_s)
 
-    async def _present(self, wanted: Aggregation) -> tuple[list[Version], list[Version]]:
+    async def _present(self, wanted: AggregationTask) -> tuple[list[VersionMetadata], list[VersionMetadata]]:
         """What each policy starts from, and the parts of the gradients, read at one moment with the heads."""
         sources = dict.fromkeys(wanted.sources.values())
         named = [*((name, 0) for name in wanted.heads), *sources, *wanted.parts.items()]
@@ -156,7 +156,11 @@ class Aggregator:
         return [each for each in starts if each], there[len(sources) :]
 
     async def _computed(
-        self, wanted: Aggregation, starts: Sequence[Version], parts: Sequence[Version], read_bytes: int
+        self,
+        wanted: AggregationTask,
+        starts: Sequence[VersionMetadata],
+        parts: Sequence[VersionMetadata],
+        read_bytes: int,
     ) -> tuple[list[Write], float]:
         """The next versions, and the CPU seconds that they took."""
         named = [*((each, part) for each in starts for part in STATE), *((each, gradients.PART) for each in parts)]
@@ -167,7 +171,7 @@ class Aggregator:
         return made, vcpu_s
 
 
-def _check_head(job: str, policy: str, head: Version | None, expected: int) -> None:
+def _check_head(job: str, policy: str, head: VersionMetadata | None, expected: int) -> None:
     """Raise an error unless this is the expected head; None is that of a new policy."""
     if head is None and expected:
         raise NotFoundError(f"policy {policy!r} of job {job!r} has no version any more")
@@ -177,12 +181,12 @@ def _check_head(job: str, policy: str, head: Version | None, expected: int) -> N
         )
 
 
-def _bytes(versions: Sequence[Version], names: Sequence[str]) -> int:
+def _bytes(versions: Sequence[VersionMetadata], names: Sequence[str]) -> int:
     return sum(version.part(name).size_bytes for version in versions for name in names)
 
 
 def _compute(
-    wanted: Aggregation, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
+    wanted: AggregationTask, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
 ) -> tuple[list[Write], float]:
     from services.param_store.parameter_function import next_versions  # imported here, because of NumPy
 

@@ -31,7 +31,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import bulk_download, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from services.param_store.frames import SharedFrames
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 
 FRESH_S = 2.0
 """Seconds for which the upstream's answer holds: as long as the actors of a host take to read a new version."""
@@ -127,16 +127,16 @@ class Upstream:
         checked.end()
 
 
-def parts_of(header: param_store_pb2.GetHeader) -> list[Part]:
+def parts_of(header: param_store_pb2.GetHeader) -> list[BlobPart]:
     """The parts that follow a header, in order."""
-    return [Part(blob.part, blob.bytes, blob.sha256) for each in header.policies for blob in each.blobs]
+    return [BlobPart(blob.part, blob.bytes, blob.sha256) for each in header.policies for blob in each.blobs]
 
 
 class _Checked:
     """Verifies the SHA-256 of parts from bytes that come in order."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._parts: Iterator[Part] = iter(parts)
+    def __init__(self, parts: Iterable[BlobPart]) -> None:
+        self._parts: Iterator[BlobPart] = iter(parts)
         self._begin()
 
     def _begin(self) -> None:
@@ -146,7 +146,7 @@ class _Checked:
         if self._part and not self._left:
             self._end_part(self._part)
 
-    def _end_part(self, part: Part) -> None:
+    def _end_part(self, part: BlobPart) -> None:
         if self._running.digest() != part.sha256:
             raise CorruptError(f"{part.name!r}: the upstream's bytes do not match their sha256; read them again")
         self._begin()

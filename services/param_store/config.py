@@ -20,7 +20,7 @@ _OF_REDIS = ("redis_url", "redis_password_file", "data_dir")
 
 
 @dataclass(frozen=True)
-class Config:
+class ParamStoreConfig:
     """All options of the parameter store."""
 
     server: ServerOptions
@@ -37,7 +37,7 @@ class Config:
     """Total bytes of versions that a cache keeps."""
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
+def parse(argv: Sequence[str] | None = None) -> ParamStoreConfig:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("param_store", "Keeps versioned policy states in Redis.")
     add_option(
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     if args.upstream:  # to its upstream it needs TLS
         server = replace(shown, security=shown.security.towards(shown.listen))
     of_cache = (args.upstream, shown.security, args.cache_bytes)
-    return Config(server, redis, args.keep, args.intake_bytes, *of_cache)
+    return ParamStoreConfig(server, redis, args.keep, args.intake_bytes, *of_cache)
 
 
 def _check_upstream(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

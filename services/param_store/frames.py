@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
 from marless.rpc import chunks
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 
 SHARED_BYTES = 64 * 2**20
 """Bytes of frames that are kept, those read last; a read of more than half of it is not shared."""
@@ -29,7 +29,7 @@ class SharedFrames:
         """Bytes of the frames that are kept."""
         return self._kept_bytes
 
-    async def of(self, what: Hashable, parts: Sequence[Part], read: Read) -> AsyncIterator[bytes]:
+    async def of(self, what: Hashable, parts: Sequence[BlobPart], read: Read) -> AsyncIterator[bytes]:
         """Stream the data frames of these parts; `read` is called unless they are kept, or being read already.
 
         Raises the errors of `read`, which are the same for all readers of the same versions, `what`.

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[^\s{}]{1,200}")
 
 
 @dataclass(frozen=True)
-class Part:
+class BlobPart:
     """One blob of a version."""
 
     name: str
@@ -102,11 +102,11 @@ def check_name(kind: str, name: str) -> None:
         raise SpecError(f"{kind} name {shown(name)}: use 1 to 200 characters without white space or braces")
 
 
-def encode_manifest(parts: Sequence[Part]) -> str:
+def encode_manifest(parts: Sequence[BlobPart]) -> str:
     """Encode the names, sizes and checksums of a version's parts as JSON."""
     return json.dumps([[part.name, part.size_bytes, part.sha256.hex()] for part in parts])
 
 
-def decode_manifest(text: bytes) -> tuple[Part, ...]:
+def decode_manifest(text: bytes) -> tuple[BlobPart, ...]:
     """The inverse of `encode_manifest`."""
-    return tuple(Part(name, size, bytes.fromhex(sha256)) for name, size, sha256 in json.loads(text))
+    return tuple(BlobPart(name, size, bytes.fromhex(sha256)) for name, size, sha256 in json.loads(text))

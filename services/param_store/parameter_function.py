@@ -19,7 +19,7 @@ from marless.aggregation.net_step import NetStep
 from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError, SpecError
 from marless.nets import serial
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 
 ACTING, LEARNING = "acting", "learning"
 
@@ -28,7 +28,7 @@ ACTING, LEARNING = "acting", "learning"
 class Blobs:
     """The parts of one version with their bytes."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BlobPart, ...]
     blobs: tuple[memoryview, ...]
 
 
@@ -110,5 +110,7 @@ def _next(
         raise
     serial.check_update(policy, made)
     blobs = serial.encode(made)
-    parts = (Part(name, len(data), sha256(data).digest()) for name, data in zip((ACTING, LEARNING), blobs, strict=True))
+    parts = (
+        BlobPart(name, len(data), sha256(data).digest()) for name, data in zip((ACTING, LEARNING), blobs, strict=True)
+    )
     return Blobs(tuple(parts), tuple(map(memoryview, blobs)))

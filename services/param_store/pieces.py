@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from marless.errors import CorruptError
-from services.param_store.keys import PIECE_BYTES, Part
+from services.param_store.keys import PIECE_BYTES, BlobPart
 
 HASH_INLINE_BYTES = 2**20
 """Larger values are hashed on another thread; hashing a megabyte takes half a millisecond."""
@@ -22,7 +22,7 @@ class Piece:
     """One field of a version: at most `PIECE_BYTES` of one part."""
 
     key: str
-    part: Part
+    part: BlobPart
     index: int
 
     @property
@@ -41,7 +41,7 @@ class Piece:
         return min(PIECE_BYTES, self.part.size_bytes - self.start)
 
 
-def pieces_of(key: str, part: Part) -> list[Piece]:
+def pieces_of(key: str, part: BlobPart) -> list[Piece]:
     """All pieces of one part."""
     return [Piece(key, part, index) for index in range(-(-part.size_bytes // PIECE_BYTES))]
 
@@ -95,7 +95,7 @@ class Published:
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def add(self, part: Part, data: memoryview) -> None:
+    def add(self, part: BlobPart, data: memoryview) -> None:
         """Keep a copy of a part of one piece, whose bytes match its checksum; the first ones added make room for it."""
         if part.sha256 in self._kept or part.size_bytes > PIECE_BYTES:
             return
@@ -104,6 +104,6 @@ class Published:
         while self._kept_bytes > self._limit_bytes:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
-    def get(self, part: Part) -> bytes | None:
+    def get(self, part: BlobPart) -> bytes | None:
         """The bytes of a part, if they are kept."""
         return self._kept.get(part.sha256)

@@ -179,19 +179,19 @@ class LocalRedis:
             guard.kill()
             await guard.wait()
 
-    def _tell_guard(self, line: _Line) -> None:
+    def _tell_guard(self, line: _RedisConnection) -> None:
         """Tell the guard which process is Redis now."""
         if self._guard and self._guard.stdin and (process := line.process):
             self._guard.stdin.write(f"{process}\n".encode())
 
-    async def _watch(self, line: _Line) -> None:
+    async def _watch(self, line: _RedisConnection) -> None:
         while True:
             hung = await line.lost(self._socket)
             _log.error("redis.died", reason=hung or await self._cause())
             line = await self._up_again()
             self._tell_guard(line)
 
-    async def _up_again(self) -> _Line:
+    async def _up_again(self) -> _RedisConnection:
         delay_s = 0.05
         while True:
             try:
@@ -205,8 +205,8 @@ class LocalRedis:
                 _log.info("redis.restarted")
                 return line
 
-    async def _up(self) -> _Line:
-        if line := await _Line.open(self._socket, self._users):
+    async def _up(self) -> _RedisConnection:
+        if line := await _RedisConnection.open(self._socket, self._users):
             _log.info("redis.adopted", socket=str(self._socket))
             return line
         private_files.directory(self._socket.parent)  # of a data directory with a long path, it is a temporary one
@@ -252,10 +252,10 @@ class LocalRedis:
         }
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
-    async def _answering(self, process: asyncio.subprocess.Process) -> _Line:
+    async def _answering(self, process: asyncio.subprocess.Process) -> _RedisConnection:
         give_up = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up:
-            if line := await _Line.open(self._socket, self._users):
+            if line := await _RedisConnection.open(self._socket, self._users):
                 return line
             if process.returncode is not None:
                 raise UnavailableError(f"{self._binary} ended with code {process.returncode}: {self._last_words()}")
@@ -265,7 +265,7 @@ class LocalRedis:
 
     async def _stop(self) -> None:
         with suppress(UnavailableError):
-            if line := await _Line.open(self._socket, self._users):
+            if line := await _RedisConnection.open(self._socket, self._users):
                 await line.shut_down()
         if self._process and self._process.returncode is None:
             try:
@@ -292,14 +292,14 @@ class LocalRedis:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _RedisConnection:
     """An idle connection to the server, whose end shows that the server has ended."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, path: Path, users: RedisUsers) -> _Line | None:
+    async def open(cls, path: Path, users: RedisUsers) -> _RedisConnection | None:
         """Connect, and wait until the server has loaded its data; None if there is no server.
 
         A server without passwords, as older versions of marless have left them, is ended; then None is returned.

@@ -20,10 +20,10 @@ from marless.rpc.v1.param_store_pb2_grpc import (
 from services.param_store.aggregate_request import aggregation_of
 from services.param_store.aggregation import Aggregator
 from services.param_store.frames import SharedFrames
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import Uploads
-from services.param_store.versions import Listed, Version
+from services.param_store.uploads import BlobUploads
+from services.param_store.versions import ListedPolicy, VersionMetadata
 from services.param_store.writes import Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
@@ -32,7 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class ParamStoreServicer(ParamStoreServiceServicer):
     """The RPCs of param_store.proto."""
 
-    def __init__(self, store: VersionStore, uploads: Uploads, risk: str = "") -> None:
+    def __init__(self, store: VersionStore, uploads: BlobUploads, risk: str = "") -> None:
         """`risk`: see `connection.risk`."""
         self._store = store
         self._risk = risk
@@ -131,13 +131,13 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         return param_store_pb2.DropJobResponse()
 
 
-def _parts(blobs: Sequence[param_store_pb2.BlobInfo]) -> tuple[Part, ...]:
+def _parts(blobs: Sequence[param_store_pb2.BlobInfo]) -> tuple[BlobPart, ...]:
     check_names("parts", [blob.part for blob in blobs[: MAX_PARTS + 1]], MAX_PARTS)
-    return tuple(Part(blob.part, blob.bytes, blob.sha256) for blob in blobs)
+    return tuple(BlobPart(blob.part, blob.bytes, blob.sha256) for blob in blobs)
 
 
 def _writes(
-    policies: Iterable[param_store_pb2.PolicyPublish], parts: Sequence[tuple[Part, ...]], blobs: list[memoryview]
+    policies: Iterable[param_store_pb2.PolicyPublish], parts: Sequence[tuple[BlobPart, ...]], blobs: list[memoryview]
 ) -> list[Write]:
     rest = iter(blobs)
     return [
@@ -153,7 +153,7 @@ def _writes(
     ]
 
 
-def _stored(version: Version, parts: Sequence[str] | None = None) -> param_store_pb2.StoredPolicy:
+def _stored(version: VersionMetadata, parts: Sequence[str] | None = None) -> param_store_pb2.StoredPolicy:
     chosen = version.parts if parts is None else map(version.part, parts)
     return param_store_pb2.StoredPolicy(
         policy=version.policy,
@@ -164,7 +164,7 @@ def _stored(version: Version, parts: Sequence[str] | None = None) -> param_store
     )
 
 
-def _info(listed: Listed) -> param_store_pb2.PolicyInfo:
+def _info(listed: ListedPolicy) -> param_store_pb2.PolicyInfo:
     return param_store_pb2.PolicyInfo(
         head=_stored(listed.head), req_id=listed.head.req_id, versions=listed.versions, pinned=listed.pinned
     )

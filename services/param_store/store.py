@@ -26,9 +26,9 @@ from marless.failpoint import reach
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
-from services.param_store.keys import PIECE_BYTES, JobKeys, Part, check_name
+from services.param_store.keys import PIECE_BYTES, BlobPart, JobKeys, check_name
 from services.param_store.pieces import Checksums, Piece, Published, batches, pieces_of
-from services.param_store.versions import Listed, Version, position, version_from
+from services.param_store.versions import ListedPolicy, VersionMetadata, position, version_from
 from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
 
 FENCE_TTL_S = 86_400
@@ -214,7 +214,7 @@ class VersionStore:
             int(not gradients.is_gradient(policy)),
         )
 
-    async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:
+    async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[VersionMetadata]:
         """Read the metadata of versions by policy and number (0: the head), atomically; raises NotFoundError."""
         found = await self.find(job, wanted)
         versions = [version for version in found if version]
@@ -223,7 +223,7 @@ class VersionStore:
             raise NotFoundError(await self._missing(job, policy, number))
         return versions
 
-    async def find(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version | None]:
+    async def find(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[VersionMetadata | None]:
         """As `read`, with None for versions that do not exist."""
         if not wanted:
             return []
@@ -232,7 +232,9 @@ class VersionStore:
             check_number(f"the version of policy {policy}", version)
         return await self._metadata(JobKeys(job), *(word for pair in wanted for word in pair))
 
-    async def pieces(self, job: str, versions: Sequence[Version], parts: Sequence[str]) -> AsyncIterator[list[bytes]]:
+    async def pieces(
+        self, job: str, versions: Sequence[VersionMetadata], parts: Sequence[str]
+    ) -> AsyncIterator[list[bytes]]:
         """Stream the bytes of these parts in order, in batches of PIECE_BYTES at most.
 
         Raises NotFoundError if a version was retired meanwhile, CorruptError if a checksum does not match.
@@ -242,13 +244,15 @@ class VersionStore:
         ):
             yield values
 
-    async def blobs(self, job: str, wanted: Sequence[tuple[Version, str]]) -> list[bytes]:
+    async def blobs(self, job: str, wanted: Sequence[tuple[VersionMetadata, str]]) -> list[bytes]:
         """The bytes of parts, each given by its version and its name, in order. Raises the errors of `pieces`."""
         parts = [(version, version.part(name)) for version, name in wanted]
         values = iter([value async for batch in self._pieces(JobKeys(job), parts) for value in batch])
         return [b"".join(islice(values, len(pieces_of("", part)))) for _, part in parts]
 
-    async def _pieces(self, keys: JobKeys, parts: Sequence[tuple[Version, Part]]) -> AsyncIterator[list[bytes]]:
+    async def _pieces(
+        self, keys: JobKeys, parts: Sequence[tuple[VersionMetadata, BlobPart]]
+    ) -> AsyncIterator[list[bytes]]:
         blobs = [(keys.version(each.policy, each.version), part) for each, part in parts]
         checksums = Checksums()
         for batch in batches(piece for key, part in blobs for piece in pieces_of(key, part)):
@@ -268,7 +272,7 @@ class VersionStore:
         await checksums.check(pieces, values)
         return values
 
-    async def watch(self, job: str, cursor: str) -> AsyncIterator[Version]:
+    async def watch(self, job: str, cursor: str) -> AsyncIterator[VersionMetadata]:
         """Stream the heads published after `cursor`, in order, without end; superseded heads may be left out.
 
         Raises SpecError for an invalid cursor, OverloadedError for too many watches, UnavailableError at `drain`.
@@ -297,7 +301,7 @@ class VersionStore:
                     return
         raise UnavailableError("the store is stopping; continue from the last cursor")
 
-    async def listing(self, job: str) -> tuple[int, list[Listed]]:
+    async def listing(self, job: str) -> tuple[int, list[ListedPolicy]]:
         """The job's epoch, and its policies by name."""
         keys = JobKeys(job)
         heads = sorted(filter(None, await self._metadata(keys)), key=lambda head: head.policy)
@@ -309,7 +313,7 @@ class VersionStore:
         with redis_errors(self._trouble):
             epoch, *sets = await reads.execute()
         listed = [
-            Listed(head, _numbers(kept), _numbers(pinned))
+            ListedPolicy(head, _numbers(kept), _numbers(pinned))
             for head, kept, pinned in zip(heads, sets[::2], sets[1::2], strict=True)
         ]
         return int(epoch or 0), listed
@@ -341,7 +345,7 @@ class VersionStore:
         if newest := await self._eval(_DELETE_JOB, names, keys.prefix, FENCE_TTL_S, epoch):
             raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {newest} has begun, and only it may delete")
 
-    async def _metadata(self, keys: JobKeys, *wanted: str | int) -> list[Version | None]:
+    async def _metadata(self, keys: JobKeys, *wanted: str | int) -> list[VersionMetadata | None]:
         found = await self._eval(_READ, [keys.heads], keys.versions, *wanted)
         return [version_from(fields) if fields[-1] else None for fields in found]
 

@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 
 from marless.errors import CorruptError, SpecError
 from marless.rpc import chunks
-from marless.rpc.room import Room
-from services.param_store.keys import Part
+from marless.rpc.room import ByteBudget
+from services.param_store.keys import BlobPart
 from services.param_store.pieces import HASH_INLINE_BYTES
 
 WAIT_S = 10.0
 """Seconds that a publish waits for room; until then, only its first message is read, with 1 MiB of its data at most."""
 
 
-class Uploads:
+class BlobUploads:
     """Receives blobs into memory, within a bound on the total bytes of all publishes in progress."""
 
     def __init__(self, limit_bytes: int, *, wait_s: float = WAIT_S) -> None:
-        self._room = Room("parameter store", "--intake-bytes", limit_bytes)
+        self._room = ByteBudget("parameter store", "--intake-bytes", limit_bytes)
         self._wait_s = wait_s
 
     @property
@@ -31,7 +31,7 @@ class Uploads:
 
     @asynccontextmanager
     async def receive(
-        self, stream: chunks.Frames, parts: Sequence[Part], job: str = ""
+        self, stream: chunks.Frames, parts: Sequence[BlobPart], job: str = ""
     ) -> AsyncIterator[list[memoryview]]:
         """Receive the bytes of each part, and hold them while the context lasts; jobs take turns if room is short.
 
@@ -61,7 +61,7 @@ class Uploads:
         return self._room.limit_bytes
 
 
-async def _received(stream: chunks.Frames, parts: Sequence[Part], total: int) -> list[memoryview]:
+async def _received(stream: chunks.Frames, parts: Sequence[BlobPart], total: int) -> list[memoryview]:
     buffer = memoryview(bytearray(total))
     await chunks.read_data(stream, buffer)
     blobs, at = [], 0

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.errors import NotFoundError, SpecError, shown
-from services.param_store.keys import Part, decode_manifest
+from services.param_store.keys import BlobPart, decode_manifest
 
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionMetadata:
     """The metadata of a published version: everything but its bytes."""
 
     policy: str
@@ -24,14 +24,14 @@ class Version:
     published_s: float
     cursor: str
     """Id of its publication in the job's stream of events."""
-    parts: tuple[Part, ...]
+    parts: tuple[BlobPart, ...]
 
     @property
     def position(self) -> tuple[int, int]:
         """The cursor as a pair, which orders as the events do."""
         return position(self.cursor)
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> BlobPart:
         """The part of this name; raises NotFoundError."""
         for part in self.parts:
             if part.name == name:
@@ -41,10 +41,10 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedPolicy:
     """The head of a policy, with the numbers of its existing and its pinned versions."""
 
-    head: Version
+    head: VersionMetadata
     versions: tuple[int, ...]
     pinned: tuple[int, ...]
 
@@ -57,10 +57,10 @@ def position(cursor: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def version_from(fields: Sequence[bytes]) -> Version:
+def version_from(fields: Sequence[bytes]) -> VersionMetadata:
     """The version whose fields `read.lua` has answered."""
     policy, version, round_, epoch, req_id, published_s, event, manifest = fields
-    return Version(
+    return VersionMetadata(
         policy=policy.decode(),
         version=int(version),
         round=int(round_),

@@ -10,7 +10,7 @@ from typing import Any
 from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.errors import ConflictError, FencedError, NotFoundError, SpecError
 from marless.rpc.requests import check_names, check_number, check_text
-from services.param_store.keys import Part, check_name, encode_manifest
+from services.param_store.keys import BlobPart, check_name, encode_manifest
 from services.param_store.pieces import batches, pieces_of
 
 ATTEMPT_TTL_S = 60
@@ -26,7 +26,7 @@ class Write:
     """The present head, which this version follows; 0 if there is none."""
     req_id: str
     """Idempotency key: unique to this write, the same when it is retried."""
-    parts: tuple[Part, ...]
+    parts: tuple[BlobPart, ...]
     blobs: tuple[memoryview, ...]
     """The bytes of each part."""
     first_version: int = 1

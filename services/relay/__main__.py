@@ -11,10 +11,10 @@ from functools import partial
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
-from marless.rpc.server import Service, run
-from services.relay.config import Config, parse
+from marless.rpc.server import ServedService, run
+from services.relay.config import RelayConfig, parse
 from services.relay.servicer import RelayServicer
-from services.relay.uploads import Uploads
+from services.relay.uploads import RelayedUploads
 from services.relay.workers import MOST_WORKERS, Workers
 
 UPLOADS = 256
@@ -22,16 +22,16 @@ UPLOADS = 256
 
 
 @asynccontextmanager
-async def build(config: Config, _address: str) -> AsyncIterator[Service]:
+async def build(config: RelayConfig, _address: str) -> AsyncIterator[ServedService]:
     """Build the relay. It calls the pools as an actor does, so that it can do no more than they."""
     security = replace(config.upstream, token=config.upstream.showing(Role.ACTOR))
     actor_pool = Peer(config.actor_pool, security, "actor_pool")
     learner_pool = Peer(config.learner_pool, security, "learner_pool")
-    workers, uploads = Workers(actor_pool), Uploads(learner_pool)
+    workers, uploads = Workers(actor_pool), RelayedUploads(learner_pool)
     servicer = RelayServicer(workers, uploads)
     uploads.start()
     try:
-        yield Service(
+        yield ServedService(
             *(servicer.register, workers.ready, workers.stop),
             limits={"Work": Streams(lambda: MOST_WORKERS), "UploadMany": Transfers(UPLOADS)},
             figures=servicer.figures,

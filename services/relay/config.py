@@ -11,7 +11,7 @@ from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
 @dataclass(frozen=True)
-class Config:
+class RelayConfig:
     """All options of the relay."""
 
     server: ServerOptions
@@ -23,7 +23,7 @@ class Config:
     """What it shows the pools; unlike what it serves with, it has TLS also if it listens at a unix socket."""
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
+def parse(argv: Sequence[str] | None = None) -> RelayConfig:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("relay", "Passes on what actor workers of a host and their pools tell one another.")
     add_peer(parser, "--actor-pool", "actor_pool")
@@ -31,4 +31,4 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     args = parser.parse_args(argv)
     shown = server_options(args)
     server = replace(shown, security=shown.security.towards(shown.listen))
-    return Config(server, args.actor_pool, args.learner_pool, shown.security)
+    return RelayConfig(server, args.actor_pool, args.learner_pool, shown.security)

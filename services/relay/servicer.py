@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from marless.rpc.metrics import counter, gauge
 from marless.rpc.server import register_bulk
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.relay.uploads import Uploads
+from services.relay.uploads import RelayedUploads
 from services.relay.workers import Workers
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class RelayServicer:
     """The methods that a relay serves."""
 
-    def __init__(self, workers: Workers, uploads: Uploads) -> None:
+    def __init__(self, workers: Workers, uploads: RelayedUploads) -> None:
         self._workers = workers
         self._uploads = uploads
 

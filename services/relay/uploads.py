@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from marless.errors import CorruptError, MarlessError, OverloadedError, TooLargeError
 from marless.rpc.client import Peer
-from marless.rpc.gathering import Gathering
+from marless.rpc.gathering import Batcher
 from marless.rpc.relay import SMALL_BYTES, UPLOAD_S
 from marless.rpc.v1 import learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
@@ -23,13 +23,13 @@ class _Upload:
     outcome: asyncio.Future[learner_pool_pb2.UploadOutcome]
 
 
-class Uploads:
+class RelayedUploads:
     """Sends uploads on, and has each caller wait for the learner pool's own answer."""
 
     def __init__(self, pool: Peer) -> None:
         self._pool = pool
         self._stub = LearnerPoolServiceStub(pool.channel)
-        self._waiting: Gathering[_Upload] = Gathering(self._send, size=lambda upload: len(upload.sent.data))
+        self._waiting: Batcher[_Upload] = Batcher(self._send, size=lambda upload: len(upload.sent.data))
         self._sending: asyncio.Task[None] | None = None
         self.passed_on = self.calls = 0
         """Uploads that were answered, and calls that it took."""

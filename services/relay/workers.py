@@ -13,7 +13,7 @@ from marless.errors import MarlessError, UnreachableError
 from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.errors import by_name, from_rpc
-from marless.rpc.gathering import Gathering
+from marless.rpc.gathering import Batcher
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 
@@ -30,7 +30,7 @@ Messages = AsyncIterator[common_pb2.WorkerMessage]
 
 
 @dataclass(eq=False)
-class _Line:
+class _WorkerConnection:
     """One worker's stream. Its pool sends one task at a time, so that few orders wait."""
 
     number: int = 0
@@ -82,8 +82,8 @@ class _Trunk:
         self._lost = lost
         self._stream = ActorPoolServiceStub(pool.channel).Relay(metadata=pool.metadata)
         self._serials = itertools.count(1)
-        self.lines: dict[int, _Line] = {}
-        self._out: Gathering[actor_pool_pb2.FromWorker] = Gathering(self._send, size=actor_pool_pb2.FromWorker.ByteSize)
+        self.lines: dict[int, _WorkerConnection] = {}
+        self._out: Batcher[actor_pool_pb2.FromWorker] = Batcher(self._send, size=actor_pool_pb2.FromWorker.ByteSize)
         self._room = asyncio.Event()
         self._room.set()
         self._running = [asyncio.create_task(self._read()), asyncio.create_task(self._out.run())]
@@ -95,7 +95,7 @@ class _Trunk:
 
     async def serve(self, messages: Messages, send: Send) -> None:
         """Serve one worker's stream."""
-        line = _Line()
+        line = _WorkerConnection()
         forwarding = asyncio.create_task(self._forward(line, messages))
         try:
             while not (order := await line.orders.get()).ended:
@@ -107,7 +107,7 @@ class _Trunk:
             if self.lines.pop(line.number, None):
                 self._out.add(actor_pool_pb2.FromWorker(stream=line.number, ended=True))
 
-    async def _forward(self, line: _Line, messages: Messages) -> None:
+    async def _forward(self, line: _WorkerConnection, messages: Messages) -> None:
         """Pass on a worker's messages; its line ends with its stream."""
         end = actor_pool_pb2.ToWorker(ended=True)
         try:

@@ -14,20 +14,20 @@ import pytest
 
 from marless.errors import OverloadedError, UnavailableError
 from marless.fleet import fleet
-from marless.fleet.launchers.base import Outcome
+from marless.fleet.launchers.base import LaunchOutcome
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.ec2 import group as ec2_group
 from marless.fleet.launchers.ec2 import launcher as ec2
 from marless.fleet.launchers.ec2 import scaling
 from marless.fleet.launchers.ec2.group import LEASE, AutoScaling
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import Config
+from services.actor_pool.config import ActorPoolConfig
 from tests.cloud.between import answering, changing, failing
 from tests.cloud.machines import Machines, client, group, instances, machines, seen
 from tests.ray.cluster import marless
@@ -43,7 +43,7 @@ class Asks(ec2.Ec2Launcher):
 
     async def launch(self, orders):
         answers = dict(zip(orders, await super().launch(orders), strict=True))
-        while refused := [order for order, answer in answers.items() if answer.outcome is Outcome.REFUSED]:
+        while refused := [order for order, answer in answers.items() if answer.outcome is LaunchOutcome.REFUSED]:
             await asyncio.sleep(0.1)
             answers |= zip(refused, await super().launch(refused), strict=True)
         return [answers[order] for order in orders]
@@ -81,7 +81,9 @@ class Pool:
 @asynccontextmanager
 async def running(place: Path, workers: int = 8, slots: int = 2, **options: str) -> AsyncIterator[Pool]:
     address = f"unix:{place}/pool.sock"
-    config = Config(ServerOptions(address, Security()), "127.0.0.1:9", workers=workers, warm=0, keep_alive_s=600)
+    config = ActorPoolConfig(
+        ServerOptions(address, Security()), "127.0.0.1:9", workers=workers, warm=0, keep_alive_s=600
+    )
 
     def make(program, _options):
         return ec2.make(program, QUICK | options)
@@ -331,7 +333,7 @@ def test_doctor_looks_at_the_group_and_changes_nothing():
 
 async def test_fifty_machines_at_most_are_protected_by_one_call(aws_between):
     group(most=60)
-    actors = AutoScaling(Settings("actors", "eu-central-1"))
+    actors = AutoScaling(Ec2Settings("actors", "eu-central-1"))
     actors.want(60)
     actors.protect(instances(), protected=False)
     sent = [
@@ -352,7 +354,7 @@ def test_machines_of_a_pool_that_is_gone_are_listed_and_reaped(aws):
     group()
     group("learners", role="learner")
     scaling, ec2_ = client("autoscaling"), client("ec2")
-    actors, learners = (AutoScaling(Settings(name, aws.region, lease_s=600)) for name in ("actors", "learners"))
+    actors, learners = (AutoScaling(Ec2Settings(name, aws.region, lease_s=600)) for name in ("actors", "learners"))
     actors.lease()
     actors.want(2)
     assert left() == []

@@ -17,7 +17,7 @@ from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.common_pb2 import WorkerInfo
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from tests.cloud.machines import group, instances, machines
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from marless.fleet.launchers.ec2 import spot
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 from marless.fleet.launchers.ec2.spot import SpotPrices
 from marless.machine import Machine
 from tests.cloud.between import Answer, Between
@@ -55,7 +55,7 @@ async def known(prices: SpotPrices, text: str) -> float:
 
 @pytest.fixture
 def prices(aws_between) -> SpotPrices:
-    return SpotPrices(Settings("actors", "eu-central-1", aws_s=5.0))
+    return SpotPrices(Ec2Settings("actors", "eu-central-1", aws_s=5.0))
 
 
 async def test_the_newest_price_of_a_type_in_its_zone_counts(prices, aws_between):

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from bench.cold_start import worker_start_s
 from marless.fleet import environment, fleet
 from marless.fleet.launchers import containers, docker
-from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.engine import DEFAULT, Engine
 from marless.fleet.launchers.options import Choice
@@ -59,11 +59,11 @@ async def test_it_passes_the_contract():
 
 async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
     """It waits for its pool, which is not there."""
-    program = Program(
+    program = WorkerProgram(
         MODULE, ("--pool", "127.0.0.1:9", "--param-store", "127.0.0.1:9"), {}, lambda: "token", environment.ACTOR
     )
     launcher = docker.make(program, OPTIONS | {"memory": "300m", "pids": "60"})
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     [found] = of_key(launcher)
     shown = output("docker", "inspect", found["Id"])
     assert "ticket" not in shown and "token" not in shown
@@ -90,14 +90,14 @@ async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
 )
 async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
     options = {name: value.format(tmp_path=tmp_path) for name, value in options.items()}
-    program = Program(MODULE, (), {}, lambda: "token", environment.ACTOR)
+    program = WorkerProgram(MODULE, (), {}, lambda: "token", environment.ACTOR)
     launcher = docker.make(program, OPTIONS | options)
-    [launch] = await launcher.launch([Order("one", "ticket")])
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     await launcher.close()
     assert of_key(launcher) == []
-    if launch.outcome is Outcome.ACCEPTED:
+    if launch.outcome is LaunchOutcome.ACCEPTED:
         pytest.skip("this engine makes missing sources of mounts, as podman's does")
-    assert launch.outcome is Outcome.REFUSED
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert said in launch.reason
 
 

@@ -14,9 +14,9 @@ from marless.rpc.admission import Limits, Streams, Transfers
 from marless.rpc.client import PACKAGE, Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from services.param_store.frames import SharedFrames
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 from tests.contract.test_param_store import write
 
 LONG_S = 30.0
@@ -58,7 +58,7 @@ async def gate(place: Path, limits: Limits):
 
     @asynccontextmanager
     async def build(_address: str):
-        yield Service(served.register, limits=limits)
+        yield ServedService(served.register, limits=limits)
 
     async with serving(ServerOptions(f"unix:{place}/gate.sock", Security()), build) as address:
         peer = Peer(address, Security(), "gate")
@@ -135,7 +135,7 @@ async def test_no_more_transfers_are_served_at_a_time_than_the_service_says(tmp_
 
 
 async def test_jobs_take_turns_at_transfers():
-    turns, order = admission.Turns(1), list[str]()
+    turns, order = admission.FairSemaphore(1), list[str]()
 
     async def transfer(job: str, name: str) -> None:
         await turns.take(job)
@@ -178,8 +178,8 @@ async def test_more_transfers_than_may_wait_are_refused_for_now(tmp_path, monkey
 # What is read by many
 
 
-def part(data: bytes) -> Part:
-    return Part("acting", len(data), hashlib.sha256(data).digest())
+def part(data: bytes) -> BlobPart:
+    return BlobPart("acting", len(data), hashlib.sha256(data).digest())
 
 
 async def joined(frames) -> bytes:

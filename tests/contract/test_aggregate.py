@@ -17,7 +17,7 @@ from marless import failpoint
 from marless.aggregation import gradient_file
 from marless.aggregation.applying import applied
 from marless.aggregation.arrays import Matrices
-from marless.aggregation.net_step import NetStep, Returns
+from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.core.state import PolicyState
 from marless.errors import (
     ConflictError,
@@ -33,23 +33,23 @@ from marless.errors import (
 from marless.nets import serial
 from marless.rpc import gradients
 from marless.rpc.client import Peer
-from marless.rpc.param_store import LATEST, Aggregated, ParamStore, PolicyWrite, WeightedGradient
+from marless.rpc.param_store import LATEST, AggregationReply, ParamStore, PolicyWrite, WeightedGradient
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.param_store import aggregation
 from services.param_store.__main__ import build
-from services.param_store.aggregation import Aggregation, Aggregator
-from services.param_store.keys import Part
+from services.param_store.aggregation import AggregationTask, Aggregator
+from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import Uploads
+from services.param_store.uploads import BlobUploads
 from services.param_store.writes import Write
 from tests import tokens
 from tests.faults import failpoints
 
 STEP = NetStep(lr=0.1, eps=1e-30, max_grad_norm=1e9)
 STEPS = {"policy": STEP}
-BOTH = {**STEPS, "critic": replace(STEP, returns=Returns(decay=0.5, popart=True))}
+BOTH = {**STEPS, "critic": replace(STEP, returns=ReturnScale(decay=0.5, popart=True))}
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -229,7 +229,7 @@ async def test_a_repeated_round_answers_as_the_first_time(store, job):
     gradient = await leave(store, job, 0, {"a": of_policy(4.0, -2.0)})
     await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)
     again = await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)
-    assert again == Aggregated({"a": 2}, 0.0, 0.0, 0.0)
+    assert again == AggregationReply({"a": 2}, 0.0, 0.0, 0.0)
     following = await leave(store, job, 1, {"a": of_policy(4.0, -2.0)})
     await store.aggregate(job, 1, 4, {"a": 2}, [following], STEPS)
     late = await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)  # though the head is another one
@@ -268,7 +268,7 @@ async def test_two_stores_with_one_redis_apply_no_gradient_twice(store, job, red
 
 async def advance(redis: Redis, job: str, used: Mapping[str, int], **heads: int) -> dict[str, int]:
     """The transaction alone, of round 0, as one of another store that has read heads and gradients before."""
-    part = Part("acting", 0, b"")
+    part = BlobPart("acting", 0, b"")
     writes = [Write(name, head, f"{job}/0/{name}", (part,), (memoryview(b""),)) for name, head in heads.items()]
     return await VersionStore(redis, str, keep=3).advance(job, 1, 0, writes, applied=used, discarded=())
 
@@ -340,7 +340,7 @@ async def test_steps_must_be_those_of_the_policies(store, job):
     with pytest.raises(SpecError, match="no optimizer of any"):
         await store.aggregate(job, 1, 0, {"a": 1}, [gradient], {"critic": STEP})
     with pytest.raises(SpecError, match="no moments of returns"):
-        steps = {"policy": replace(STEP, returns=Returns(decay=0.5, popart=False))}
+        steps = {"policy": replace(STEP, returns=ReturnScale(decay=0.5, popart=False))}
         await store.aggregate(job, 1, 0, {"a": 1}, [gradient], steps)
 
 
@@ -378,7 +378,7 @@ ONE = WeightedGradient({"gradient/0/0": 1}, 1.0)
         ({"steps": {"policy": replace(STEP, eps=math.nan)}}, "'policy': eps is nan"),
         ({"steps": {"policy": replace(STEP, max_grad_norm=-1.0)}}, "'policy': max_grad_norm is -1"),
         ({"steps": {"policy": replace(STEP, target_steps=-1)}}, "target_steps is -1"),
-        ({"steps": {"policy": replace(STEP, returns=Returns(decay=2.0, popart=False))}}, "returns.decay is 2"),
+        ({"steps": {"policy": replace(STEP, returns=ReturnScale(decay=2.0, popart=False))}}, "returns.decay is 2"),
         ({"keep": 4097}, "the number of versions to keep is 4,097"),
         ({"epoch": -1}, "epoch is -1"),
         ({"round": -1}, "round is -1"),
@@ -443,7 +443,7 @@ async def test_bytes_that_changed_in_redis_are_not_applied(store, job, redis):
     data = bytearray(await redis.hget(key, "gradient:0"))
     data[-1] ^= 1
     await redis.hset(key, "gradient:0", bytes(data))
-    restarted = Aggregator(VersionStore(redis, str, keep=3), Uploads(10_000))  # it has to read the gradient
+    restarted = Aggregator(VersionStore(redis, str, keep=3), BlobUploads(10_000))  # it has to read the gradient
     with pytest.raises(CorruptError, match="not what was published"):
         await restarted.run(asked(job, gradient.parts))
 
@@ -457,8 +457,8 @@ async def test_an_aggregation_takes_room_as_a_publish_does(store, job, redis):
     wanted = asked(job, {name: 1})
     versions = VersionStore(redis, str, keep=3)
     with pytest.raises(TooLargeError, match=r"an aggregation of [\d,]+ bytes; this store has room for 100 "):
-        await Aggregator(versions, Uploads(100)).run(wanted)
-    uploads = Uploads(10_000, wait_s=0.01)
+        await Aggregator(versions, BlobUploads(100)).run(wanted)
+    uploads = BlobUploads(10_000, wait_s=0.01)
     async with uploads.room("another", 9_900):
         with pytest.raises(OverloadedError, match="no room in the parameter store"):
             await Aggregator(versions, uploads).run(wanted)
@@ -466,8 +466,8 @@ async def test_an_aggregation_takes_room_as_a_publish_does(store, job, redis):
     assert uploads.held_bytes == 0
 
 
-def asked(job: str, parts: Mapping[str, int]) -> Aggregation:
-    return Aggregation(
+def asked(job: str, parts: Mapping[str, int]) -> AggregationTask:
+    return AggregationTask(
         job=job,
         epoch=1,
         round=0,
@@ -491,7 +491,7 @@ async def test_large_ones_are_computed_beside_the_event_loop(store, job, monkeyp
 
 
 async def test_only_jobs_with_aggregations_under_way_have_locks(store, job, redis):
-    aggregator = Aggregator(VersionStore(redis, str, keep=3), Uploads(10_000))
+    aggregator = Aggregator(VersionStore(redis, str, keep=3), BlobUploads(10_000))
     found = await asyncio.gather(
         *(aggregator.run(asked(job, {"gradient/0/0": 1})) for _ in range(4)), return_exceptions=True
     )

@@ -24,7 +24,7 @@ from services.param_store import cache
 from services.param_store.__main__ import build
 from services.param_store.config import parse
 from services.param_store.frames import SharedFrames
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 from tests import tokens
 
 KIB = 2**10
@@ -281,7 +281,7 @@ async def test_readers_spread_over_the_caches():
 
 
 def test_bytes_that_are_not_those_declared_are_refused():
-    parts = [Part("acting", 4, hashlib.sha256(b"good").digest()), Part("carry", 0, hashlib.sha256().digest())]
+    parts = [BlobPart("acting", 4, hashlib.sha256(b"good").digest()), BlobPart("carry", 0, hashlib.sha256().digest())]
     for sent, problem in ((b"goo", "fewer"), (b"goodx", "more"), (b"evil", "do not match")):
         checked = cache._Checked(parts)
         with pytest.raises(CorruptError, match=problem):
@@ -289,7 +289,7 @@ def test_bytes_that_are_not_those_declared_are_refused():
                 checked.add(memoryview(sent)[at : at + 1])
             checked.end()
     with pytest.raises(CorruptError, match="do not match"):
-        cache._Checked([Part("acting", 0, b"")])
+        cache._Checked([BlobPart("acting", 0, b"")])
 
 
 @pytest.mark.parametrize(

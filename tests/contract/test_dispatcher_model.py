@@ -18,7 +18,7 @@ from marless.fleet import dispatch, tenancy
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.idle import Idle
-from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome
 from marless.fleet.tenancy import Renewal
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
@@ -288,9 +288,9 @@ class FleetMachine(RuleBasedStateMachine):
 
     connect_s = 60.0
 
-    async def launch(self, orders: Sequence[Order]) -> list[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> list[Launch]:
         if self.refuses:
-            return [Launch(Outcome.FAILED, "no process can be started")] * len(orders)
+            return [Launch(LaunchOutcome.FAILED, "no process can be started")] * len(orders)
         self.processes += [(order.worker, Process()) for order in orders]
         return [ACCEPTED] * len(orders)
 

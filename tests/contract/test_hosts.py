@@ -19,13 +19,13 @@ from marless.errors import MarlessError, SpecError, UnauthenticatedError
 from marless.fleet import environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts import pool as hosts_pool
-from marless.fleet.hosts.bench import Bench
+from marless.fleet.hosts.bench import HostWorkers
 from marless.fleet.hosts.pool import Hosts
-from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from services.actor_pool.servicer import ActorPoolServicer
@@ -33,7 +33,7 @@ from tests.fake_metadata import metadata
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
-NO_ROOM = Launch(Outcome.REFUSED, "no host has room")
+NO_ROOM = Launch(LaunchOutcome.REFUSED, "no host has room")
 
 
 class Pool:
@@ -48,7 +48,7 @@ class Pool:
         self.new_hosts()
 
     def new_hosts(self) -> None:
-        program = Program(
+        program = WorkerProgram(
             "tests.unit.fleet.scripted_worker",
             ("--place", f"{self.place}"),
             {},
@@ -63,9 +63,9 @@ class Pool:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Pool]:
         @asynccontextmanager
-        async def build(_address: str) -> AsyncIterator[Service]:
+        async def build(_address: str) -> AsyncIterator[ServedService]:
             servicer = ActorPoolServicer(None, Dispatcher(), None, None, self)
-            yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=self._drop)
+            yield ServedService(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=self._drop)
 
         async with serving(ServerOptions(self.address, Security()), build):
             yield self
@@ -94,7 +94,7 @@ class Pool:
 
     async def started(self, name: str, ticket: str = "ticket") -> dict:
         """Start a worker; returns what it has found."""
-        assert await self.hosts.start(Order(name, ticket, ("--worker", name))) == ACCEPTED
+        assert await self.hosts.start(LaunchOrder(name, ticket, ("--worker", name))) == ACCEPTED
         path = self.place / name
         async with asyncio.timeout(PATIENCE_S):
             while not path.exists():  # noqa: ASYNC110  # a file tells nobody
@@ -155,7 +155,7 @@ async def test_workers_start_on_the_fullest_host_as_many_as_there_are_slots(pool
     await pool.started("b")
     await pool.started("c")
     assert (len(small.launches), len(large.launches), pool.hosts.free) == (1, 2, 0)
-    assert await pool.hosts.start(Order("d", "ticket")) == NO_ROOM
+    assert await pool.hosts.start(LaunchOrder("d", "ticket")) == NO_ROOM
     await pool.hosts.drain("b", 0.0)
     assert pool.hosts.free == 1
     assert large.idle_s == 0
@@ -164,7 +164,7 @@ async def test_workers_start_on_the_fullest_host_as_many_as_there_are_slots(pool
 async def test_what_a_worker_needs_is_the_pools_and_the_hosts(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the host")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}")
-    bench = Bench("id=i-1,provider=aws", ["--tls-ca", "/ca.pem"])
+    bench = HostWorkers("id=i-1,provider=aws", ["--tls-ca", "/ca.pem"])
     module, place = "tests.unit.fleet.scripted_worker", ["--place", f"{tmp_path}"]
     await bench.use(hosts_pb2.HostProgram(module=module, arguments=place, settings={"OMP_NUM_THREADS": "3"}))
     assert (await bench.start(hosts_pb2.StartWorker(launch=1, worker="exits"))) == ACCEPTED
@@ -181,7 +181,7 @@ async def test_how_workers_ended_is_told_and_their_slots_are_free_again(pool, on
     pool.dial(one.address, "--slots", "2")
     host = await pool.host("i-1")
     for worker, how in (("exits", "exit code 3"), ("dies", "killed by signal 15")):
-        assert await pool.hosts.start(Order(worker, "ticket", ("--worker", worker))) == ACCEPTED
+        assert await pool.hosts.start(LaunchOrder(worker, "ticket", ("--worker", worker))) == ACCEPTED
         assert await ended(pool, worker) == how
         await pool.hosts.drain(worker, 0.0)
     assert (pool.hosts.free, await ended(pool, "unheard-of")) == (2, "not started")
@@ -264,7 +264,7 @@ async def test_a_host_that_gets_a_notice_gets_no_more_work(pool, one, monkeypatc
     async with asyncio.timeout(PATIENCE_S):
         assert await leaving == "AWS ends this spot instance"
     assert (pool.hosts.free, len(host.launches)) == (0, 1)
-    assert await pool.hosts.start(Order("b", "ticket")) == NO_ROOM
+    assert await pool.hosts.start(LaunchOrder("b", "ticket")) == NO_ROOM
 
 
 async def test_a_host_that_is_stopped_says_so_and_waits_for_its_workers(pool, one):
@@ -379,7 +379,7 @@ async def test_nobody_takes_the_place_of_a_connected_host(pool, one):
 async def test_a_pool_whose_launcher_has_no_hosts_says_so(tmp_path, monkeypatch):
     pool = Pool(tmp_path)
     monkeypatch.setattr(pool, "attach", None)
-    program = Program("module", (), {}, str, {})
+    program = WorkerProgram("module", (), {}, str, {})
     with pytest.raises(SpecError, match="the launcher of this pool uses no hosts; give the pool --launcher ec2"):
         await hosts_pool.attach(LocalLauncher(program), None, None)
 
@@ -390,8 +390,8 @@ async def test_a_host_that_does_not_answer_an_order_is_no_room(pool, one, monkey
     process = pool.dial(one.address)
     await pool.host("i-1")
     process.send_signal(signal.SIGSTOP)
-    launch = await pool.hosts.start(Order("a", "ticket", ("--worker", "a")))
-    assert launch == Launch(Outcome.REFUSED, "host i-1 did not start a worker within 0.2 s; see its log")
+    launch = await pool.hosts.start(LaunchOrder("a", "ticket", ("--worker", "a")))
+    assert launch == Launch(LaunchOutcome.REFUSED, "host i-1 did not start a worker within 0.2 s; see its log")
     process.send_signal(signal.SIGCONT)
     await pool.until(lambda: not pool.hosts.connected)
     await pool.host("i-1")

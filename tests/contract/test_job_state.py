@@ -1,4 +1,4 @@
-"""What every kind of durable job state does, whoever keeps it: `services.coordinator.state.base.JobState`."""
+"""What every kind of durable job state does, whoever keeps it: `services.coordinator.state.base.DurableJob`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from marless.errors import FencedError
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder
@@ -14,7 +14,7 @@ from tests.unit.coordinator.test_bucket_folder import Hosts
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
 from tests.unit.test_record import record
 
-WRITES: dict[str, Callable[[JobState], None]] = {
+WRITES: dict[str, Callable[[DurableJob], None]] = {
     "status": lambda state: state.write_status(STATUS),
     "append": lambda state: state.append(record(1)),
     "cut": lambda state: state.cut(0),
@@ -30,13 +30,13 @@ class OnDisk:
     def __init__(self, tmp_path):
         self.path = tmp_path / "runs" / "j"
 
-    def new(self) -> JobState:
+    def new(self) -> DurableJob:
         folder = RunFolder(self.path)
         folder.create(SPEC, STATUS)
         folder.take_over()
         return folder
 
-    def taken(self, after: JobState) -> JobState:
+    def taken(self, after: DurableJob) -> DurableJob:
         """The state as the next owner has it, after this one has left."""
         after.release()
         folder = RunFolder(self.path)
@@ -51,10 +51,10 @@ class InBucket:
     def __init__(self, tmp_path):
         self.hosts, self.hosts_seen = Hosts(tmp_path), 0
 
-    def new(self) -> JobState:
+    def new(self) -> DurableJob:
         return self.hosts.new("host-0")
 
-    def taken(self, after: JobState) -> JobState:
+    def taken(self, after: DurableJob) -> DurableJob:
         """The state on another machine, after its owner has left."""
         self.hosts_seen += 1
         return self.hosts.taken(f"host-{self.hosts_seen}", after=after)

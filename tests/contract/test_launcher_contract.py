@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from marless.fleet.launchers.base import ACCEPTED, Launch, Outcome
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOutcome
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.local import LocalLauncher
 
@@ -28,7 +28,7 @@ class Forgets(LocalLauncher):
 
 class Refuses(LocalLauncher):
     async def launch(self, orders):
-        return [Launch(Outcome.REFUSED, "no room") for _ in orders]
+        return [Launch(LaunchOutcome.REFUSED, "no room") for _ in orders]
 
 
 class Pretends(LocalLauncher):

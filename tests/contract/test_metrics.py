@@ -18,7 +18,7 @@ from marless.rpc.client import Peer
 from marless.rpc.metrics import counter, gauge
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import (
     CoordinatorServiceServicer,
@@ -51,7 +51,9 @@ async def served(figures=tuple, security=None, at="127.0.0.1:0"):
 
     @asynccontextmanager
     async def build(address):
-        yield Service(lambda server: add_CoordinatorServiceServicer_to_server(Servicer(), server), figures=figures)
+        yield ServedService(
+            lambda server: add_CoordinatorServiceServicer_to_server(Servicer(), server), figures=figures
+        )
 
     options = ServerOptions("127.0.0.1:0", security or Security(), metrics=at)
     with capture_logs() as logs:

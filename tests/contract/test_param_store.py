@@ -24,10 +24,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.__main__ import build
-from services.param_store.keys import PIECE_BYTES, Part
+from services.param_store.keys import PIECE_BYTES, BlobPart
 from services.param_store.pieces import Published
 from services.param_store.store import VersionStore
-from services.param_store.uploads import Uploads
+from services.param_store.uploads import BlobUploads
 from services.param_store.writes import Write
 
 MIB = 2**20
@@ -315,7 +315,7 @@ async def test_a_store_reads_what_it_does_not_have_from_redis(store, job, redis)
     await store.publish(job, 0, 0, [write("a", 0, acting=b"weights", learning=b"moments")])
     restarted = VersionStore(redis, str, keep=2)
     blobs = [b"weights", b"newer"]
-    parts = tuple(Part("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
+    parts = tuple(BlobPart("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
     await restarted.publish(job, 0, 1, [Write("a", 1, "a/1", parts[1:], (memoryview(blobs[1]),))])
     old, new = await restarted.read(job, [("a", 1), ("a", 2)])
     await redis.hdel(f"marless:{{{job}}}:v:2:a", "acting:0")  # not read any more
@@ -335,14 +335,14 @@ async def test_large_publishes_are_read_from_redis(store, job, redis):
 
 def test_the_parts_published_last_are_kept_within_a_bound():
     blobs = [b"first", b"second", b"x" * 20]
-    first, second, large = (Part("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
+    first, second, large = (BlobPart("acting", len(blob), hashlib.sha256(blob).digest()) for blob in blobs)
     kept = Published(limit_bytes=11)
     for part, blob in zip((first, second, second), (blobs[0], blobs[1], blobs[1]), strict=True):
         kept.add(part, memoryview(blob))
     assert (kept.get(first), kept.get(second)) == (b"first", b"second")
     kept.add(large, memoryview(blobs[2]))
     assert (kept.get(first), kept.get(second), kept.get(large)) == (None, None, None)
-    several_pieces = Part("acting", PIECE_BYTES + 1, b"sha")
+    several_pieces = BlobPart("acting", PIECE_BYTES + 1, b"sha")
     kept.add(several_pieces, memoryview(b""))
     assert kept.get(several_pieces) is None
 
@@ -378,19 +378,19 @@ async def test_uploads_in_progress_share_the_bound():
         for frame in chunks.data_frames([data]):
             yield frame
 
-    part = Part("acting", 6, hashlib.sha256(b"abcdef").digest())
+    part = BlobPart("acting", 6, hashlib.sha256(b"abcdef").digest())
 
     async def wait() -> None:
         async with uploads.receive(stream(b"abcdef"), [part], "b") as [blob]:
             assert (blob, uploads.held_bytes) == (b"abcdef", 6)
 
-    uploads = Uploads(10, wait_s=0.01)
+    uploads = BlobUploads(10, wait_s=0.01)
     async with uploads.receive(stream(b"abcdef"), [part], "a") as [blob]:
         assert blob == b"abcdef"
         with pytest.raises(OverloadedError):
             async with uploads.receive(stream(b"abcdef"), [part], "b"):
                 pass
-    uploads = Uploads(10)
+    uploads = BlobUploads(10)
     async with uploads.receive(stream(b"abcdef"), [part], "a") as [blob]:
         waiting = asyncio.create_task(wait())
         await asyncio.wait([waiting], timeout=0.01)

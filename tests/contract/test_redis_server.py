@@ -25,7 +25,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.param_store import connection, redis_server
 from services.param_store.__main__ import build
-from services.param_store.config import Config, parse
+from services.param_store.config import ParamStoreConfig, parse
 from services.param_store.redis_server import LocalRedis, Provided, RedisOptions, provided
 
 
@@ -100,7 +100,7 @@ async def test_a_redis_that_does_not_come_up_is_not_left_behind(tmp_path, monkey
         return None
 
     monkeypatch.setattr(redis_server, "START_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(redis_server._Line, "open", nobody)
+    monkeypatch.setattr(redis_server._RedisConnection, "open", nobody)
     with pytest.raises(UnavailableError, match="did not answer within"):
         async with provided(RedisOptions(data_dir=str(tmp_path))):
             pass
@@ -133,7 +133,7 @@ async def test_two_stores_never_share_a_data_dir(tmp_path):
 
 async def test_health_follows_redis_and_data_survive_its_death(tmp_path):
     server = ServerOptions(f"unix:{tmp_path}/store.sock", Security())
-    config = Config(server, RedisOptions(data_dir=str(tmp_path)), keep=3, intake_bytes=2**20)
+    config = ParamStoreConfig(server, RedisOptions(data_dir=str(tmp_path)), keep=3, intake_bytes=2**20)
     async with serving(server, lambda address: build(config, address)) as address:
         peer = Peer(address, Security())
         store = ParamStore(peer)
@@ -345,7 +345,9 @@ async def test_a_redis_that_may_lose_data_is_warned_of_at_the_start_and_clients_
         return await real(self) | said
 
     monkeypatch.setattr(Redis, "info", info)
-    config = Config(ServerOptions(f"unix:{tmp_path}/s.sock", Security()), RedisOptions(url=redis_url), 2, 2**26)
+    config = ParamStoreConfig(
+        ServerOptions(f"unix:{tmp_path}/s.sock", Security()), RedisOptions(url=redis_url), 2, 2**26
+    )
     async with serving(config.server, lambda address: build(config, address)) as address:
         peer = Peer(address, Security())
         assert (await ParamStore(peer).list("nothing")).risk == risk

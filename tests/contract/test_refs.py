@@ -16,7 +16,7 @@ from marless.rpc import refs
 from marless.rpc.client import Peer
 from marless.rpc.refs import AT_ONCE, PIECE_BYTES, Borrowed, Loans, Ref, placed, seen, write_new
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2
 from services.learner_pool.servicer import LearnerPoolServicer
 
@@ -48,7 +48,7 @@ class Pool:
 def _built(servicer: LearnerPoolServicer) -> Callable[[str], object]:
     class Built:
         async def __aenter__(self):
-            return Service(servicer.register)
+            return ServedService(servicer.register)
 
         async def __aexit__(self, *_):
             return None

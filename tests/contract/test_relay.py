@@ -16,16 +16,16 @@ from marless.fleet.handover import Tickets
 from marless.rpc import gathering
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
-from marless.rpc.gathering import Gathering
+from marless.rpc.gathering import Batcher
 from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.relay.__main__ import build
 from services.relay.config import parse
-from services.relay.uploads import Uploads
+from services.relay.uploads import RelayedUploads
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
 
@@ -55,8 +55,8 @@ async def learners(tmp_path) -> AsyncIterator[Learners]:
 @asynccontextmanager
 async def served(learners: Learners, address: str) -> AsyncIterator[None]:
     @asynccontextmanager
-    async def pool(_address: str) -> AsyncIterator[Service]:
-        yield Service(LearnerPoolServicer(learners, None, None, SimpleNamespace(), None, "").register)
+    async def pool(_address: str) -> AsyncIterator[ServedService]:
+        yield ServedService(LearnerPoolServicer(learners, None, None, SimpleNamespace(), None, "").register)
 
     async with serving(ServerOptions(address, Security()), pool):
         yield
@@ -112,7 +112,7 @@ async def test_without_its_learner_pool_a_relay_acknowledges_nothing_and_rests(t
 
 
 async def test_what_is_not_small_is_refused_by_the_relay(learners, tmp_path):
-    uploads = Uploads(Peer(f"unix:{tmp_path}/pool.sock", Security()))
+    uploads = RelayedUploads(Peer(f"unix:{tmp_path}/pool.sock", Security()))
     with pytest.raises(Exception, match="a relay takes trajectories of 65,536 bytes"):
         await uploads.deliver([learner_pool_pb2.SmallUpload(data=bytes(SMALL_BYTES + 1))])
     with pytest.raises(OverloadedError, match="no room in the relay"):
@@ -210,7 +210,7 @@ async def test_things_go_out_in_order_the_first_at_once_and_the_others_together(
     async def send(some) -> None:
         sent.append(list(some))
 
-    waiting = Gathering[int](send, size=lambda each: each, pause_s=0.05)
+    waiting = Batcher[int](send, size=lambda each: each, pause_s=0.05)
     running = asyncio.create_task(waiting.run())
     waiting.add(1)
     await asyncio.sleep(0.01)
@@ -230,7 +230,7 @@ async def test_a_full_message_does_not_wait(monkeypatch):
     async def send(some) -> None:
         sent.append(len(some))
 
-    waiting = Gathering[int](send, size=lambda _: 1, pause_s=3600.0)
+    waiting = Batcher[int](send, size=lambda _: 1, pause_s=3600.0)
     running = asyncio.create_task(waiting.run())
     waiting.add(0)
     await asyncio.sleep(0.01)

@@ -22,7 +22,7 @@ from marless.rpc.errors import STATUS, from_rpc
 from marless.rpc.retry import retry
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, bulk_download, bulk_upload, serving
+from marless.rpc.server import ServedService, ServerOptions, bulk_download, bulk_upload, serving
 from marless.rpc.v1 import common_pb2
 from tests import tokens
 
@@ -85,10 +85,10 @@ class Probe:
 
 
 @asynccontextmanager
-async def probe_served(listen: str, security: Security, probe: Probe | Service | None = None):
+async def probe_served(listen: str, security: Security, probe: Probe | ServedService | None = None):
     @asynccontextmanager
     async def build(_address):
-        yield probe if isinstance(probe, Service) else Service((probe or Probe()).register)
+        yield probe if isinstance(probe, ServedService) else ServedService((probe or Probe()).register)
 
     async with serving(ServerOptions(listen, security), build) as address:
         yield address
@@ -431,7 +431,7 @@ async def test_health_follows_the_service_and_its_end(tmp_path):
     async def drain() -> None:
         drained.append(True)
 
-    service = Service(Probe().register, is_ready, drain)
+    service = ServedService(Probe().register, is_ready, drain)
     status = health_pb2.HealthCheckResponse
     async with probe_served(f"unix:{tmp_path}/probe.sock", Security(), service) as address:
         peer = Peer(address, Security())
@@ -450,7 +450,7 @@ async def test_health_follows_the_service_and_its_end(tmp_path):
 async def test_reflection_is_there_when_asked_for(tmp_path, asked):
     @asynccontextmanager
     async def build(_address):
-        yield Service(Probe().register, name="ParamStoreService")
+        yield ServedService(Probe().register, name="ParamStoreService")
 
     served = Security(tokens=tokens.made(tmp_path / "tokens"))
     options = ServerOptions(f"unix:{tmp_path}/probe.sock", served, reflection=asked)

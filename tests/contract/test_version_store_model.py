@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from marless.errors import ConflictError, FencedError, MarlessError, NotFoundError
 from services.param_store.connection import connected
-from services.param_store.keys import Part
+from services.param_store.keys import BlobPart
 from services.param_store.redis_server import Provided
 from services.param_store.store import VersionStore
 from services.param_store.writes import Write
@@ -129,7 +129,7 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
         def publish(self, policy, behind, older, request, data):
             expected = max(self.model.heads.get(policy, 0) - behind, 0)
             epoch = max(self.model.epoch - older, 0)
-            part = Part("acting", len(data), hashlib.sha256(data).digest())
+            part = BlobPart("acting", len(data), hashlib.sha256(data).digest())
             write = Write(policy, expected, f"r{request}", (part,), (memoryview(data),))
 
             async def answer() -> int:
@@ -149,7 +149,7 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
             expected = {policy: max(self.model.heads.get(policy, 0) - behind, 1) for policy, behind in heads.items()}
             used = {name: max(self.model.heads.get(name, 0) - behind, 1) for name, behind in applied.items()}
             epoch = max(self.model.epoch - older, 0)
-            part = Part("acting", len(data), hashlib.sha256(data).digest())
+            part = BlobPart("acting", len(data), hashlib.sha256(data).digest())
             writes = [
                 Write(policy, head, f"r{request}", (part,), (memoryview(data),)) for policy, head in expected.items()
             ]

@@ -18,13 +18,13 @@ from marless.record_json import from_json
 from marless.round_file import BATCH_BYTES, RoundReader
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.api.watching import watch
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.view import Progress, progress_of
+from services.coordinator.jobs.view import JobProgress, progress_of
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
 from services.coordinator.state.run_folder import RunFolder
@@ -102,9 +102,9 @@ async def test_a_slow_client_holds_back_what_is_read_for_it(runs, monkeypatch):
     server = ServerOptions(f"unix:{runs}.sock", Security())
 
     @asynccontextmanager
-    async def build(_address: str) -> AsyncIterator[Service]:
+    async def build(_address: str) -> AsyncIterator[ServedService]:
         async with Jobs(runs, NoPools(), JobsOptions()) as jobs:
-            yield Service(CoordinatorServicer(jobs, None).register)
+            yield ServedService(CoordinatorServicer(jobs, None).register)
 
     async with serving(server, build) as address, Peer(address, Security()).channel as channel:
         stub = CoordinatorServiceStub(channel)
@@ -128,7 +128,7 @@ def parsed(monkeypatch) -> list[str]:
 
 def test_asking_how_far_a_job_is_parses_one_record(runs, parsed):
     folder = RunFolder(ended_job(runs, 600))
-    assert progress_of(folder) == Progress().after(record(599, env_steps=100))
+    assert progress_of(folder) == JobProgress().after(record(599, env_steps=100))
     assert len(parsed) == 1
 
 

@@ -25,13 +25,13 @@ from marless.fleet import dispatch, session
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Handover, Tickets, new_ticket
-from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome
 from marless.fleet.session import CANCELLED_S, DETAIL_BYTES, OVERDUE_S, WorkerOptions, work
 from marless.fleet.watchdog import Watchdog
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from services.actor_pool.servicer import ActorPoolServicer
@@ -172,9 +172,9 @@ class Pool:
 @asynccontextmanager
 async def pool_at(address: str, dispatcher: Dispatcher, most: int = 100) -> AsyncIterator[Pool]:
     @asynccontextmanager
-    async def build(_address: str) -> AsyncIterator[Service]:
+    async def build(_address: str) -> AsyncIterator[ServedService]:
         servicer = ActorPoolServicer(None, dispatcher, SimpleNamespace(most_streams=lambda: most))
-        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=servicer.end_relays)
+        yield ServedService(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=servicer.end_relays)
 
     async with serving(ServerOptions(address, Security()), build) as bound:
         pool = Pool(bound, dispatcher)
@@ -721,13 +721,13 @@ class InProcessLauncher:
 
     connect_s = 60.0
 
-    async def launch(self, orders: Sequence[Order]) -> list[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> list[Launch]:
         self.batches.append([order.worker for order in orders])
         await self.may_launch.wait()
         return [self._launch(order) for order in orders]
 
-    def _launch(self, order: Order) -> Launch:
-        if self.answer.outcome is not Outcome.ACCEPTED:
+    def _launch(self, order: LaunchOrder) -> Launch:
+        if self.answer.outcome is not LaunchOutcome.ACCEPTED:
             return self.answer
         if self.stillborn:
             self.stillborn -= 1
@@ -934,7 +934,7 @@ async def test_after_a_broken_start_the_next_request_tries_again(pool, make, lau
 
 
 async def test_a_machine_that_starts_no_process_fails_whoever_waits(pool, make, launcher):
-    launcher.answer = Launch(Outcome.FAILED, "cannot start worker actor-0: Resource temporarily unavailable")
+    launcher.answer = Launch(LaunchOutcome.FAILED, "cannot start worker actor-0: Resource temporarily unavailable")
     fleet = await make(limit=1)
     waiting = pool.submit("fast")
     with pytest.raises(UnavailableError, match="cannot start worker actor-0"):
@@ -987,7 +987,7 @@ async def test_workers_that_are_asked_for_together_are_one_batch(pool, make, lau
 
 async def test_a_worker_that_there_is_no_room_for_is_ordered_again_and_jobs_are_told(pool, make, launcher, monkeypatch):
     monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
-    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    launcher.answer = Launch(LaunchOutcome.REFUSED, "no memory left")
     fleet = await make(limit=1)
     waiting = pool.submit("fast")
     async with asyncio.timeout(PATIENCE_S):
@@ -1009,7 +1009,7 @@ async def test_a_task_waits_for_a_worker_that_is_connected_though_there_is_no_ro
     await fleet.ensure(1)
     running, waiting = pool.submit("slow"), pool.submit("fast")
     await pool.bench.until_started(1)
-    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    launcher.answer = Launch(LaunchOutcome.REFUSED, "no memory left")
     fleet.expect(2)
     async with asyncio.timeout(PATIENCE_S):
         while len(launcher.batches) < 3:  # noqa: ASYNC110  # the launcher tells nobody
@@ -1023,7 +1023,7 @@ async def test_workers_that_there_is_no_room_for_are_released_before_those_that_
     monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
     fleet = await make(limit=3)
     await fleet.scale(2)
-    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    launcher.answer = Launch(LaunchOutcome.REFUSED, "no memory left")
     fleet.expect(3)
     async with asyncio.timeout(PATIENCE_S):
         while len(launcher.batches) < 3:  # noqa: ASYNC110  # the launcher tells nobody
@@ -1034,7 +1034,7 @@ async def test_workers_that_there_is_no_room_for_are_released_before_those_that_
 
 
 async def test_an_unknown_launch_is_waited_for_and_drained_before_the_next(pool, make, launcher):
-    launcher.answer = Launch(Outcome.UNKNOWN, "no answer came")
+    launcher.answer = Launch(LaunchOutcome.UNKNOWN, "no answer came")
     launcher.connect_s = 0.05
     fleet = await make(limit=1)
     fleet.expect(1)

@@ -24,7 +24,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
-from services.coordinator.config import Config
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.preparation import MAX_AT_ONCE
@@ -178,7 +178,7 @@ class _Submissions:
 
         nowhere = dict.fromkeys(("actor_pool", "learner_pool", "param_store"), "unix:/nowhere")
         options = ServerOptions(f"unix:{self._place}/coordinator.sock", Security())
-        config = Config(options, nowhere, self._place / "runs", JobsOptions(running=0))
+        config = CoordinatorConfig(options, nowhere, self._place / "runs", JobsOptions(running=0))
         self._stack.enter_context(mock.patch.object(coordinator, "Jobs", jobs))
         address = await self._stack.enter_async_context(serving(options, lambda at: coordinator.build(config, at)))
         self._peers = [Peer(address, Security(), "coordinator") for _ in range(TIMES)]

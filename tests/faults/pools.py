@@ -13,7 +13,7 @@ from unittest import mock
 from marless import spec as specs
 from marless.core.group import Versions
 from marless.fleet.launchers.options import LOCAL, Choice
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.roles import Role
@@ -21,10 +21,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from tests.faults.store_process import StoreProcess
 
@@ -56,14 +56,14 @@ class RunningPools:
     actor_config: ActorConfig
     pools: Pools
 
-    async def open(self, job_id: str, job: Job, *, round_: int = 0) -> tuple[int, Versions]:
+    async def open(self, job_id: str, job: PreparedJob, *, round_: int = 0) -> tuple[int, Versions]:
         """Open a job as a coordinator that takes it over before this round; returns its epoch and versions."""
         epoch = await self.store.acquire_epoch(job_id, secrets.token_hex(8))
         groups = job.sharing.decide(()).groups
         return epoch, await self.pools.open_job(job_id, job, epoch, groups, round_=round_)
 
 
-def small_job(**changes: object) -> Job:
+def small_job(**changes: object) -> PreparedJob:
     """The small job, with some of its sections replaced."""
     return prepare(specs.parse(DOCUMENT | changes, "small"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marless.fleet import environment
 from marless.fleet.handover import new_ticket
-from marless.fleet.launchers.base import ACCEPTED, Order, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
 from marless.fleet.launchers.options import Choice
 from marless.rpc.roles import Role
@@ -91,10 +91,10 @@ async def _others(running: RunningPools, workers: int) -> AsyncIterator[LocalLau
     security = running.actor_config.server.security
     arguments = ["--pool", running.actors.address, "--param-store", running.store_address]
     environs = environment.inherited(os.environ) | environment.ACTOR
-    program = Program("services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
+    program = WorkerProgram("services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
     launcher = LocalLauncher(program)
     try:
-        answers = await launcher.launch([Order(f"other-{number}", new_ticket()) for number in range(workers)])
+        answers = await launcher.launch([LaunchOrder(f"other-{number}", new_ticket()) for number in range(workers)])
         assert all(answer == ACCEPTED for answer in answers), answers
         yield launcher
     finally:

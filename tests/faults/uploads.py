@@ -16,7 +16,7 @@ import numpy as np
 from marless.core.measures import Measure
 from marless.data.trajectory import Trajectory
 from marless.errors import FencedError, JobStateError, StaleError
-from marless.job import Job, schema_of
+from marless.job import PreparedJob, schema_of
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
@@ -44,7 +44,7 @@ class Send:
 class Storm:
     """One job, fed by hand: its trajectories follow from its seed alone."""
 
-    def __init__(self, name: str, job: Job, running: RunningPools, sink: str) -> None:
+    def __init__(self, name: str, job: PreparedJob, running: RunningPools, sink: str) -> None:
         self.name, self.job = name, job
         self.running = running
         self.sink = sink

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from safetensors import numpy as safetensors
 
-from marless.aggregation.net_step import NetStep, Returns
+from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.nets import serial
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.aggregate_request import aggregation_of
@@ -30,7 +30,7 @@ NAMES = (
 NUMBERS = (1.0, 0.5, 0.0, -1.0, 1e308, math.inf, math.nan, 5e-324)
 STEPS = {
     "policy": NetStep(lr=0.1, eps=1e-8, max_grad_norm=0.5, target_steps=1),
-    "critic": NetStep(lr=0.1, eps=1e-8, max_grad_norm=0.5, returns=Returns(decay=0.9, popart=True)),
+    "critic": NetStep(lr=0.1, eps=1e-8, max_grad_norm=0.5, returns=ReturnScale(decay=0.9, popart=True)),
 }
 Arrays = dict[str, np.ndarray]
 

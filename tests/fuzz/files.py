@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import numpy as safetensors
 
 from marless import checkpoint, round_file
-from marless.bucket.head import Head
+from marless.bucket.head import RunHead
 from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.scaling.minions import scheduler as schedulers
@@ -101,8 +101,8 @@ def rounds(choices: Choices) -> None:
 def head(choices: Choices) -> None:
     """head.json of a run folder in a bucket."""
     data = json.dumps(document(HEAD, choices)).encode("utf-8", "surrogatepass")
-    found = Head.parse(raw(data, choices) if choices.sometimes(3) else data, "head.json")
-    assert Head.parse(found.encoded(), "head.json") == found
+    found = RunHead.parse(raw(data, choices) if choices.sometimes(3) else data, "head.json")
+    assert RunHead.parse(found.encoded(), "head.json") == found
     assert found.rounds >= 0 and len(found.checkpoints) <= len(found.files)
 
 

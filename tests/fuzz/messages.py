@@ -17,7 +17,7 @@ from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.fleet.handover import Handover
 from marless.fleet.hosts.pool import Hosts
-from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.base import WorkerProgram
 from marless.rpc import chunks
 from marless.rpc.refs import Loans, Ranges
 from marless.rpc.requests import message
@@ -25,7 +25,7 @@ from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2, param_store_
 from services.learner_pool.content import check_header, declared_bytes
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.param_store.servicer import _parts, _writes
-from services.param_store.uploads import Uploads
+from services.param_store.uploads import BlobUploads
 from tests.fuzz import scratch
 from tests.fuzz.choices import Choices, document, raw, text
 
@@ -225,8 +225,8 @@ def upload(choices: Choices) -> None:
 
 
 @cache
-def _uploads() -> Uploads:
-    return Uploads(ROOM_BYTES, wait_s=0.01)
+def _uploads() -> BlobUploads:
+    return BlobUploads(ROOM_BYTES, wait_s=0.01)
 
 
 def publish(choices: Choices) -> None:
@@ -271,4 +271,4 @@ def host(choices: Choices) -> None:
     async def hear(_order: hosts_pb2.HostOrder) -> None:
         pass
 
-    asyncio.run(Hosts(Program("module", (), {}, str), lambda: None).attach(said(), hear))
+    asyncio.run(Hosts(WorkerProgram("module", (), {}, str), lambda: None).attach(said(), hear))

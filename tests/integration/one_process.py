@@ -16,7 +16,7 @@ from marless.core.state import PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.record import RoundRecord
@@ -31,7 +31,7 @@ Policies = Mapping[str, PolicyState]
 class OneProcess:
     """One job. With `staleness` 1, a round is acted by what acts in the round before with staleness 0."""
 
-    def __init__(self, job: Job, records: Sequence[RoundRecord], staleness: int) -> None:
+    def __init__(self, job: PreparedJob, records: Sequence[RoundRecord], staleness: int) -> None:
         self._job, self._records, self._staleness = job, records, staleness
         config = job.spec.algorithm
         algorithm = algorithms.algorithm(config.name)

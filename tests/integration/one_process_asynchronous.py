@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marless.aggregation.applying import applied
-from marless.aggregation.queue import Aggregation
+from marless.aggregation.queue import GradientBatch
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput
@@ -19,13 +19,13 @@ from marless.core.state import Arrays, PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.record import RoundRecord
 from marless.rpc.v1 import actor_pool_pb2
 from marless.schedules.arrivals import Arrival, read
-from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, Step, learner_of
+from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, StellarisStep, learner_of
 from marless.schedules.stellaris_config import makes_versions
 from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
@@ -36,7 +36,7 @@ States = dict[str, PolicyState]
 class Asynchronous:
     """One job; `states` has those of each clock."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparedJob) -> None:
         assert isinstance(job.schedule, StellarisSchedule)
         self._job = job
         self._config = job.schedule.config
@@ -58,7 +58,7 @@ class Asynchronous:
         self._gradients: dict[int, dict[str, Arrays]] = {}
         self._learns: dict[int, Learn] = {}
         self._makes_versions = makes_versions(job.spec.algorithm)
-        self.aggregations: list[Aggregation] = []
+        self.aggregations: list[GradientBatch] = []
 
     def follow(self, records: Sequence[RoundRecord]) -> None:
         """Do what happened, in its order."""
@@ -77,7 +77,7 @@ class Asynchronous:
             assert step.published, f"round {record.round} ends before its version"
             assert record.env_steps == step.progress.env_steps
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: StellarisStep) -> None:
         for command in step.commands:
             match command:
                 case Sample(rollout, clock):
@@ -137,7 +137,7 @@ class Asynchronous:
         asked = Measure(curvature=spec.curvature if self._job.curvature else None, noise=self._job.noise)
         return RoundInput(number, learn.after, spec.seed, groups, taken, spec.sharing.samples, asked, peers)
 
-    def _update(self, aggregation: Aggregation) -> None:
+    def _update(self, aggregation: GradientBatch) -> None:
         """The usual update, only now: those of learners that were lost have changed nothing."""
         [weighted] = aggregation.gradients
         learn = self._learns[learner_of(weighted.gradient)]
@@ -150,7 +150,7 @@ class Asynchronous:
             found |= {name: learner.state(name) for name in learner.names(groups)}
         self.states.append(self.states[-1] | found)
 
-    def _apply(self, aggregation: Aggregation) -> None:
+    def _apply(self, aggregation: GradientBatch) -> None:
         gradients = [self._gradients[learner_of(each.gradient)] for each in aggregation.gradients]
         before = sum(each.gradient.env_steps for past in self.aggregations[:-1] for each in past.gradients)
         steps = self._job.spec.algorithm.net_steps(before)
@@ -193,7 +193,7 @@ def check_same_weights(folder: RunFolder, alone: Asynchronous | None = None) -> 
     return alone
 
 
-def check_counts(job: Job, records: Sequence[RoundRecord]) -> None:
+def check_counts(job: PreparedJob, records: Sequence[RoundRecord]) -> None:
     """Raise AssertionError unless each record counts what its events and all earlier ones lead to."""
     assert isinstance(job.schedule, StellarisSchedule)
     rule, events = job.schedule.rule(job.spec.actors.count), list[Arrival]()

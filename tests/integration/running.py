@@ -23,16 +23,16 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
 from services.param_store import __main__ as param_store
-from services.param_store.config import Config as StoreConfig
+from services.param_store.config import ParamStoreConfig as StoreConfig
 from services.param_store.redis_server import RedisOptions
 from tests.templates import SCRIPTED, Templates, shared_templates
 

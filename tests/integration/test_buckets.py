@@ -14,7 +14,7 @@ from marless.bucket.address import Address
 from marless.bucket.reading import read_head
 from marless.errors import UnreachableError
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.bucket_home import BucketState
 from services.coordinator.state.status import JobStatus
 from tests.integration.running import KilledError, created, go_on, outcome, ready, spec
 from tests.unit.bucket.memory import MemoryObjects
@@ -36,7 +36,7 @@ class Hosts:
     def next(self) -> BucketFolder:
         self.count += 1
         path = self.path / f"host-{self.count}" / JOB
-        return BucketFolder(path, Home(self.objects, self.place, path, lease_s=30.0), threading.Lock())
+        return BucketFolder(path, BucketState(self.objects, self.place, path, lease_s=30.0), threading.Lock())
 
     def accepted(self, **changes) -> BucketFolder:
         folder = self.next()
@@ -53,7 +53,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path, monkeypatch) -> Hosts:
-    monkeypatch.setattr(Home, "release", lambda home: None)  # a killed process gives nothing back
+    monkeypatch.setattr(BucketState, "release", lambda home: None)  # a killed process gives nothing back
     return Hosts(tmp_path)
 
 

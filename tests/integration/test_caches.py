@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from services.param_store.cache import cache
 from tests.integration.running import Cluster, created, outcome, spec, succeeded
 
@@ -26,7 +26,7 @@ async def cached(cluster: Cluster):
 
         @asynccontextmanager
         async def build(_address: str):
-            yield Service(servicer.register)
+            yield ServedService(servicer.register)
 
         async with serving(ServerOptions(address, Security()), build):
             yield servicer

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from marless.core.stopwatch import Stopwatch
 from marless.errors import InternalError
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import GRACE_S
@@ -173,7 +173,9 @@ def played(monkeypatch) -> dict[int, asyncio.Event]:
     """Round → set once the policies that had been trained for so many rounds have been evaluated."""
     ends, real = defaultdict(asyncio.Event), Pools.evaluate
 
-    async def evaluate(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> object:
+    async def evaluate(
+        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+    ) -> object:
         answer = await real(pools, job_id, job, round_, *args, **options)
         ends[round_].set()
         return answer
@@ -192,7 +194,9 @@ async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, p
             await played[round_].wait()
         return await update(pools, *args, round_=round_, **options)
 
-    async def evaluated(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> object:
+    async def evaluated(
+        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+    ) -> object:
         await begun[min(round_, 4)].wait()
         return await evaluate(pools, job_id, job, round_, *args, **options)
 
@@ -297,7 +301,9 @@ async def test_a_return_ends_a_job_when_the_newest_policies_reach_it(cluster, tm
     """Of the policies evaluated every other round, those of round 2 and 4 reach it, and those of 5, but not of 3."""
     means, asked, real = {2: 5.0, 3: 1.0, 4: 6.0, 5: 4.5}, [], Pools.evaluate
 
-    async def evaluate(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> Rollout:
+    async def evaluate(
+        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+    ) -> Rollout:
         asked.append(round_)
         found = await real(pools, job_id, job, round_, *args, **options)
         return replace(found, returns=replace(found.returns, mean=means[round_]))

@@ -20,7 +20,7 @@ from marless.core.limits import MAX_COUNT
 from marless.data.rollout import rollout
 from marless.envs import registry
 from marless.errors import ConflictError, FencedError, NotFoundError, StaleError
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.rpc import gradients
@@ -80,7 +80,7 @@ class Opened:
 
     cluster: Cluster
     id: str
-    job: Job
+    job: PreparedJob
     epoch: int
     versions: dict[str, int]
     groups: Sequence[Group]

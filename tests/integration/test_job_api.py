@@ -19,7 +19,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
-from services.coordinator.config import Config
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.jobs.jobs import JobsOptions
 from tests.integration.running import Cluster, running, spec
 
@@ -74,7 +74,7 @@ async def client(cluster, tmp_path) -> AsyncIterator[Client]:
     runs = tmp_path / "runs"
     peers = {name: peer.address for name, peer in cluster.peers.items()}
     server = ServerOptions(f"unix:{tmp_path}/coordinator.sock", Security())
-    config = Config(server=server, peers=peers, runs=runs, jobs=JobsOptions(lease_s=0.4))
+    config = CoordinatorConfig(server=server, peers=peers, runs=runs, jobs=JobsOptions(lease_s=0.4))
     async with serving(server, lambda at: coordinator.build(config, at)) as address:
         peer = Peer(address, Security())
         yield Client(peer, runs)
@@ -232,7 +232,7 @@ async def test_nothing_but_a_jobs_own_files_can_be_read(client):
 async def test_streams_end_with_their_coordinator_and_go_on_with_the_next(cluster, tmp_path):
     peers = {name: peer.address for name, peer in cluster.peers.items()}
     server = ServerOptions(f"unix:{tmp_path}/coordinator.sock", Security())
-    config = Config(server=server, peers=peers, runs=tmp_path / "runs", jobs=JobsOptions(lease_s=0.4))
+    config = CoordinatorConfig(server=server, peers=peers, runs=tmp_path / "runs", jobs=JobsOptions(lease_s=0.4))
     client = Client(Peer(server.listen, Security()), config.runs)
     seen: list[int] = []
     third = asyncio.Event()

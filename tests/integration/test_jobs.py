@@ -25,7 +25,7 @@ from marless.errors import (
 )
 from marless.record import RoundRecord
 from marless.record_json import from_json
-from services.coordinator.api.watching import Event, read_log, watch
+from services.coordinator.api.watching import WatchEvent, read_log, watch
 from services.coordinator.execution import recording, timing, updates
 from services.coordinator.jobs.failover import ATTACHED_LEASES
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
@@ -69,16 +69,16 @@ def submission(job: str, *, request_id: str = "", if_exists: IfExists = IfExists
     )
 
 
-async def ended(jobs: Jobs, job: str, cursor: int = 0) -> list[Event]:
+async def ended(jobs: Jobs, job: str, cursor: int = 0) -> list[WatchEvent]:
     async with asyncio.timeout(PATIENCE_S):
         return [event async for event in watch(jobs, job, cursor)]
 
 
-def records_of(events: list[Event]) -> list[RoundRecord]:
+def records_of(events: list[WatchEvent]) -> list[RoundRecord]:
     return [from_json(event.record_json) for event in events if event.record_json]
 
 
-async def until(jobs: Jobs, job: str, condition) -> Event:
+async def until(jobs: Jobs, job: str, condition) -> WatchEvent:
     """The first event of which this is true."""
     async with asyncio.timeout(PATIENCE_S):
         async for event in watch(jobs, job, 0):

@@ -27,10 +27,10 @@ from marless.errors import (
     StaleError,
     UnavailableError,
 )
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
-from marless.record import Returns, returns_of
+from marless.record import EpisodeReturns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
@@ -39,14 +39,14 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store import __main__ as param_store
-from services.param_store.config import Config as StoreConfig
+from services.param_store.config import ParamStoreConfig as StoreConfig
 from services.param_store.redis_server import RedisOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -117,7 +117,7 @@ class Opened:
 
     cluster: Cluster
     id: str
-    job: Job
+    job: PreparedJob
     epoch: int
     versions: dict[str, int]
 
@@ -400,7 +400,7 @@ async def test_scale_and_list_workers(cluster):
         await cluster.scale(3)
 
 
-def by_hand(job: Job, batch: int, episodes: int) -> Returns:
+def by_hand(job: PreparedJob, batch: int, episodes: int) -> EpisodeReturns:
     """What random play scores, by the environment itself."""
     env = registry.make(job.spec.env.name, job.spec.env.options, min(ENVS, episodes))
     seed = actor_seed(job.spec.seed, actor_pool_pb2.ROLLOUT_MODE_RANDOM, batch, 0)

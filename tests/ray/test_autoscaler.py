@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet import environment
-from marless.fleet.launchers.base import ACCEPTED, Order, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.ray import launcher as ray_launcher
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.ray.autoscaling import IDLE_S, autoscaled
 from tests.ray.cluster import PATIENCE_S, WORKER, eventually, processes
@@ -79,10 +79,10 @@ async def test_workers_start_and_end_through_rays_client(cluster, tmp_path):
     """`ray://`: the pool's host is no node of the cluster."""
     given = ("--place", str(tmp_path))
     settings = environment.ACTOR | {"PYTHONPATH": str(ROOT)}
-    program = Program(MODULE, given, environment.inherited(os.environ), lambda: "token", settings)
+    program = WorkerProgram(MODULE, given, environment.inherited(os.environ), lambda: "token", settings)
     launcher = ray_launcher.make(program, {"address": cluster.client})
     assert (await launcher.check()).found.startswith("Ray ")
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await asyncio.to_thread(eventually, (tmp_path / "one").exists, "the worker starts")
     assert len(processes(WORKER)) == 1
     await launcher.drain("one", 0.5)

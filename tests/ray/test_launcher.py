@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet import environment, orphans
-from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.ray import launcher as ray_launcher
 from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def program(place, token="token of the role", **more):
     given = ("--place", str(place))
-    return Program(MODULE, given, environment.inherited(os.environ), lambda: token, environment.ACTOR | more)
+    return WorkerProgram(MODULE, given, environment.inherited(os.environ), lambda: token, environment.ACTOR | more)
 
 
 @pytest_asyncio.fixture
@@ -75,7 +75,7 @@ async def test_no_secret_is_shown_and_nothing_of_ray_reaches_the_worker(one_node
     monkeypatch.setenv("RAY_CANARY", "of the pool")
     launcher = made(one_node)
     secrets = ["ticket-d41d8cd98f00b204", "token of the role"]
-    assert await placed(launcher, Order("one", secrets[0], ("--more",))) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("one", secrets[0], ("--more",))) == ACCEPTED
     found = await facts(tmp_path, "one")
     assert found["handover"] == dict(zip(("ticket", "token"), secrets, strict=True))
     [worker] = processes(WORKER, "--worker one")
@@ -106,14 +106,14 @@ def holds(path: Path, secrets: list[str]) -> bool:
 
 async def test_what_ray_has_no_room_for_waits_and_is_started_once(one_node, made, tmp_path):
     launcher = made(one_node, cpus="2", place_s="3")
-    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
-    [second] = await launcher.launch([Order("two", "ticket")])
-    assert second.outcome is Outcome.REFUSED
+    assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
+    [second] = await launcher.launch([LaunchOrder("two", "ticket")])
+    assert second.outcome is LaunchOutcome.REFUSED
     assert second.reason.startswith("Ray has no room for a worker of 2 CPUs: 1 node with 3 CPUs (1 free), ")
     assert second.reason.endswith("; add nodes, or end something else; an autoscaler adds nodes by itself")
     await launcher.drain("two", 0.0)
     await launcher.drain("one", 0.0)
-    assert await placed(launcher, Order("two", "second ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("two", "second ticket")) == ACCEPTED
     assert (await facts(tmp_path, "two"))["handover"]["ticket"] == "second ticket"
     assert len(processes(WORKER)) == 1
     await launcher.close()
@@ -121,7 +121,7 @@ async def test_what_ray_has_no_room_for_waits_and_is_started_once(one_node, made
 
 async def test_a_demand_that_no_node_can_meet_is_told(one_node, made):
     launcher = made(one_node, gpus="1", place_s="1")
-    [launch] = await launcher.launch([Order("one", "ticket")])
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     assert launch.reason.startswith("Ray has no room for a worker of 1 CPU, 1 GPU: no node has 1 GPU (1 node with ")
     condition = await launcher.check()
     assert condition.found.endswith("none has 1 CPU, 1 GPU, which a worker needs")
@@ -132,12 +132,12 @@ async def test_a_demand_that_no_node_can_meet_is_told(one_node, made):
 @pytest.mark.parametrize(("worker", "how"), [("exits", "exit code 3"), ("dies", "killed by signal 15")])
 async def test_how_a_worker_ended_is_told_and_its_place_is_used_again(one_node, made, tmp_path, worker, how):
     launcher = made(one_node)
-    assert await placed(launcher, Order(worker, "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder(worker, "ticket")) == ACCEPTED
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe(worker) == how
     before = processes(ACTOR)
     await launcher.drain(worker, 0.0)
-    assert await placed(launcher, Order("next", "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("next", "ticket")) == ACCEPTED
     assert processes(ACTOR) == before
     await launcher.close()
 
@@ -146,7 +146,7 @@ async def test_a_new_token_reaches_running_workers(one_node, made, tmp_path, mon
     monkeypatch.setattr(ray_launcher, "CHECK_S", 0.01)
     tokens = ["first"]
     launcher = made(one_node, token=lambda: tokens[-1])
-    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
     for token in ("first", "second"):
         assert (await facts(tmp_path, "one"))["handover"]["token"] == token
         (tmp_path / "one").unlink()
@@ -156,7 +156,7 @@ async def test_a_new_token_reaches_running_workers(one_node, made, tmp_path, mon
 
 async def test_a_hung_worker_is_ended(one_node, made, tmp_path):
     launcher = made(one_node)
-    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
     await facts(tmp_path, "one")
     [worker] = processes(WORKER)
     os.kill(worker, signal.SIGSTOP)
@@ -167,14 +167,14 @@ async def test_a_hung_worker_is_ended(one_node, made, tmp_path):
 
 async def test_a_lost_driver_is_lost_workers_and_is_replaced(one_node, made):
     launcher = made(one_node)
-    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
     [worker] = processes(WORKER)
     [driver] = [each for each in psutil.Process().children() if DRIVER in each.cmdline()]
     driver.kill()
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe("one") == "the connection to Ray is lost (its driver ended: killed by signal 9)"
     await launcher.drain("one", 0.0)
-    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
     await asyncio.to_thread(eventually, lambda: worker not in processes(WORKER), "the worker of the dead driver ends")
     await launcher.close()
 
@@ -184,8 +184,8 @@ async def test_a_cluster_that_is_not_there_is_told(tmp_path):
         free.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{free.getsockname()[1]}"
     launcher = ray_launcher.make(program(tmp_path), {"address": nowhere})
-    [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch.outcome is Outcome.REFUSED
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert launch.reason == (
         f"no Ray cluster answers at {nowhere}; start one (`ray start --head`), or give the address of one with "
         "address=HOST:6379 or address=ray://HOST:10001"
@@ -206,16 +206,16 @@ async def test_a_node_without_marless_or_with_another_version_is_told(one_node, 
     python = other_python(tmp_path / "bare")
     with further_node(one_node.address, python, bare=1):
         launcher = made(one_node, resources="bare:1")
-        launch = await placed(launcher, Order("one", "ticket"))
+        launch = await placed(launcher, LaunchOrder("one", "ticket"))
         await launcher.close()
-    assert launch.outcome is Outcome.REFUSED
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert launch.reason == "a node of Ray has no marless 0.1.0: install it there, for the Python that runs Ray"
     python = other_python(tmp_path / "other", version="9.9")
     with further_node(one_node.address, python, other=1):
         launcher = made(one_node, resources="other:1")
-        launch = await placed(launcher, Order("one", "ticket"))
+        launch = await placed(launcher, LaunchOrder("one", "ticket"))
         await launcher.close()
-    assert launch.outcome is Outcome.REFUSED
+    assert launch.outcome is LaunchOutcome.REFUSED
     there = f"{socket.gethostname()} has marless 9.9, and this pool has 0.1.0: install 0.1.0 there, for {python}"
     assert launch.reason == f"Ray's node {there}"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marless.fleet.launchers.base import Launch, Order, Outcome
+from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome
 from marless.fleet.launchers.local import LocalLauncher
 
 
@@ -14,9 +14,9 @@ from marless.fleet.launchers.local import LocalLauncher
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools cannot start workers: whatever gets as far as a worker is UNAVAILABLE."""
 
-    async def launch(launcher: LocalLauncher, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(launcher: LocalLauncher, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         return [
-            Launch(Outcome.FAILED, f"cannot start worker {order.worker}: there are none in this test")
+            Launch(LaunchOutcome.FAILED, f"cannot start worker {order.worker}: there are none in this test")
             for order in orders
         ]
 

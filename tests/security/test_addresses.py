@@ -12,14 +12,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from marless.errors import SpecError
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 
 
 @asynccontextmanager
 async def served(listen: str):
     @asynccontextmanager
     async def build(_address):
-        yield Service(lambda server: None)
+        yield ServedService(lambda server: None)
 
     async with serving(ServerOptions(listen, Security()), build) as address:
         yield address

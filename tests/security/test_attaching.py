@@ -20,7 +20,7 @@ from marless.rpc.tokens import Tokens
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.__main__ import build
-from services.actor_pool.config import Config
+from services.actor_pool.config import ActorPoolConfig
 from tests import tokens
 
 PATIENCE_S = 30.0
@@ -62,7 +62,7 @@ class Pool:
 async def running_pool(tokens_of: Tokens | None = None, *, workers: int = 1):
     """An actor pool with one worker of its own, or none, on TCP; yields what to ask it with."""
     server = ServerOptions("127.0.0.1:0", Security(tokens=tokens_of))
-    config = Config(server, "unix:/nowhere", workers=workers, warm=1, keep_alive_s=600.0)
+    config = ActorPoolConfig(server, "unix:/nowhere", workers=workers, warm=1, keep_alive_s=600.0)
     async with serving(server, lambda address: build(config, address)) as address:
         pool = Pool(Peer(address, tokens.client(Role.OPERATOR) if tokens_of else Security()))
         await pool.until_there(workers)

@@ -23,7 +23,7 @@ from marless.core.limits import (
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
 from marless.envs.games import TargetOptions
 from marless.errors import NotFoundError, SpecError
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
 from marless.spec import parse
@@ -128,7 +128,7 @@ def rollout(**changes: object) -> actor_pool_pb2.RolloutRequest:
     ],
 )
 async def test_a_rollout_counts_no_further(field, most):
-    rollouts = Rollouts(SimpleNamespace(machines=Machines(), busy_for_others=lambda _: 0), Fleet())
+    rollouts = Rollouts(SimpleNamespace(machines=MachineAccounts(), busy_for_others=lambda _: 0), Fleet())
     with pytest.raises(StartedError):
         await rollouts.run(rollout(**{field: most}))
     for wrong in (most + 1, -1):
@@ -151,7 +151,7 @@ def groups(policies: int, agents: int = 1) -> list[common_pb2.Group]:
 )
 async def test_a_rollout_holds_no_more(fields, why):
     with pytest.raises(SpecError, match=why):
-        await Rollouts(SimpleNamespace(machines=Machines()), Fleet()).run(rollout(**fields))
+        await Rollouts(SimpleNamespace(machines=MachineAccounts()), Fleet()).run(rollout(**fields))
 
 
 @pytest.mark.parametrize(

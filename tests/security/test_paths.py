@@ -17,9 +17,9 @@ from marless.checkpoint import (
     MANIFEST,
     PARTS,
     Checkpoint,
+    CheckpointProgress,
     DiskCheckpoints,
     Manifest,
-    Progress,
     SavedPolicy,
     read,
 )
@@ -36,7 +36,7 @@ from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import parse
 from services.coordinator.state import uploads
-from services.coordinator.state.uploads import Uploads
+from services.coordinator.state.uploads import FileUploads
 from tests.integration.running import DOCUMENT
 from tests.unit.scaling import minions
 
@@ -152,7 +152,7 @@ def saved(folder: Path, **changes: object) -> Path:
     policies = {name: SavedPolicy(version=2, blobs=blobs) for name in groups}
     known = {"round": 4, "env_steps": 7, "seed": 3, "actors": 2, "algorithm": "ippo", "groups": groups}
     DiskCheckpoints(folder / "checkpoints").save(
-        Checkpoint(progress=Progress(**known | changes), policies=policies), keep=1
+        Checkpoint(progress=CheckpointProgress(**known | changes), policies=policies), keep=1
     )
     return folder / "checkpoints" / "round-000004"
 
@@ -189,15 +189,15 @@ async def test_a_checkpoint_here_is_sent_and_one_of_a_job_is_named(address, tmp_
 
 async def test_an_upload_that_another_job_has_taken_is_sent_again(address, tmp_path, monkeypatch):
     saved(tmp_path / "source")
-    real, taken = Uploads.find, []
+    real, taken = FileUploads.find, []
 
-    def find(self: Uploads, reference: str) -> Path:
+    def find(self: FileUploads, reference: str) -> Path:
         if not taken:
             taken.append(reference)
             self.drop(reference)
         return real(self, reference)
 
-    monkeypatch.setattr(Uploads, "find", find)
+    monkeypatch.setattr(FileUploads, "find", find)
     async with AsyncClient(address, token="", tls_ca="") as client:
         await client.submit(DOCUMENT | {"start": {"checkpoint": str(tmp_path / "source")}}, job="a")
     assert taken
@@ -279,11 +279,11 @@ async def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(tmp_pat
         yield b""
 
     with pytest.raises(SpecError, match="no checkpoint has 0 files and a manifest of 4194305 bytes"):
-        await Uploads(tmp_path, 2**24).receive([MAX_MANIFEST_BYTES + 1], nothing())
+        await FileUploads(tmp_path, 2**24).receive([MAX_MANIFEST_BYTES + 1], nothing())
 
 
 def test_an_upload_is_not_to_be_had_by_another_name(tmp_path):
-    kept = Uploads(tmp_path, LIMIT)
+    kept = FileUploads(tmp_path, LIMIT)
     (tmp_path / "job" / "checkpoints").mkdir(parents=True)
     (tmp_path / uploads.DIRECTORY).mkdir()  # or "../job" leads nowhere
     for name in ("upload:../job", "upload:", "job", f"upload:{'A' * 64}"):

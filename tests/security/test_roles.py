@@ -18,7 +18,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.roles import ALLOWED, Role
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from services.actor_pool import config as actor_pool
 from services.coordinator import config as coordinator
 from services.learner_pool import config as learner_pool
@@ -86,7 +86,7 @@ async def everything(listen: str, security: Security):
 
     @asynccontextmanager
     async def build(_address):
-        yield Service(register, name="CoordinatorService")
+        yield ServedService(register, name="CoordinatorService")
 
     with capture_logs():  # of methods that are let through
         async with serving(ServerOptions(listen, security, reflection=True), build) as address:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from marless import checkpoint
-from marless.checkpoint import Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from marless.core.state import PolicyState
 from marless.data.rollout import play, rollout
 from marless.envs.base import Discrete
@@ -26,8 +26,8 @@ from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
 from services.learner_pool.content import check_bytes, check_header, declared_bytes
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.param_store.keys import Part
-from services.param_store.uploads import Uploads
+from services.param_store.keys import BlobPart
+from services.param_store.uploads import BlobUploads
 from tests.contract.test_trajectory_buffer import PLAYED, Uniform, played
 from tests.scripted_env import ScriptedEnv
 from tests.security.malformed import spoilt
@@ -294,8 +294,8 @@ def _shuffled(data: bytes, rng: random.Random) -> bytes:
 
 
 async def test_no_published_blob_that_was_spoilt_is_taken():
-    uploads, rng = Uploads(2**24), random.Random("publishes")
-    good = [Part(name, len(blob), hashlib.sha256(blob).digest()) for name, blob in BLOBS.items()]
+    uploads, rng = BlobUploads(2**24), random.Random("publishes")
+    good = [BlobPart(name, len(blob), hashlib.sha256(blob).digest()) for name, blob in BLOBS.items()]
     for _ in range(5000):
         parts, blobs = list(good), list(BLOBS.values())
         at = rng.randrange(len(parts))
@@ -304,13 +304,13 @@ async def test_no_published_blob_that_was_spoilt_is_taken():
                 blobs[at] = spoil_blob(blobs[at], rng)
             case "size":
                 size = parts[at].size_bytes + rng.choice((1, -1, 100, -(2**40), 2**50))
-                parts[at] = Part(parts[at].name, size, parts[at].sha256)
+                parts[at] = BlobPart(parts[at].name, size, parts[at].sha256)
             case "digest":
-                parts[at] = Part(parts[at].name, parts[at].size_bytes, spoil_blob(parts[at].sha256, rng))
+                parts[at] = BlobPart(parts[at].name, parts[at].size_bytes, spoil_blob(parts[at].sha256, rng))
             case "order":
                 blobs.reverse()
             case "no digest":
-                parts[at] = Part(parts[at].name, parts[at].size_bytes, b"")
+                parts[at] = BlobPart(parts[at].name, parts[at].size_bytes, b"")
         with pytest.raises(MarlessError):
             async with uploads.receive(frames(list(chunks.data_frames(blobs))), parts, "job"):
                 pass
@@ -340,7 +340,7 @@ def test_weights_that_are_no_numbers_are_refused(value):
 
 def test_no_checkpoint_that_was_spoilt_is_taken(tmp_path):
     rng = random.Random("checkpoints")
-    progress = Progress(round=1, env_steps=10, seed=0, actors=1, algorithm="ippo", groups={"a": ("a",)})
+    progress = CheckpointProgress(round=1, env_steps=10, seed=0, actors=1, algorithm="ippo", groups={"a": ("a",)})
     DiskCheckpoints(tmp_path).save(
         Checkpoint(progress=progress, policies={"a": SavedPolicy(version=1, blobs=BLOBS)}), 1
     )

@@ -20,10 +20,10 @@ from marless.core.group import Group
 from marless.core.state import REPLAY, PolicyState
 from marless.data.episodes import EpisodeStats
 from marless.data.trajectory import Trajectory
-from marless.job import Job, schema_of
+from marless.job import PreparedJob, schema_of
 from services.actor_pool import actor as actors
 from services.actor_pool.actor import Actor
-from services.actor_pool.lanes import Lanes
+from services.actor_pool.lanes import LivingLanes
 
 INPUTS = 3
 """Of a policy's net, whose layer has one output, and one bias."""
@@ -62,7 +62,7 @@ def _of(acting: Mapping[str, Any]) -> bytes:
 class Canned:
     """What the actors of one job compute."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparedJob) -> None:
         self.job = job
         self._schema = schema_of(job.spec, job.spaces)
 
@@ -79,7 +79,7 @@ class Canned:
         return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed)
 
     def run_on(
-        self, task: Any, acting: Mapping[str, Any], lanes: Lanes, loaded: bytes, stop: Any
+        self, task: Any, acting: Mapping[str, Any], lanes: LivingLanes, loaded: bytes, stop: Any
     ) -> tuple[Any, Trajectory, EpisodeStats, bytes]:
         """As `_run_on` of the actor's module."""
         whose = task.job, task.index
@@ -122,7 +122,7 @@ class _CannedActor(Actor):
     def __init__(self, canned: Canned, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._canned = canned
-        self._lanes = Lanes(lambda _: canned.lane())
+        self._lanes = LivingLanes(lambda _: canned.lane())
 
     def _act(self, task: Any, acting: Mapping[str, Any], stop: Any) -> tuple[Trajectory, EpisodeStats]:
         return self._canned.act(task, acting)

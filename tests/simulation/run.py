@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from marless import spec as specs
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 from services.param_store.aggregation import Aggregator
@@ -86,12 +86,12 @@ def scripted() -> Iterator[pytest.MonkeyPatch]:
 
 
 @cache
-def job_of(plan: Plan) -> Job:
+def job_of(plan: Plan) -> PreparedJob:
     with scripted():
         return _job_of(plan)
 
 
-def _job_of(plan: Plan) -> Job:
+def _job_of(plan: Plan) -> PreparedJob:
     actors, rounds = (ACTORS, ROUNDS) if plan in IN_ROUNDS else (MORE_ACTORS, VERSIONS)
     return prepare(
         specs.parse(

@@ -15,9 +15,9 @@ import pytest
 from marless.algos import registry as algorithms
 from marless.errors import MarlessError
 from marless.fleet.handover import Handover
-from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, Options, Order, Program
+from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, LaunchOrder, Options, WorkerProgram
 from marless.fleet.session import WorkerOptions
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.machine import Machine
 from marless.rpc import server as servers
 from marless.rpc.client import Peer
@@ -29,18 +29,18 @@ from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool import actor as actors
 from services.actor_pool import worker as actor_worker
-from services.actor_pool.config import Config as ActorConfig
+from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from services.coordinator import __main__ as coordinator
 from services.coordinator.api import readiness
-from services.coordinator.config import Config as CoordinatorConfig
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.jobs.jobs import JobsOptions
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool import spool
 from services.learner_pool import worker as learner_worker
-from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
 from services.param_store import __main__ as param_store
 from services.param_store import redis_server
-from services.param_store.config import Config as StoreConfig
+from services.param_store.config import ParamStoreConfig as StoreConfig
 from services.param_store.redis_server import Provided, RedisOptions
 from tests.simulation.canned import Canned, CannedLearner
 from tests.simulation.loop import Process, VirtualLoop, present
@@ -63,7 +63,7 @@ def address(service: str) -> str:
 class System:
     """All processes of one simulation. `directory` holds the run folders and the spool."""
 
-    def __init__(self, loop: VirtualLoop, chance: random.Random, directory: Path, job: Job) -> None:
+    def __init__(self, loop: VirtualLoop, chance: random.Random, directory: Path, job: PreparedJob) -> None:
         self.loop = loop
         self.job = job
         self.redis = MemoryRedis(loop, chance)
@@ -114,7 +114,7 @@ class System:
             peers = {name: address(name) for name in SERVICES if name != "coordinator"}
             given = CoordinatorConfig(options, peers, self.runs, JobsOptions(lease_s=LEASE_S))
             return partial(coordinator.build, given)
-        make: Callable[[Program, Options], Launcher] = partial(_Launcher, self, service)
+        make: Callable[[WorkerProgram, Options], Launcher] = partial(_Launcher, self, service)
         if service == "actor_pool":
             pool = ActorConfig(options, store, workers=2, warm=1, keep_alive_s=600)
             return partial(actor_pool.build, pool, make=make)
@@ -135,7 +135,7 @@ class System:
 
     # Workers
 
-    def work(self, pool: str, order: Order) -> Process:
+    def work(self, pool: str, order: LaunchOrder) -> Process:
         """Start a worker of a pool."""
         process = self.process(f"{pool.partition('_')[0]}")
         self.workers[process.name] = process
@@ -179,7 +179,7 @@ class _Launcher:
 
     connect_s = 15.0  # more than the longest cut: jobs whose workers cannot connect for so long fail, on purpose
 
-    def __init__(self, system: System, pool: str, _program: Program, _options: Options) -> None:
+    def __init__(self, system: System, pool: str, _program: WorkerProgram, _options: Options) -> None:
         self._system = system
         self._pool = pool
         self._started: dict[str, Process] = {}
@@ -190,7 +190,7 @@ class _Launcher:
     def capacity(self) -> None:
         return
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         await asyncio.sleep(self._system._chance.uniform(0.001, 0.02))
         for order in orders:
             self._started[order.worker] = self._system.work(self._pool, order)

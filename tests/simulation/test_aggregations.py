@@ -16,10 +16,10 @@ from marless.core.state import PolicyState
 from marless.errors import NotFoundError, UnavailableError
 from marless.nets import serial
 from marless.rpc import gradients
-from services.param_store.aggregation import Aggregated, Aggregation, Aggregator
-from services.param_store.keys import Part
+from services.param_store.aggregation import AggregationResult, AggregationTask, Aggregator
+from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import Uploads
+from services.param_store.uploads import BlobUploads
 from services.param_store.writes import Write
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.redis import MemoryRedis
@@ -41,7 +41,7 @@ class System:
         return VersionStore(self.redis, str, keep=2)  # type: ignore[arg-type]  # as far as it is used
 
     async def publish(self, name: str, blobs: dict[str, bytes]) -> int:
-        parts = tuple(Part(part, len(data), hashlib.sha256(data).digest()) for part, data in blobs.items())
+        parts = tuple(BlobPart(part, len(data), hashlib.sha256(data).digest()) for part, data in blobs.items())
         write = Write(name, 0, f"first/{name}", parts, tuple(map(memoryview, blobs.values())))
         while True:
             try:
@@ -49,17 +49,17 @@ class System:
             except UnavailableError:
                 continue
 
-    async def aggregate(self, wanted: Aggregation) -> Aggregated:
+    async def aggregate(self, wanted: AggregationTask) -> AggregationResult:
         """As a client that repeats its call, at two stores at once now and then, until one has answered."""
         while True:
-            stores = [Aggregator(self.store(), Uploads(2**20)) for _ in range(self.chance.choice((1, 1, 2)))]
+            stores = [Aggregator(self.store(), BlobUploads(2**20)) for _ in range(self.chance.choice((1, 1, 2)))]
             calls = [asyncio.create_task(store.run(wanted)) for store in stores]
             done, cut = await asyncio.wait(calls, timeout=self.chance.choice((0.001, 0.003, 0.01, 1.0)))
             for call in cut:
                 call.cancel()
             found = await asyncio.gather(*done, *cut, return_exceptions=True)
             for answer in found:
-                if isinstance(answer, Aggregated):
+                if isinstance(answer, AggregationResult):
                     return answer
                 if not isinstance(answer, UnavailableError | asyncio.CancelledError):
                     raise answer
@@ -73,11 +73,11 @@ class System:
         await self.publish("a", dict(zip(("acting", "learning"), first, strict=True)))
         return gradient_file.encode({"a": {"policy": np.ones(2, np.float32)}})
 
-    async def wanted(self, round_: int, count: int, file: bytes) -> Aggregation:
+    async def wanted(self, round_: int, count: int, file: bytes) -> AggregationTask:
         """Publish gradients; returns the aggregation that applies them."""
         names = [gradients.name_of(4 * round_ + k, 0) for k in range(count)]
         sent = [{name: await self.publish(name, {gradients.PART: file})} for name in names]
-        return Aggregation(
+        return AggregationTask(
             job="job",
             epoch=1,
             round=round_,
@@ -133,4 +133,4 @@ async def test_a_repeated_aggregation_after_which_redis_loses_everything_finds_n
     wanted = await system.wanted(0, 1, await system.begin())
     await system.aggregate(wanted)
     with pytest.raises(NotFoundError, match="no version any more"):
-        await Aggregator(_Losing(system.redis, str, keep=2), Uploads(2**20)).run(wanted)
+        await Aggregator(_Losing(system.redis, str, keep=2), BlobUploads(2**20)).run(wanted)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marless.fleet.attendance import Attendance
+from marless.fleet.attendance import ConnectedWorkers
 from marless.rpc import idempotency
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
@@ -46,15 +46,15 @@ def _repeated_writes_are_new(patched: pytest.MonkeyPatch) -> None:
 
 
 def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:
-    leave = Attendance.leave
+    leave = ConnectedWorkers.leave
 
-    def silent(attendance: Attendance, name: str, worker: object) -> None:
+    def silent(attendance: ConnectedWorkers, name: str, worker: object) -> None:
         waiting = dict(attendance._departures)
         attendance._departures.clear()
         leave(attendance, name, worker)
         attendance._departures.update(waiting)
 
-    patched.setattr(Attendance, "leave", silent)
+    patched.setattr(ConnectedWorkers, "leave", silent)
 
 
 def _pending_is_not_written(patched: pytest.MonkeyPatch) -> None:

@@ -9,19 +9,19 @@ import pytest
 from marless.record import (
     Decision,
     Distances,
+    EpisodeReturns,
     Evaluation,
     GroupRecord,
     InvocationRecord,
     PhaseSeconds,
-    Returns,
     RoundRecord,
     Summary,
     returns_of,
 )
 from marless.record_json import from_json
 
-WON = Returns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
-RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
+WON = EpisodeReturns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
+RETURNS = EpisodeReturns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
 EARLIER = Evaluation(rounds=3, env_steps=300, returns=WON)
 """Of the policies that round 3 of `record` has published."""
 
@@ -117,7 +117,8 @@ def summary(**changes) -> dict:
 
 
 def test_a_summary_says_what_was_reached_and_what_chance_scores():
-    assert summary(random=Returns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)) == {
+    random = EpisodeReturns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)
+    assert summary(random=random) == {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
         "elapsed_s": 9.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
         "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from marless.algos.ddpg.critic_inputs import CriticInputs, replaced
-from marless.algos.ddpg.heads import Head
+from marless.algos.ddpg.heads import DeterministicHead
 from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.views import View
+from marless.algos.ddpg.views import SampleView
 from marless.algos.off_policy import td
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.step_metrics import PRESENT
@@ -44,7 +44,7 @@ class Actors:
     """Index of the class among the views."""
     stack: Stack
     """Its members are the rows."""
-    head: Head
+    head: DeterministicHead
     nets: RowNets
     targets: RowNets
     judges: RowNets
@@ -58,7 +58,7 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class StackGradient:
     """The gradient of the loss of a stack's nets."""
 
     gradient: Tensor
@@ -86,11 +86,11 @@ class ActorCritics:
             critics.nets.refresh()
             critics.targets.refresh()
 
-    def built(self, views: Sequence[View]) -> Tensor:
+    def built(self, views: Sequence[SampleView]) -> Tensor:
         """The critics' inputs for the actions taken, [R or 1, I, M]."""
         return self._inputs.build([view.now for view in views], [view.action for view in views])
 
-    def targets(self, views: Sequence[View]) -> Tensor:
+    def targets(self, views: Sequence[SampleView]) -> Tensor:
         """The critics' targets, [R, 1, M]; with twins, from the lower value (Fujimoto et al. 2018, eq. 10)."""
         input_xIM = self._built_after(views)
         value_R1M = self.critics[0].targets.net.evaluate(input_xIM)
@@ -99,7 +99,7 @@ class ActorCritics:
         reward_R1M = torch.cat([view.reward for view in views])
         return reward_R1M + torch.cat([view.discount for view in views]) * value_R1M
 
-    def critic_gradients(self, views: Sequence[View], built: Tensor) -> tuple[list[Gradient], Tensor]:
+    def critic_gradients(self, views: Sequence[SampleView], built: Tensor) -> tuple[list[StackGradient], Tensor]:
         """The gradients of each stack of critics, and the TD errors of the first stack, [R, 1, M]."""
         target_R1M, weight_RM = self.targets(views), torch.cat([view.weight for view in views]).squeeze(1)
         share_RM = torch.cat([view.share for view in views]).squeeze(1)
@@ -113,19 +113,19 @@ class ActorCritics:
                 "value": (value_R1M.squeeze(1) * share_RM).sum(dim=1),  # a plain mean: only losses have importance
             }
             gradient_PD = critics.nets.backward(td.td_gradient(error_RM, weight_RM, None).unsqueeze(1))
-            found.append(Gradient(gradient_PD, _per_net(critics.nets, per_row, share_RM)))
+            found.append(StackGradient(gradient_PD, _per_net(critics.nets, per_row, share_RM)))
             errors.append(error_R1M)
         return found, errors[0]
 
-    def policy_gradients(self, views: Sequence[View], built: Tensor) -> list[Gradient]:
+    def policy_gradients(self, views: Sequence[SampleView], built: Tensor) -> list[StackGradient]:
         """The gradients of each stack of policies."""
         return [self._policy_gradient(actors, views[actors.index], built) for actors in self.actors]
 
-    def _policy_gradient(self, actors: Actors, view: View, built: Tensor) -> Gradient:
+    def _policy_gradient(self, actors: Actors, view: SampleView, built: Tensor) -> StackGradient:
         input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.stack)
         return descent(actors, mine, input_RIM, self._regularisation)
 
-    def _built_after(self, views: Sequence[View]) -> Tensor:
+    def _built_after(self, views: Sequence[SampleView]) -> Tensor:
         """The critics' inputs in the successor states. Absent agents do not act there, except for their own critics:
         after a truncation, the value of what the agent saw last is that of going on.
         """
@@ -146,7 +146,7 @@ class ActorCritics:
             ]
         )
 
-    def _actions_after(self, views: Sequence[View]) -> list[Tensor]:
+    def _actions_after(self, views: Sequence[SampleView]) -> list[Tensor]:
         """The actions of target policies in the successor states, by class."""
         actions = [torch.empty_like(view.action) for view in views]
         for actors in self.actors:
@@ -160,7 +160,7 @@ class ActorCritics:
         ]
 
 
-def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float) -> Gradient:
+def descent(actors: Actors, mine: SampleView, input_RIM: Tensor, regularisation: float) -> StackGradient:
     """The gradient of the loss −Σ w Q(s, μ(s)) + regularisation · Σ w |z|²/A, z being the policies' outputs.
 
     `mine` has the rows' samples, and `input_RIM` their critics' inputs.
@@ -176,7 +176,7 @@ def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float
     penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
     loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
     gradient_PD = actors.nets.backward(actors.head.gradient(d_action_RAM).add_(pull_RAM))
-    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, weight_R1M.squeeze(1)))
+    return StackGradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, weight_R1M.squeeze(1)))
 
 
 def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Metrics:

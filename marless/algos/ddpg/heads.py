@@ -18,7 +18,7 @@ from marless.algos.ddpg.config import DDPGConfig
 from marless.envs.base import Box, Discrete
 
 
-class Head(Protocol):
+class DeterministicHead(Protocol):
     """Computes actions of policies and target policies from their nets' outputs."""
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -58,25 +58,25 @@ class Bounded:
         return rng.standard_normal(shape, np.float32) if self._deviation else np.zeros(shape, np.float32)
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         return torch.tanh(output_RAM)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`; without noise."""
+        """See `DeterministicHead`; without noise."""
         self._action_RAM = torch.tanh(output_RAM)
         return self._action_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         return losses.bounded_gradient(self._action_RAM, d_action_RAM)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         action_RAM = torch.tanh(output_RAM)
         return losses.smoothed(action_RAM, noise_RAM, self._deviation, self._limit) if self._deviation else action_RAM
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         return taken_RxM
 
 
@@ -94,30 +94,30 @@ class Relaxed:
         return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.finfo(np.float32).tiny))
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         return losses.relaxed(output_RAM, noise_RAM, legal_RAM, self._temperature)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         self._relaxed_RAM = self.smooth(output_RAM, noise_RAM, legal_RAM)
         return losses.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """See `Head`; with straight-through, the gradient of the relaxed action (Jang et al. 2017, §2.2)."""
+        """With straight-through, the gradient of the relaxed action (Jang et al. 2017, §2.2)."""
         return losses.relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`: exact samples of the target policy."""
+        """See `DeterministicHead`: exact samples of the target policy."""
         return losses.hardest(self.smooth(output_RAM, noise_RAM, legal_RAM))
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
-        """See `Head`."""
+        """See `DeterministicHead`."""
         rows, _, samples = taken_RxM.shape
         zeros_RAM = torch.zeros(rows, self._actions, samples, device=taken_RxM.device)
         return zeros_RAM.scatter_(1, taken_RxM.long(), 1.0)
 
 
-def head(action: Discrete | Box, config: DDPGConfig) -> Head:
+def head(action: Discrete | Box, config: DDPGConfig) -> DeterministicHead:
     """The head for an action space."""
     if isinstance(action, Discrete):
         return Relaxed(action.n, config.temperature, config.straight_through)

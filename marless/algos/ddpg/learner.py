@@ -15,11 +15,11 @@ import torch
 from marless.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.algos.ddpg.config import DDPGConfig
 from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
-from marless.algos.ddpg.heads import Head, head
+from marless.algos.ddpg.heads import DeterministicHead, head
 from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.training import DDPGTraining, Ensemble, Trained
+from marless.algos.ddpg.training import DDPGTraining, Ensemble, TrainedActorCritic
 from marless.algos.learner import LearnerContext, RoundInput
-from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
+from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training, follow_, make_optimizer
 from marless.algos.rates import value_at
 from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.state import Arrays
@@ -29,7 +29,7 @@ from marless.nets.acting import description
 from marless.nets.acting_heads import DETERMINISTIC, EPSILON_STOCHASTIC, STOCHASTIC
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Bank, Row
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.inputs import Inputs
 from marless.nets.layout import NetLayout, checked, layout
 from marless.nets.model import ModelSpec
@@ -47,10 +47,10 @@ class _Class:
     agents: AgentClass
     inputs: Inputs
     """Inputs of the policies and, with the action, of critics that they share."""
-    head: Head
+    head: DeterministicHead
     policies: Bank[Row]
     layout: NetLayout
-    codec: Codec
+    codec: StateCodec
 
     def sizes(self, *, ids: bool) -> Sizes:
         """What critics read of each agent, with or without its id."""
@@ -87,8 +87,9 @@ class DDPGLearner(OffPolicyLearner):
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
         self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
         self._critics = {
-            prefix: Part(
-                Codec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True), Bank(_itself)
+            prefix: PublishedNet(
+                StateCodec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True),
+                Bank(_itself),
             )
             for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
         }
@@ -98,12 +99,12 @@ class DDPGLearner(OffPolicyLearner):
     def _joint(self) -> tuple[str, ...]:
         return self._critic_names
 
-    def _parts(self, name: str) -> Sequence[Part]:
+    def _parts(self, name: str) -> Sequence[PublishedNet]:
         critics = tuple(self._critics.values())
         if name in self._critic_names:
             return critics
         mine = self._serves(name)
-        return (Part(mine.codec, mine.policies), *(() if self._critic_names else critics))
+        return (PublishedNet(mine.codec, mine.policies), *(() if self._critic_names else critics))
 
     def _metadata(self, name: str) -> Mapping[str, str]:
         if name in self._critic_names:
@@ -177,7 +178,7 @@ class DDPGLearner(OffPolicyLearner):
         self,
         stack: Stack | None,
         actors: Sequence[Actors],
-        policies: Sequence[Trained],
+        policies: Sequence[TrainedActorCritic],
         seats: Stack,
         critics: Mapping[str, Row],
         inputs: RoundInput,
@@ -207,15 +208,15 @@ class DDPGLearner(OffPolicyLearner):
 
     def _trained(
         self, function: Literal["critic", "policy"], prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput
-    ) -> Trained:
+    ) -> TrainedActorCritic:
         lr, steps = self._lr(prefix, inputs.env_steps), self._gradient_steps(inputs)
         optimizer = make_optimizer(self._config, row, lr=lr, steps=steps)
-        return Trained(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
+        return TrainedActorCritic(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
 
 
 def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
     shape = layout(inputs.size(agents), model, agents.action.n)
-    codec = Codec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
+    codec = StateCodec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
     return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marless.algos.ddpg.actor_critics import Actors, descent
 from marless.algos.ddpg.critic_inputs import replaced
-from marless.algos.ddpg.views import View
+from marless.algos.ddpg.views import SampleView
 from marless.curvature.lanczos import Product
 from marless.curvature.memory import hessian_product
 from marless.nets.bank import Row
@@ -72,12 +72,12 @@ class PolicyObjective:
         return lambda direction_PD: nets.mean(product(direction_PD[nets.owners_R]))
 
 
-class Sampled:
+class SampledStack:
     """The samples of one draw for a stack of policies; see `marless.algos.training.measuring.Measured`."""
 
     unit = 1
 
-    def __init__(self, actors: Actors, view: View, built: Tensor) -> None:
+    def __init__(self, actors: Actors, view: SampleView, built: Tensor) -> None:
         """Select the samples of the stack's rows from `view` and `built` of all agents, see `ActorCritics`."""
         mine = view.taken(actors.stack)
         parts = {f"{_VIEW}{each.name}": getattr(mine, each.name) for each in fields(mine)}
@@ -108,6 +108,8 @@ class Sampled:
         return [{name: part[:, :, a:b] for name, part in self._shuffled.items()} for a, b in pairwise(bounds)]
 
 
-def _view(batch: Mapping[str, Tensor]) -> View:
-    parts: dict[str, Any] = {each.name: batch.get(f"{_VIEW}{each.name}") for each in fields(View)}  # Any: some are None
-    return View(**parts)
+def _view(batch: Mapping[str, Tensor]) -> SampleView:
+    parts: dict[str, Any] = {
+        each.name: batch.get(f"{_VIEW}{each.name}") for each in fields(SampleView)
+    }  # Any: some are None
+    return SampleView(**parts)

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.ddpg.actor_critics import ActorCritics, Gradient
+from marless.algos.ddpg.actor_critics import ActorCritics, StackGradient
 from marless.algos.ddpg.config import DDPGConfig
-from marless.algos.ddpg.heads import Head
-from marless.algos.ddpg.objective import PolicyObjective, Sampled
-from marless.algos.ddpg.views import View, views
+from marless.algos.ddpg.heads import DeterministicHead
+from marless.algos.ddpg.objective import PolicyObjective, SampledStack
+from marless.algos.ddpg.views import SampleView, views
 from marless.algos.learner import RoundInput
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
 from marless.algos.training import measuring
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.step_metrics import step_means
 from marless.nets.adam import clip_norm_
@@ -36,7 +36,7 @@ _PARTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedActorCritic:
     """A stack of nets with its optimizer and its metrics."""
 
     function: Literal["critic", "policy"]
@@ -48,7 +48,7 @@ class Trained:
     seen: list[dict[str, Tensor]] = field(default_factory=list)
     """Metrics of each step so far."""
 
-    def step(self, gradient: Gradient, config: DDPGConfig) -> None:
+    def step(self, gradient: StackGradient, config: DDPGConfig) -> None:
         """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
         norm_P = clip_norm_(gradient.gradient, config.max_grad_norm)
         self.optimizer.step(gradient.gradient)
@@ -69,12 +69,12 @@ class Ensemble:
     stack: Stack | None
     """Its members, of the scope's only class, count as the agents here; None: all agents of all classes."""
     nets: ActorCritics
-    policies: tuple[Trained, ...]
+    policies: tuple[TrainedActorCritic, ...]
     """One per stack of actors."""
-    critics: tuple[Trained, ...]
+    critics: tuple[TrainedActorCritic, ...]
     """One per stack of critics."""
 
-    def views(self, everyone: Sequence[View]) -> Sequence[View]:
+    def views(self, everyone: Sequence[SampleView]) -> Sequence[SampleView]:
         """Select the samples that this ensemble trains on."""
         return everyone if self.stack is None else [everyone[0].taken(self.stack)]
 
@@ -99,7 +99,7 @@ class DDPGTraining:
         config: DDPGConfig,
         scope: str,
         ensembles: Sequence[Ensemble],
-        heads: Sequence[Head],
+        heads: Sequence[DeterministicHead],
         seed: tuple[int, int],
     ) -> None:
         """Train `ensembles`; `heads` has one head per class of the scope, `seed` the job's seed and the round."""
@@ -114,7 +114,7 @@ class DDPGTraining:
         """See `Training`."""
         return self._config.batch_size
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
         config, everyone = self._config, self._views(batch, meter)
         errors = []
@@ -129,7 +129,7 @@ class DDPGTraining:
             errors.append(error_R1M)
         return self._priorities(batch, everyone, errors)
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`. Policies have none in a step that updates only critics."""
         everyone, errors = self._views(batch, meter), []
         found: dict[str, dict[str, Tensor]] = {}
@@ -152,41 +152,41 @@ class DDPGTraining:
                     found.setdefault(name, {}).update(numbers)
         return found
 
-    def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
+    def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
         """See `Training`."""
         found: Metrics = {}
-        everyone = self._views(batch, Meter())
+        everyone = self._views(batch, PassTimer())
         for each in self._ensembles:
             mine = each.views(everyone)
             built = each.nets.built(mine)
             for actors, trained in zip(each.nets.actors, each.policies, strict=True):
                 with meter.measure("curvature", trained.names):
                     objective = PolicyObjective(actors, trained.tensors)
-                    samples = Sampled(actors, mine[actors.index], built)
+                    samples = SampledStack(actors, mine[actors.index], built)
                     numbers = measuring.measured(objective, samples, inputs, _PARTS)
                 for i, name in enumerate(trained.names):
                     found[name] = {metric: float(numbers_P[i]) for metric, numbers_P in numbers.items()}
         return found
 
-    def _views(self, batch: Batch, meter: Meter) -> tuple[View, ...]:
+    def _views(self, batch: Batch, meter: PassTimer) -> tuple[SampleView, ...]:
         with meter.measure("post_process", (self._scope,)):
             return views(batch, self._heads, self._rng)
 
     def _gradients(
-        self, each: Ensemble, everyone: Sequence[View], meter: Meter
-    ) -> tuple[list[Gradient], list[Gradient], Tensor]:
+        self, each: Ensemble, everyone: Sequence[SampleView], meter: PassTimer
+    ) -> tuple[list[StackGradient], list[StackGradient], Tensor]:
         """The gradients of critics, those of policies if they are due, and the critics' TD errors, [R, 1, M]."""
         with meter.measure("critic", _names(each.critics)):
             mine = each.views(everyone)
             built = each.nets.built(mine)
             critics, error_R1M = each.nets.critic_gradients(mine, built)
-        policies: list[Gradient] = []
+        policies: list[StackGradient] = []
         if each.due(self._config.policy_every):
             with meter.measure("policy", _names(each.policies)):
                 policies = each.nets.policy_gradients(mine, built)
         return critics, policies, error_R1M
 
-    def _priorities(self, batch: Batch, everyone: Sequence[View], errors: Sequence[Tensor]) -> Tensor | None:
+    def _priorities(self, batch: Batch, everyone: Sequence[SampleView], errors: Sequence[Tensor]) -> Tensor | None:
         """[E], mean absolute TD error over the agents that are present in each env step; None for uniform draws.
 
         NaN for an env step that nobody trained on, which keeps its priority: members of a shared policy may have fewer
@@ -204,12 +204,12 @@ class DDPGTraining:
         return priority_E.masked_fill(torch.cat(trained).sum(dim=0) == 0, torch.nan)
 
 
-def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:
+def _names(stacks: Sequence[TrainedActorCritic]) -> tuple[str, ...]:
     """Names of all nets of some stacks, each once."""
     return tuple(dict.fromkeys(name for each in stacks for name in each.names))
 
 
-def _step(stacks: Sequence[Trained], gradients: Sequence[Gradient], config: DDPGConfig) -> None:
+def _step(stacks: Sequence[TrainedActorCritic], gradients: Sequence[StackGradient], config: DDPGConfig) -> None:
     for trained, gradient in zip(stacks, gradients, strict=True):
         trained.step(gradient, config)
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.ddpg.heads import Head
+from marless.algos.ddpg.heads import DeterministicHead
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch
 from marless.algos.training.policy_batching import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class SampleView:
     """The samples of one agent class, or of the rows of one stack."""
 
     now: Tensor
@@ -52,13 +52,13 @@ class View:
     kept: Tensor | None = None
     """float32 [N, A, M], see `ClassBatch`."""
 
-    def taken(self, stack: Stack) -> View:
+    def taken(self, stack: Stack) -> SampleView:
         """Select the samples that the members of a stack train on."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         parts: dict[str, Any] = {  # Any: some fields may be None
             name: None if part is None else stack.take(part) for name, part in given.items()
         }
-        return View(**parts)
+        return SampleView(**parts)
 
     @property
     def share(self) -> Tensor:
@@ -80,7 +80,7 @@ class View:
         return td.sample_weights(counts_N1M.squeeze(1), importance_NM).unsqueeze(1)
 
 
-def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
+def views(batch: Batch, heads: Sequence[DeterministicHead], rng: np.random.Generator) -> tuple[SampleView, ...]:
     """The views of a batch of single env steps, one per class, with the noise of a gradient step drawn from `rng`."""
     width, found = batch.width, []
     for each, gains, head in zip(batch.classes, batch.gains, heads, strict=True):
@@ -89,7 +89,7 @@ def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tupl
         legal = each.legal
         noise, noise_after = torch.from_numpy(head.noise(rng, (2, *action.shape))).to(action.device)
         found.append(
-            View(
+            SampleView(
                 now=each.features[:, :, :width],
                 after=each.features[:, :, width:],
                 action=action if alive is None else action * alive[:, :, :width],

@@ -97,7 +97,7 @@ class Batch:
     state: Tensor | None
     """float32 [1, S + 1, F], the global state, last row ones; None if it is not kept."""
     row: NDArray[np.int64]
-    """[E], the rows drawn, for `Replay.reprioritise`."""
+    """[E], the rows drawn, for `ReplayBuffer.reprioritise`."""
 
     def parts(self, width: int) -> Iterator[Batch]:
         """Split several batches of single env steps that were gathered at once into views of `width` steps each."""

@@ -17,7 +17,7 @@ from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.off_policy.turns import last_turns, next_turns, open_steps, turn_times
 from marless.algos.training.rewards import RewardMoments
 from marless.data.frames import ReplaySchema
-from marless.data.replay import Replay
+from marless.data.replay import ReplayBuffer
 from marless.data.trajectory import returned
 from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.nets.inputs import Inputs
@@ -84,7 +84,7 @@ class _Own:
 class BatchSource:
     """Draws batches from a replay buffer."""
 
-    replay: Replay
+    replay: ReplayBuffer
     schema: ReplaySchema
     """Schema of the replay buffer."""
     classes: tuple[tuple[int, AgentClass, Inputs], ...]

@@ -27,7 +27,7 @@ from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.off_policy.draws import BatchSource
 from marless.algos.rates import Rate, value_at
 from marless.algos.training import measuring, similarity
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.algos.training.rewards import RewardMoments, everlasting, rewarded
 from marless.algos.training.table import tabulate
 from marless.core.functions import FunctionRun
@@ -35,11 +35,11 @@ from marless.core.group import Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.data.frames import ReplaySchema
-from marless.data.replay import Replay
+from marless.data.replay import ReplayBuffer
 from marless.errors import CorruptError, NotFoundError
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.inputs import Inputs
 from marless.nets.layout import checked, generator
 from marless.nets.rmsprop import RMSProp
@@ -61,10 +61,10 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class PublishedNet:
     """One net of a published state: the codec of its row, and the bank that holds it."""
 
-    codec: Codec
+    codec: StateCodec
     bank: Bank[Any]  # Any: the family's own function type, which this module does not use
 
 
@@ -76,14 +76,14 @@ class Training(Protocol):
         """Env steps or episodes per batch."""
         ...
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws.
 
         A priority NaN leaves that of its sample as it is.
         """
         ...
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """The gradients [D] of `step` before limiting their norms, by name and net prefix; and priorities."""
         ...
 
@@ -91,7 +91,7 @@ class Training(Protocol):
         """Means over the gradient steps so far."""
         ...
 
-    def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
+    def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
         """The measurements of each policy (curvature, noise) that the round asks for, over a batch; metered."""
         ...
 
@@ -145,7 +145,7 @@ class OffPolicyLearner(ABC):
         """Names of joint states, which are published in addition to policies and the replay's state."""
 
     @abstractmethod
-    def _parts(self, name: str) -> Sequence[Part]:
+    def _parts(self, name: str) -> Sequence[PublishedNet]:
         """Codecs and banks of the nets of a policy or joint state."""
 
     @abstractmethod
@@ -198,7 +198,7 @@ class OffPolicyLearner(ABC):
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
-        meter = Meter()
+        meter = PassTimer()
         names = self.names(inputs.groups)
         with meter.measure("post_process", (self._scope.name,)):
             self._remember(inputs)
@@ -212,7 +212,7 @@ class OffPolicyLearner(ABC):
                 self._reprioritise(batch, training.step(batch, meter))
             _merge(metrics, training.metrics())
             if measuring.asked(inputs.measure):
-                [batch] = self._draws(inputs, rng, training.count, 1, Meter())
+                [batch] = self._draws(inputs, rng, training.count, 1, PassTimer())
                 _merge(metrics, training.measured(inputs, batch, meter))
         after = self._env_steps_after(inputs)
         self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
@@ -222,7 +222,7 @@ class OffPolicyLearner(ABC):
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`. The round is inserted into the replay buffer, of which there is only one version."""
-        meter = Meter()
+        meter = PassTimer()
         with meter.measure("post_process", (self._scope.name,)):
             self._remember(inputs)
         if not self._ready():
@@ -291,7 +291,7 @@ class OffPolicyLearner(ABC):
         return self._replay.size >= max(self._settings.warmup, 1)
 
     def _draws(
-        self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: Meter
+        self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: PassTimer
     ) -> Iterator[Batch]:
         """Draw `times` batches, metered as post-processing."""
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
@@ -321,7 +321,7 @@ class OffPolicyLearner(ABC):
             return 0.0
         return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
 
-    def _compare(self, inputs: RoundInput) -> list[similarity.Pending]:
+    def _compare(self, inputs: RoundInput) -> list[similarity.PendingMeasurement]:
         """Start to measure the similarity of the agents of each class, if the round asks for it."""
         if inputs.measure.similarity is None:
             return []
@@ -354,10 +354,10 @@ def follow_(config: OffPolicyConfig, row: Row) -> None:
         row["target"][due_P] = row["flat"][due_P]
 
 
-def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) -> Replay:
+def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) -> ReplayBuffer:
     spec = config.replay
     alpha = spec.alpha if spec.draw == "prioritised" else None
-    return Replay(schema, spec.capacity, path, alpha=alpha, unit=spec.unit)
+    return ReplayBuffer(schema, spec.capacity, path, alpha=alpha, unit=spec.unit)
 
 
 def _sampled(inputs: RoundInput) -> int:
@@ -370,7 +370,7 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
     return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 
-def _remembered(replay: Replay, moments: RewardMoments) -> PolicyState:
+def _remembered(replay: ReplayBuffer, moments: RewardMoments) -> PolicyState:
     return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
 
 
@@ -379,7 +379,9 @@ def _merge(metrics: Metrics, more: Metrics) -> None:
         metrics.setdefault(name, {}).update(numbers)
 
 
-def _compared(pending: Sequence[similarity.Pending]) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
+def _compared(
+    pending: Sequence[similarity.PendingMeasurement],
+) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
     distances: dict[str, NDArray[np.float64]] = {}
     runs: list[FunctionRun] = []
     for each in pending:

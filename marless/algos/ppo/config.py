@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marless.aggregation.net_step import NetStep, Returns
+from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.algos.algorithm import Setting
 from marless.algos.learner import Scope
 from marless.algos.rates import Rate, value_at
@@ -77,7 +77,7 @@ class ActorCriticConfig(RewardConfig):
 
     def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
         """See `AlgorithmConfig`: policies and critics, each as `PPOLearner.apply` steps them."""
-        returns = Returns(decay=self.value_decay, popart=self.popart) if self.value_normalisation else None
+        returns = ReturnScale(decay=self.value_decay, popart=self.popart) if self.value_normalisation else None
         parts = {"policy": (self, None), "critic": (self.of_critics(), returns)}
         return {
             prefix: NetStep(

@@ -74,7 +74,7 @@ class Surrogate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RoundSettings:
     """The settings of one round's training, with the values of schedules."""
 
     lr: float
@@ -92,7 +92,7 @@ class Settings:
     """Optimizer steps between two updates of a policy's target network; None if it has none."""
 
     @classmethod
-    def at(cls, env_steps: int, config: ActorCriticConfig, surrogate: Sequence[str]) -> Settings:
+    def at(cls, env_steps: int, config: ActorCriticConfig, surrogate: Sequence[str]) -> RoundSettings:
         """The settings of a config after this many env steps; `surrogate` names those that the policies' loss gets."""
         return cls(
             lr=value_at(config.lr, env_steps),
@@ -122,7 +122,7 @@ class _Trained(ABC):
         samples: Samples,
         orders: Sequence[Tensor],
         minibatches: int,
-        settings: Settings,
+        settings: RoundSettings,
         stopped: Stopped = never,
     ) -> Metrics:
         """Train the nets in place; `orders` has one order of the units per epoch.
@@ -144,7 +144,7 @@ class _Trained(ABC):
                 seen.append(metrics)
         return step_means(seen[-minibatches:])
 
-    def gradient(self, samples: Samples, order: Tensor, settings: Settings) -> tuple[Tensor, Metrics]:
+    def gradient(self, samples: Samples, order: Tensor, settings: RoundSettings) -> tuple[Tensor, Metrics]:
         """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
@@ -152,13 +152,13 @@ class _Trained(ABC):
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
         return self.net.gradient_PD, metrics
 
-    def step(self, gradient_PD: Tensor, settings: Settings) -> None:
+    def step(self, gradient_PD: Tensor, settings: RoundSettings) -> None:
         """Take one optimizer step along a gradient, whose norm is limited in place."""
         adam.clip_norm_(gradient_PD, settings.max_grad_norm)
         self._optimizer(settings, steps=1).step(gradient_PD)
         self._follow(settings)
 
-    def _follow(self, settings: Settings) -> None:
+    def _follow(self, settings: RoundSettings) -> None:
         """Update target networks after a step, where there are any and it is time."""
         if settings.target_steps is None:
             return
@@ -166,7 +166,7 @@ class _Trained(ABC):
         if due_P.any():
             self.tensors["target"][due_P] = self.tensors["flat"][due_P]
 
-    def _optimizer(self, settings: Settings, steps: int) -> adam.Adam:
+    def _optimizer(self, settings: RoundSettings, steps: int) -> adam.Adam:
         t = self.tensors
         return adam.Adam(
             t["flat"], t["first"], t["second"], t["count"], steps=steps, lr=settings.lr, eps=settings.adam_eps
@@ -177,7 +177,7 @@ class _Trained(ABC):
         return self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
 
     @abstractmethod
-    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """Write the loss's gradient to the net's buffer; returns metrics if `measure`, else {}."""
 
 
@@ -241,7 +241,7 @@ class PolicyFunction(_Trained):
         legal_PAM = batch["legal"] > 0 if "legal" in batch else None
         return self._head.evaluate(self._forward(batch), action, legal_PAM)
 
-    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         log_prob_PM, entropy_PM = self._evaluate(batch)
         old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
         weight_PM, given = weights(batch, old_PM), settings.surrogate
@@ -272,7 +272,7 @@ class CriticFunction(_Trained):
 
     norm = "critic_grad_norm"
 
-    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         value_PKM = self._forward(batch)
         target_PKM, old_PKM = batch["target"], batch["old"]
         weight_PKM = weights(batch, target_PKM)

@@ -16,7 +16,7 @@ from torch import Tensor
 from marless.algos.algorithm import Algorithm, remembered
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.algos.ppo.batch_buffer import BatchBuffer
-from marless.algos.ppo.functions import PolicyFunction, Settings
+from marless.algos.ppo.functions import PolicyFunction, RoundSettings
 from marless.algos.ppo.impact import BATCHES, ImpactConfig
 from marless.algos.ppo.learner import PPOLearner
 from marless.algos.ppo.losses import impact_reference
@@ -119,6 +119,6 @@ class ImpactLearner(PPOLearner):
         reference_NS = impact_reference(target_NS, tensors["log_prob"].squeeze(1), self._rho)
         return {**tensors, "log_prob": reference_NS.unsqueeze(1)}, ratios(target_NS, tensors)
 
-    def _settings(self, function: Literal["critic", "policy"], env_steps: int) -> Settings:
+    def _settings(self, function: Literal["critic", "policy"], env_steps: int) -> RoundSettings:
         settings = super()._settings(function, env_steps)
         return replace(settings, target_steps=self._target_steps) if function == "policy" else settings

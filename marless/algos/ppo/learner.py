@@ -18,7 +18,7 @@ from torch import Tensor
 from marless.algos.algorithm import Algorithm
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.algos.ppo.config import ActorCriticConfig, PPOConfig
-from marless.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, Settings
+from marless.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings
 from marless.algos.ppo.post_process import (
     Judge,
     Tensors,
@@ -30,7 +30,7 @@ from marless.algos.ppo.post_process import (
     upload,
     with_ids,
 )
-from marless.algos.ppo.replayed_actions import Peer, log_probs, ratios
+from marless.algos.ppo.replayed_actions import PeerPolicies, log_probs, ratios
 from marless.algos.ppo.segments import Segments
 from marless.algos.training import measuring, similarity
 from marless.algos.training.graph import Graph, Pass, threads_for
@@ -45,7 +45,7 @@ from marless.errors import CorruptError
 from marless.nets import actions
 from marless.nets.acting import description
 from marless.nets.bank import Bank
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.inputs import Inputs
 from marless.nets.layout import generator, layout
 
@@ -73,7 +73,7 @@ class _Work:
     """The results of post-processing, for the functions after it."""
 
     jobs: dict[_Key, _Job] = field(default_factory=dict)
-    similarity: similarity.Pending = field(default_factory=lambda: similarity.Pending(None, ""))
+    similarity: similarity.PendingMeasurement = field(default_factory=lambda: similarity.PendingMeasurement(None, ""))
 
 
 _Function = Literal["critic", "policy"]
@@ -123,8 +123,8 @@ class PPOLearner:
         acting = layout(agent_class.obs_size + known, model, action.n, actions.free_parameters(action))
         sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
         judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
-        self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)
-        self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
+        self._policy_codec = StateCodec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)
+        self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
         self._metadata = description(agent_class, model, inputs=self._inputs)
@@ -200,7 +200,7 @@ class PPOLearner:
         if "critic" in expected:
             self._critics.change(name, step_critic)
 
-    def _parts(self, name: str) -> list[tuple[Codec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
+    def _parts(self, name: str) -> list[tuple[StateCodec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
         policy, critic = (self._policy_codec, self._policies), (self._critic_codec, self._critics)
         if name == self._joint and self._critic == "joint":
             return [critic]
@@ -321,7 +321,7 @@ class PPOLearner:
         seed = (inputs.seed, inputs.round)
         return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
 
-    def _peers(self, stack: Stack, inputs: RoundInput) -> list[Peer] | None:
+    def _peers(self, stack: Stack, inputs: RoundInput) -> list[PeerPolicies] | None:
         """The policies of other learners by which a stack's ratios are truncated; None: they are not."""
         config = self._config
         if not isinstance(config, PPOConfig) or config.truncation == "none":
@@ -334,7 +334,7 @@ class PPOLearner:
                 for i, name in enumerate(stack.starts)
             ]
             flat_PD = torch.from_numpy(np.stack(rows)).to(self._device)
-            found.append(Peer(self._policies.built({"flat": flat_PD}), absent))
+            found.append(PeerPolicies(self._policies.built({"flat": flat_PD}), absent))
         return found
 
     def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
@@ -359,8 +359,8 @@ class PPOLearner:
         """See `marless.algos.contract.HandWritten`."""
         self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
 
-    def _settings(self, function: _Function, env_steps: int) -> Settings:
-        return Settings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)
+    def _settings(self, function: _Function, env_steps: int) -> RoundSettings:
+        return RoundSettings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)
 
 
 class _Orders:

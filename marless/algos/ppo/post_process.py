@@ -14,7 +14,7 @@ from torch import Tensor
 from marless.algos.ppo import gae, normalise, value, vtrace
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.functions import CriticFunction, Metrics
-from marless.algos.ppo.replayed_actions import Peer, least_log_prob
+from marless.algos.ppo.replayed_actions import PeerPolicies, least_log_prob
 from marless.algos.ppo.segments import Segments
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples, weights
@@ -224,7 +224,7 @@ def policy_samples(
     tensors: Tensors,
     segments: Segments | None,
     config: ActorCriticConfig,
-    peers: Sequence[Peer] | None = None,
+    peers: Sequence[PeerPolicies] | None = None,
 ) -> Samples:
     """Make the training samples of a stack of policies; with `peers` (which may be none), for ratios truncated by them.
 

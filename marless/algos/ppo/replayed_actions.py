@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerPolicies:
     """The policies of another learner, for the policies of a stack."""
 
     function: PolicyFunction
@@ -54,7 +54,7 @@ def ratios(log_prob_NS: Tensor, tensors: Tensors) -> Tensor:
 
 
 def least_log_prob(
-    peers: Sequence[Peer], stack: Stack, parts: Tensors, tensors: Tensors, segments: Segments | None
+    peers: Sequence[PeerPolicies], stack: Stack, parts: Tensors, tensors: Tensors, segments: Segments | None
 ) -> Tensor:
     """The least log-probability of a stack's training samples under the policies of peers, [P, 1, samples].
 

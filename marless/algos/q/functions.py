@@ -22,7 +22,7 @@ from marless.nets.stacked import net
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class QInputs:
     """The inputs of a stack of Q nets from one draw."""
 
     features: Tensor
@@ -75,7 +75,7 @@ class QFunction:
         self._remembers = layout.memory > 0
         self._dueling = dueling
 
-    def values(self, seen: Seen, *, double: bool) -> tuple[Tensor, Tensor]:
+    def values(self, seen: QInputs, *, double: bool) -> tuple[Tensor, Tensor]:
         """Q of the actions taken, and of the best legal next actions by the target nets, each [P, M].
 
         With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
@@ -133,7 +133,7 @@ class QFunction:
     def _values(self, output_PKM: Tensor) -> Tensor:
         return dueling(output_PKM) if self._dueling else output_PKM
 
-    def _columns(self, seen: Seen) -> int:
+    def _columns(self, seen: QInputs) -> int:
         """Columns of the last forward pass: samples and, for episodes or recurrent nets, the last successors."""
         return seen.action.shape[2] + (seen.width if seen.steps > 1 or self._remembers else 0)
 

@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from marless.algos.learner import LearnerContext, RoundInput
-from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Optimizer, Part, Training, make_optimizer
+from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Optimizer, PublishedNet, Training, make_optimizer
 from marless.algos.q.config import QConfig, QMIXConfig
 from marless.algos.q.functions import QFunction
 from marless.algos.q.mixers import MonotoneMixer, Sum
-from marless.algos.q.training import IndependentTraining, JointTraining, Policies, Trained
+from marless.algos.q.training import IndependentTraining, JointTraining, Policies, TrainedQ
 from marless.algos.rates import value_at
 from marless.algos.training.policy_batching import Stack, cut_stacks, stacks
 from marless.core.state import Arrays
 from marless.nets import acting
 from marless.nets.acting_heads import EPSILON_GREEDY
 from marless.nets.bank import Bank, Row
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.inputs import Inputs
 from marless.nets.layout import checked, layout
 from marless.nets.mixing import MixingLayout
@@ -40,13 +40,13 @@ value then initially changes about as much as each agent's value."""
 
 
 @dataclass(frozen=True)
-class DuelingCodec(Codec):
+class DuelingCodec(StateCodec):
     """The codec of nets with a dueling head. For actors, the head is merged into one output per action, because
     V + A − mean A is linear in the last layer.
     """
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
-        """See `Codec`; `learning` has the unmerged weights."""
+        """See `StateCodec`; `learning` has the unmerged weights."""
         _, learning = super().write(row)
         weights = self.layout.to_arrays(self.prefix, row["flat"].cpu().numpy())
         *_, last = (name.removesuffix(".weight") for name in weights if name.endswith(".weight"))
@@ -74,25 +74,27 @@ class QLearner(OffPolicyLearner):
         self._mixing = mixer
         self._inputs = inputs
         self._model = model
-        codec = DuelingCodec if config.dueling else Codec
+        codec = DuelingCodec if config.dueling else StateCodec
         biased = mixer != "monotone"  # docs/algorithms/q_learning.md#what-differs-from-the-papers
-        self._nets: dict[int, Part] = {}
+        self._nets: dict[int, PublishedNet] = {}
         for k in scope.classes:
             agents = spaces.classes[k]
             shape = layout(inputs[k].size(agents), model, agents.action.n + config.dueling)
             build = partial(QFunction, layout=shape, activation=model.activation, dueling=config.dueling)
             made = codec(_POLICY, shape, output_gain=_OUTPUT_GAIN, acts=not config.dueling, target=True, biased=biased)
-            self._nets[k] = Part(made, Bank(build))
+            self._nets[k] = PublishedNet(made, Bank(build))
         if isinstance(config, QMIXConfig):
             team = sum(len(each.agents) for each in scope.agent_classes(spaces))
             mixing = MixingLayout(spaces.state_size, team, config.embed, config.hypernet)
             bank = Bank(partial(MonotoneMixer, layout=mixing))
-            self._mixer = Part(Codec(_MIXER, mixing, output_gain=_MIXER_GAIN, acts=False, target=True), bank)
+            self._mixer = PublishedNet(
+                StateCodec(_MIXER, mixing, output_gain=_MIXER_GAIN, acts=False, target=True), bank
+            )
 
     def _joint(self) -> tuple[str, ...]:
         return (_MIXER,) if self._mixing == "monotone" else ()
 
-    def _parts(self, name: str) -> Sequence[Part]:
+    def _parts(self, name: str) -> Sequence[PublishedNet]:
         return (self._mixer if name in self._joint() else self._nets[self._class_of(name)],)
 
     def _metadata(self, name: str) -> Mapping[str, str]:
@@ -116,7 +118,7 @@ class QLearner(OffPolicyLearner):
         arrange = self._mixer.bank.copies if copies else self._mixer.bank.arrange
         (mixer,) = arrange([names])
         optimizer = self._optimizer(mixer.tensors, inputs)
-        joint = Trained(names=(_MIXER,), prefix=_MIXER, tensors=mixer.tensors, optimizer=optimizer)
+        joint = TrainedQ(names=(_MIXER,), prefix=_MIXER, tensors=mixer.tensors, optimizer=optimizer)
         return JointTraining(self._config, self._scope.name, policies, count, mixer, joint)
 
     def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
@@ -128,7 +130,7 @@ class QLearner(OffPolicyLearner):
 
         def follow(function: QFunction | MonotoneMixer) -> None:
             optimizer = make_optimizer(self._config, function.tensors, lr=lr, steps=1)
-            trained = Trained(names=(name,), prefix=prefix, tensors=function.tensors, optimizer=optimizer)
+            trained = TrainedQ(names=(name,), prefix=prefix, tensors=function.tensors, optimizer=optimizer)
             trained.follow(gradient_1D, self._config)
 
         part.bank.change(name, follow)

@@ -20,10 +20,10 @@ from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
 from marless.algos.q.config import QConfig
-from marless.algos.q.functions import QFunction, Seen
+from marless.algos.q.functions import QFunction, QInputs
 from marless.algos.q.mixers import Mixer, MonotoneMixer
 from marless.algos.training import measuring
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples
 from marless.algos.training.step_metrics import PRESENT, step_means
@@ -36,7 +36,7 @@ _PARTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedQ:
     """A stack of nets with its optimizer and its metrics."""
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policies(Trained):
+class Policies(TrainedQ):
     """A stack of Q nets of one class."""
 
     index: int
@@ -73,10 +73,10 @@ class Policies(Trained):
         """Values of the actions taken, and of the best next actions, each [P, T · C]."""
         return self.function.values(self.read(batch), double=config.double)
 
-    def read(self, batch: Batch) -> Seen:
+    def read(self, batch: Batch) -> QInputs:
         """The stack's inputs from a draw."""
         mine = batch.classes[self.index]
-        return Seen(
+        return QInputs(
             features=self.stack.pool(mine.features),
             action=self.stack.pool(mine.action),
             legal=None if mine.legal is None else self.stack.pool(mine.legal),
@@ -102,11 +102,11 @@ class QTraining(ABC):
         self.count = count
 
     @abstractmethod
-    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`."""
 
     @abstractmethod
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`."""
 
     @abstractmethod
@@ -122,7 +122,7 @@ class QTraining(ABC):
             found |= each.metrics()
         return found
 
-    def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
+    def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
         """See `Training`; the objective is −δ²/2, with the other policies and the mixer held fixed."""
         found: Metrics = {}
         for each, (error_PM, share_PM) in zip(self._policies, self._errors(batch), strict=True):
@@ -147,7 +147,7 @@ class QTraining(ABC):
             }
         return found
 
-    def _trained(self) -> Sequence[Trained]:
+    def _trained(self) -> Sequence[TrainedQ]:
         return self._policies
 
     def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor, counts_PM: Tensor) -> None:
@@ -169,7 +169,7 @@ class QTraining(ABC):
 class IndependentTraining(QTraining):
     """IQL: each policy has TD targets of its own."""
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`."""
         errors = []
         for each in self._policies:
@@ -178,7 +178,7 @@ class IndependentTraining(QTraining):
                 each.follow(each.function.net.gradient_PD, self._config)
         return self._priorities(batch, errors)
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`."""
         found: dict[str, dict[str, Tensor]] = {}
         errors = []
@@ -250,13 +250,19 @@ class JointTraining(QTraining):
     """VDN and QMIX: all policies are trained together through a mixer; `joint` trains it, and is None for a sum."""
 
     def __init__(
-        self, config: QConfig, scope: str, policies: Sequence[Policies], count: int, mixer: Mixer, joint: Trained | None
+        self,
+        config: QConfig,
+        scope: str,
+        policies: Sequence[Policies],
+        count: int,
+        mixer: Mixer,
+        joint: TrainedQ | None,
     ) -> None:
         super().__init__(config, scope, policies, count)
         self._mixer = mixer
         self._joint = joint
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`."""
         priority_E = self._gradient(batch, meter)
         with meter.measure("policy", self._names):
@@ -267,7 +273,7 @@ class JointTraining(QTraining):
                 self._joint.follow(self._mixer.gradient_PD, self._config)
         return priority_E
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`."""
         priority_E = self._gradient(batch, meter)
         found: dict[str, dict[str, Tensor]] = {}
@@ -277,10 +283,10 @@ class JointTraining(QTraining):
             found |= by_name(self._joint, self._mixer.gradient_PD)
         return found, priority_E
 
-    def _trained(self) -> Sequence[Trained]:
+    def _trained(self) -> Sequence[TrainedQ]:
         return (*self._policies, *((self._joint,) if self._joint else ()))
 
-    def _gradient(self, batch: Batch, meter: Meter) -> Tensor | None:
+    def _gradient(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """Write the gradients of all nets; returns priorities."""
         if self._joint is None:  # a sum has no function of its own: it is measured with the policies
             with meter.measure("policy", self._names):
@@ -361,7 +367,7 @@ class JointTraining(QTraining):
         return ends
 
 
-def by_name(trained: Trained, gradient_PD: Tensor) -> dict[str, dict[str, Tensor]]:
+def by_name(trained: TrainedQ, gradient_PD: Tensor) -> dict[str, dict[str, Tensor]]:
     """A stack's gradients in the form of `Training.gradients`."""
     return {name: {trained.prefix: gradient_PD[i]} for i, name in enumerate(trained.names)}
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from marless.algos.learner import RoundInput
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.core.functions import FunctionKind, FunctionNode, FunctionRun
 from marless.core.interruption import Stopped, check, never
 
@@ -50,7 +50,7 @@ class Graph:
         nodes: Sequence[FunctionNode],
         *,
         threads: int = 1,
-        meter: Meter | None = None,
+        meter: PassTimer | None = None,
         stopped: Stopped = never,
     ) -> None:
         """Make a graph of `nodes`.
@@ -62,7 +62,7 @@ class Graph:
         """
         self._nodes = {node.id: node for node in nodes}
         self._threads = threads
-        self._meter = meter or Meter()
+        self._meter = meter or PassTimer()
         self._stopped = stopped
 
     def run(self, passes: Sequence[Pass[ResultT]]) -> list[ResultT]:

@@ -28,7 +28,7 @@ class _Passes:
         self.vcpu_s += share * other.vcpu_s
 
 
-class Meter:
+class PassTimer:
     """Adds up the time of passes by function and name; thread-safe.
 
     `seconds` is the clock of billed time; None: wall-clock time, during which a vCPU or a GPU is occupied. With
@@ -81,7 +81,7 @@ class _Pass(AbstractContextManager[None]):
 
     __slots__ = ("_before_s", "_key", "_meter", "_start_s")
 
-    def __init__(self, meter: Meter, key: tuple[FunctionKind, tuple[str, ...]]) -> None:
+    def __init__(self, meter: PassTimer, key: tuple[FunctionKind, tuple[str, ...]]) -> None:
         self._meter = meter
         self._key = key
 

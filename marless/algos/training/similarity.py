@@ -48,7 +48,7 @@ _STREAM = 2
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingMeasurement:
     """A measurement that is under way, or none."""
 
     _future: Future[tuple[NDArray[np.float64] | None, float, float, float]] | None
@@ -69,7 +69,7 @@ class Pending:
 
 def begin(
     inputs: RoundInput, agent_class: AgentClass, table: Callable[[], Table], state: Callable[[str], Acting]
-) -> Pending:
+) -> PendingMeasurement:
     """Start the measurement, if the round asks for it; called before any policy is trained.
 
     Args:
@@ -78,14 +78,14 @@ def begin(
     """
     config = inputs.measure.similarity
     if config is None:
-        return Pending(None, agent_class.name)
+        return PendingMeasurement(None, agent_class.name)
     owners = {agent: group.start for group in inputs.groups for agent in group.agents if agent in agent_class.agents}
     states = {policy: state(policy) for policy in owners.values()}
     acting: dict[str, Acting] = {agent: states[policy] for agent, policy in owners.items()}
     pool = ThreadPoolExecutor(1, "similarity")
     future = pool.submit(_measure, inputs, config, agent_class, table, acting)
     pool.shutdown(wait=False)
-    return Pending(future, agent_class.name)
+    return PendingMeasurement(future, agent_class.name)
 
 
 def _measure(

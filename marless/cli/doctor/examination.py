@@ -21,7 +21,7 @@ from marless.cli.runs import unfinished
 from marless.client import Client, Info
 from marless.client.address import find
 from marless.errors import MarlessError, SpecError
-from marless.job import Job
+from marless.job import PreparedJob
 
 CONTACT_S = 2.0
 
@@ -37,7 +37,7 @@ class _Answer:
     """This machine's clock minus the coordinator's."""
 
 
-def examine(runs: Path, job: Job | None, *, deep: bool) -> Iterator[Finding]:
+def examine(runs: Path, job: PreparedJob | None, *, deep: bool) -> Iterator[Finding]:
     """Every finding, the quick ones first."""
     folder = StackFolder.of(runs)
     answer = _ask_coordinator(runs)
@@ -62,7 +62,7 @@ def examine(runs: Path, job: Job | None, *, deep: bool) -> Iterator[Finding]:
     yield standing.jobs(unfinished(runs), is_up=supervisor is not None)
 
 
-def _of_machine(job: Job | None, skew_s: float | None, *, deep: bool) -> Iterator[Finding]:
+def _of_machine(job: PreparedJob | None, skew_s: float | None, *, deep: bool) -> Iterator[Finding]:
     memberships = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     seen = os.cpu_count() or 1
     yield machine.cores(seen, _usable_cores(memberships))

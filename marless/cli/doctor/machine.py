@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from marless.cli.doctor.finding import Finding, fail, ok, warn
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.nets.layout import Layout
 
 SERVICES_BYTES = 350e6
@@ -56,7 +56,7 @@ def memory(available_bytes: float, *, actor_workers: int, versions_bytes: float 
     return ok("memory", found)
 
 
-def versions_bytes(job: Job) -> float:
+def versions_bytes(job: PreparedJob) -> float:
     """Bytes that the store keeps of a job: policies × versions × size, assuming critics as large as policies."""
     total = 0.0
     for group in job.sharing.decide(()).groups:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marless.cli.background import Standing
+from marless.cli.background import RunningStack
 from marless.cli.doctor.finding import Finding, fail, ok, warn
 from marless.cli.runs import Unfinished
 from marless.client import Info
 
 
-def stack(noted: Standing | None, supervisor: int | None, last_words: str) -> Finding:
+def stack(noted: RunningStack | None, supervisor: int | None, last_words: str) -> Finding:
     """Check the stack of `marless up`: stack.json, the supervisor's process, and the last supervisor's error."""
     if supervisor is not None:
         if noted and noted.pid == supervisor:

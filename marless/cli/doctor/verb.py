@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from marless.cli.doctor.finding import Finding
-    from marless.job import Job
+    from marless.job import PreparedJob
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -44,7 +44,7 @@ def doctor(
         raise typer.Exit(exits.ExitCode.ERROR)
 
 
-def _job(file: Path) -> Job:
+def _job(file: Path) -> PreparedJob:
     from marless import spec as specs
     from marless.fleet.examining import examined
     from marless.job import prepare

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, length
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, length
 from marless.envs.mpe.options import TeamOptions
 from marless.envs.mpe.sight import Sight
 
@@ -34,8 +34,8 @@ class SimpleAdversary(ParticleEnv):
         n, counts = options.agents, (options.marks, options.agents)
         names, seen = tuple(f"agent_{i}" for i in range(n)), sum(options.places(*counts))
         roles = (
-            Role(name="adversary", agents=("adversary_0",), obs_size=2 * seen, size=0.15),
-            Role(name="agent", agents=names, obs_size=2 * seen + 2, size=0.15),
+            AgentRole(name="adversary", agents=("adversary_0",), obs_size=2 * seen, size=0.15),
+            AgentRole(name="agent", agents=names, obs_size=2 * seen + 2, size=0.15),
         )
         super().__init__(roles, (Landmarks(count=options.marks, size=0.08),), options, batch, dtype)
         self._to_goal_N2B = np.zeros((n + 1, 2, batch))

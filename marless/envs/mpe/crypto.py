@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv
 from marless.envs.mpe.options import ParticleOptions
 
 MARKS = 2
@@ -33,7 +33,7 @@ class SimpleCrypto(ParticleEnv):
 
     def __init__(self, options: CryptoOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = tuple(
-            Role(name=name, agents=(f"{name}_0",), obs_size=size, moves=False, speaks=True)
+            AgentRole(name=name, agents=(f"{name}_0",), obs_size=size, moves=False, speaks=True)
             for name, size in (("eve", self.words), ("bob", 2 * self.words), ("alice", 2 * self.words))
         )
         super().__init__(roles, (Landmarks(count=MARKS),), options, batch, dtype)

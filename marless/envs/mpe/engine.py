@@ -54,7 +54,7 @@ Rows = NDArray[Any]  # Any: float32, or float64 for comparison
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class AgentRole:
     """An agent class: its agents, how much they observe, and what they can do."""
 
     name: str
@@ -104,7 +104,7 @@ class ParticleEnv(ABC):
 
     def __init__(
         self,
-        roles: tuple[Role, ...],
+        roles: tuple[AgentRole, ...],
         landmarks: tuple[Landmarks, ...],
         options: ParticleOptions,
         batch: int,
@@ -264,7 +264,7 @@ class ParticleEnv(ABC):
                 heard += len(role.agents)
                 said_NWB[...] = _strengths(action, role) if self._continuous else self._word(action, role)
 
-    def _word(self, action_NB: ActionArray, role: Role) -> BoolArray:
+    def _word(self, action_NB: ActionArray, role: AgentRole) -> BoolArray:
         """One-hot messages [N, W, B]."""
         word_NB = action_NB // MOVES if role.moves else action_NB
         one_hot_NWB: BoolArray = word_NB[:, None] == np.arange(self.words)[:, None]
@@ -314,7 +314,7 @@ class ParticleEnv(ABC):
         top_N1 = np.array([role.top_speed for role in each])[:, None]
         self._top_N1 = top_N1 if np.isfinite(top_N1).any() else None
 
-    def _spaces(self, roles: tuple[Role, ...], options: ParticleOptions) -> EnvSpaces:
+    def _spaces(self, roles: tuple[AgentRole, ...], options: ParticleOptions) -> EnvSpaces:
         classes = tuple(
             AgentClass(r.name, r.agents, r.obs_size, r.action(self.words, continuous=options.continuous_actions))
             for r in roles
@@ -358,19 +358,19 @@ def _seen(movers: int, marks: int) -> IntArray:
     return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)], np.intp)
 
 
-def _push(action_NB: ActionArray, role: Role) -> FloatArray64:
+def _push(action_NB: ActionArray, role: AgentRole) -> FloatArray64:
     """The own force [N, 2, B] of discrete actions."""
     move_NB = action_NB % MOVES if role.speaks else action_NB
     return (role.force * PUSH_2A)[:, move_NB].transpose(1, 0, 2)
 
 
-def _pushes(action_NBA: ActionArray, role: Role) -> FloatArray64:
+def _pushes(action_NBA: ActionArray, role: AgentRole) -> FloatArray64:
     """The own force [N, 2, B] of continuous actions."""
     push = np.clip(action_NBA[..., :MOVES], 0.0, 1.0)
     return role.force * np.stack((push[..., 2] - push[..., 1], push[..., 4] - push[..., 3]), axis=1, dtype=np.float64)
 
 
-def _strengths(action_NBA: ActionArray, role: Role) -> NDArray[Any]:  # Any: the type of the actions
+def _strengths(action_NBA: ActionArray, role: AgentRole) -> NDArray[Any]:  # Any: the type of the actions
     """Messages [N, W, B] of continuous actions."""
     first = MOVES if role.moves else 0
     return np.clip(action_NBA[..., first:], 0.0, 1.0).transpose(0, 2, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, length, planes
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, length, planes
 from marless.envs.mpe.options import ParticleOptions
 
 MARKS = 2
@@ -36,8 +36,8 @@ class SimplePush(ParticleEnv):
 
     def __init__(self, options: PushOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = (
-            Role(name="adversary", agents=("adversary_0",), obs_size=8, collides=True),
-            Role(name="agent", agents=("agent_0",), obs_size=19, collides=True),
+            AgentRole(name="adversary", agents=("adversary_0",), obs_size=8, collides=True),
+            AgentRole(name="agent", agents=("agent_0",), obs_size=19, collides=True),
         )
         super().__init__(roles, (Landmarks(count=MARKS),), options, batch, dtype)
         self._to_goal_N2B = np.zeros((2, 2, batch))

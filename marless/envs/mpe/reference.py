@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, length, planes
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, length, planes
 from marless.envs.mpe.options import ParticleOptions, check_ratio
 
 MARKS = 3
@@ -41,7 +41,7 @@ class SimpleReference(ParticleEnv):
 
     def __init__(self, options: ReferenceOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         size = 2 + 2 * MARKS + 3 + self.words
-        role = Role(name="agent", agents=("agent_0", "agent_1"), obs_size=size, speaks=True)
+        role = AgentRole(name="agent", agents=("agent_0", "agent_1"), obs_size=size, speaks=True)
         super().__init__((role,), (Landmarks(count=MARKS),), options, batch, dtype)
         self._local_ratio = options.local_ratio
         (rows_NOB,) = self._role_rows()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv
 from marless.envs.mpe.options import ParticleOptions
 
 
@@ -22,7 +22,7 @@ class Simple(ParticleEnv):
     rewards = "cooperative"
 
     def __init__(self, options: SimpleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
-        role = Role(name="agent", agents=("agent_0",), obs_size=4)
+        role = AgentRole(name="agent", agents=("agent_0",), obs_size=4)
         super().__init__((role,), (Landmarks(count=1),), options, batch, dtype)
 
     def _write_rows(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, planes
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, planes
 from marless.envs.mpe.options import ParticleOptions
 
 MARKS = 3
@@ -33,8 +33,8 @@ class SimpleSpeakerListener(ParticleEnv):
 
     def __init__(self, options: SpeakerListenerOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = (
-            Role(name="speaker", agents=("speaker_0",), obs_size=3, moves=False, speaks=True, size=0.075),
-            Role(name="listener", agents=("listener_0",), obs_size=2 + 2 * MARKS + self.words, size=0.075),
+            AgentRole(name="speaker", agents=("speaker_0",), obs_size=3, moves=False, speaks=True, size=0.075),
+            AgentRole(name="listener", agents=("listener_0",), obs_size=2 + 2 * MARKS + self.words, size=0.075),
         )
         super().__init__(roles, (Landmarks(count=MARKS, size=0.04),), options, batch, dtype)
         speaker_1OB, listener_1OB = self._role_rows()

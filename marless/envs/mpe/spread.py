@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from marless.envs.base import BoolArray
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role
+from marless.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv
 from marless.envs.mpe.options import TeamOptions, check_flag, check_ratio
 from marless.envs.mpe.sight import Sight
 
@@ -49,7 +49,7 @@ class SimpleSpread(ParticleEnv):
     def __init__(self, options: SpreadOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         marks, others = options.places(options.marks, options.agents - 1)
         names = tuple(f"agent_{i}" for i in range(options.agents))
-        role = Role(name="agent", agents=names, obs_size=4 + 2 * marks + 4 * others, collides=True, size=0.15)
+        role = AgentRole(name="agent", agents=names, obs_size=4 + 2 * marks + 4 * others, collides=True, size=0.15)
         super().__init__((role,), (Landmarks(count=options.marks),), options, batch, dtype)
         self._options = options
         self._to_mark_MB = np.zeros((options.marks, batch))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from marless.envs.base import BoolArray
-from marless.envs.mpe.engine import FloatArray64, Landmarks, ParticleEnv, Role, planes
+from marless.envs.mpe.engine import AgentRole, FloatArray64, Landmarks, ParticleEnv, planes
 from marless.envs.mpe.options import ParticleOptions, SightOptions, check_count, check_flag, check_ratio
 from marless.envs.mpe.sight import Sight, nearest
 
@@ -105,11 +105,11 @@ class SimpleTag(ParticleEnv):
         return np.logical_and.reduce(caught_GB, axis=0, out=np.empty(self.batch, np.bool_))
 
 
-def _roles(options: TagOptions) -> tuple[Role, Role]:
+def _roles(options: TagOptions) -> tuple[AgentRole, AgentRole]:
     good, adversaries, speed = options.num_good, options.num_adversaries, options.prey_speed
     size = 4 + 2 * sum(options.places(options.num_obstacles, adversaries + good - 1))
     near = options.num_agent_neighbors
-    hunters = Role(
+    hunters = AgentRole(
         name="adversary",
         agents=numbered("adversary", adversaries),
         obs_size=size + 2 * (good if near is None else near),
@@ -118,7 +118,7 @@ def _roles(options: TagOptions) -> tuple[Role, Role]:
         force=3.0,
         top_speed=1.0,
     )
-    prey = Role(
+    prey = AgentRole(
         name="agent",
         agents=numbered("agent", good),
         obs_size=size + 2 * (good - 1 if near is None else near),

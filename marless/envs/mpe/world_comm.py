@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from marless.envs.base import BoolArray
-from marless.envs.mpe.engine import IntArray, Landmarks, ParticleEnv, Role, Rows, planes
+from marless.envs.mpe.engine import AgentRole, IntArray, Landmarks, ParticleEnv, Rows, planes
 from marless.envs.mpe.options import check_count
 from marless.envs.mpe.tag import WITHIN, HuntOptions, beyond, numbered, touches
 
@@ -122,12 +122,12 @@ class _RoleRows:
     """No rows for good agents."""
 
 
-def _roles(options: WorldCommOptions) -> tuple[Role, ...]:
+def _roles(options: WorldCommOptions) -> tuple[AgentRole, ...]:
     good, adversaries = options.num_good, options.num_adversaries
     size = 4 + 2 * (options.marks + adversaries + good - 1) + 2 * good + options.num_forests
     names = (("leadadversary", 1), ("adversary", adversaries - 1))
     hunters = [
-        Role(
+        AgentRole(
             name=name,
             agents=numbered(name, count),
             obs_size=size + WORDS,
@@ -140,7 +140,7 @@ def _roles(options: WorldCommOptions) -> tuple[Role, ...]:
         for name, count in names
         if count
     ]
-    prey = Role(
+    prey = AgentRole(
         name="agent",
         agents=numbered("agent", good),
         obs_size=size - 2,

@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from marless.envs.base import AgentClass, Discrete
 from marless.envs.pettingzoo.masks import MaskChoice, in_info
-from marless.envs.pettingzoo.spaces import Codec, codec
+from marless.envs.pettingzoo.spaces import SpaceCodec, codec
 from marless.errors import SpecError
 
 # Any stands for PettingZoo's objects, because third-party ones need not subclass anything.
@@ -34,7 +34,7 @@ class Seats:
         """Read the spaces of all possible agents, after a reset with these answers. Raises SpecError."""
         if not hasattr(env, "possible_agents"):
             raise SpecError("does not declare possible_agents, so its agents cannot be known in advance")
-        self.codecs: list[Codec] = []
+        self.codecs: list[SpaceCodec] = []
         self.notes: list[str] = []
         """What a user should know of how masks were found."""
         self._members: list[list[Any]] = []
@@ -104,7 +104,7 @@ def _in_order(name: str) -> list[tuple[int, int, str]]:
 
 def _codec(
     env: ParallelEnv, agent: Any, observations: Mapping[Any, Any], choice: MaskChoice
-) -> tuple[Codec, list[str]]:
+) -> tuple[SpaceCodec, list[str]]:
     try:
         with warnings.catch_warnings():  # without spaces, PettingZoo warns before it raises
             warnings.simplefilter("ignore")

@@ -38,7 +38,7 @@ _INSTALLED_BY: Mapping[str, str] = MappingProxyType(
 """pip requirement that installs each module; messages recommend nothing else."""
 
 
-def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int, mask: object) -> BatchedEnv:
+def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: int, mask: object) -> BatchedEnv:
     """Make `batch` copies of the environment at `place`, with masks as the job's `env.mask` says.
 
     Raises SpecError if it cannot be found, built or used.
@@ -50,7 +50,7 @@ def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int, mask: ob
     return PettingZooEnv([_build(construct, options) for _ in range(batch)], parse_choice(mask))
 
 
-def _imported(place: allowed.Place) -> ModuleType:
+def _imported(place: allowed.ConstructorPlace) -> ModuleType:
     name = place.module
     try:
         return importlib.import_module(name)
@@ -62,7 +62,7 @@ def _imported(place: allowed.Place) -> ModuleType:
         raise SpecError(f"{name} cannot be imported: {error}") from None
 
 
-def _constructor(place: allowed.Place, module: ModuleType) -> Callable[..., ParallelEnv]:
+def _constructor(place: allowed.ConstructorPlace, module: ModuleType) -> Callable[..., ParallelEnv]:
     for name in place.attributes:
         if hasattr(module, name):
             constructor: Callable[..., ParallelEnv] = getattr(module, name)
@@ -75,7 +75,7 @@ def _constructor(place: allowed.Place, module: ModuleType) -> Callable[..., Para
     raise SpecError(f"{place.module} has no {place.attributes[0]!r}; name what builds it: <module>:<callable>")
 
 
-def _not_found(place: allowed.Place, missing: str) -> str:
+def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
     """The message for a module that cannot be imported because `missing` is not installed.
 
     Its commands come from `_INSTALLED_BY` alone, because the module's name may be untrusted input.

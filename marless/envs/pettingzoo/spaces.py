@@ -43,7 +43,7 @@ _BYTE = np.float32(1 / 255)
 
 
 @dataclass(frozen=True)
-class Codec:
+class SpaceCodec:
     """Converts the observations and actions of one agent class."""
 
     observation: Space
@@ -115,7 +115,7 @@ class Codec:
         return source.read(info[source.key]) if source.key in info else None
 
 
-def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[Codec, list[str]]:
+def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[SpaceCodec, list[str]]:
     """The codec of an agent with these spaces, and what a user should know of how masks were found.
 
     Raises SpecError for observations without a fixed size, and for a mask that fits no actions.
@@ -128,7 +128,7 @@ def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[Codec
         space = spaces.Dict(rest) if inner_key is None else rest[inner_key]
     if not space.is_np_flattenable:
         raise SpecError(f"observation space {space} has no fixed size and is not supported")
-    return Codec(space, action, source, inner_key), notes
+    return SpaceCodec(space, action, source, inner_key), notes
 
 
 def _what(value: Any) -> str:

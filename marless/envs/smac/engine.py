@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from marless.envs.base import Arrays, BoolArray, FloatArray
 from marless.envs.smac import draws
-from marless.envs.smac.fighting import Aim, View, aim, bursts, choose, harm, strikes
+from marless.envs.smac.fighting import Aim, TargetView, aim, bursts, choose, harm, strikes
 from marless.envs.smac.ground import Ground
 from marless.envs.smac.kinds import LOOPS, LOOPS_PER_SECOND
 from marless.envs.smac.maps import FIXED_ACTIONS, SmacMap
@@ -22,9 +22,9 @@ from marless.envs.smac.moving import Mover
 from marless.envs.smac.picturing import Line
 from marless.envs.smac.rules import Rules
 from marless.envs.smac.spawning import Spawner
-from marless.envs.smac.state import State
+from marless.envs.smac.state import BattleState
 from marless.envs.smac.tables import Weapons, tables, weapons
-from marless.envs.smac.units import IntArray, Team, Units
+from marless.envs.smac.units import IntArray, Units, UnitTeam
 
 _MOVE_X = np.array([0, 0, 0, 0, 2, -2], np.float32)
 _MOVE_Y = np.array([0, 0, 2, -2, 0, 0], np.float32)
@@ -52,7 +52,7 @@ class EmbeddedBattles:
         self.walkable = ground.walkable
         self._mover = Mover(self._tables, ground, self.rules)
         self._spawner = Spawner(smac_map, self._tables, self._mover, self.rules)
-        self._state = State.empty(units, batch)
+        self._state = BattleState.empty(units, batch)
         self._no_fault_B = np.zeros(batch, np.bool_)
         self.units = Units(*(self._team(team) for team in self._teams))
 
@@ -128,12 +128,12 @@ class EmbeddedBattles:
         self._mover.move(state, aimed, reached_UB)
         self._recover()
 
-    def _view(self) -> View:
+    def _view(self) -> TargetView:
         state, n = self._state, self._allies
         dx, dy = state.x[n:] - state.x[:n, None], state.y[n:] - state.y[:n, None]
-        return View(dx, dy, np.sqrt(dx * dx + dy * dy))
+        return TargetView(dx, dy, np.sqrt(dx * dx + dy * dy))
 
-    def _fight(self, views: tuple[View, View], aims: tuple[Aim, Aim], fires_UB: BoolArray) -> BoolArray:
+    def _fight(self, views: tuple[TargetView, TargetView], aims: tuple[Aim, Aim], fires_UB: BoolArray) -> BoolArray:
         """All hits land at the same time; then the dead are removed. Returns bool [U, B]: has used its weapon."""
         state, raws, late = self._state, [], []
         for view, side, team, aimed in zip(views, self._sides, self._teams, aims, strict=True):
@@ -157,7 +157,7 @@ class EmbeddedBattles:
         state.quiet[team] *= (harmed.shield + harmed.health) <= 0
         return harmed.late
 
-    def _burst(self, views: tuple[View, View], gone: list[BoolArray]) -> None:
+    def _burst(self, views: tuple[TargetView, TargetView], gone: list[BoolArray]) -> None:
         """Let banelings that died go off, and those whom they kill."""
         pairs = list(zip(views, self._sides, self._teams, reversed(self._teams), strict=True))
         again = any(side.banelings.size for side in self._sides)
@@ -239,10 +239,10 @@ class EmbeddedBattles:
                 state.energy[me] = np.minimum(state.energy[me] + gain, _ENERGY_MAX)
         np.add(state.quiet, 1, out=state.quiet)
 
-    def _team(self, units: slice) -> Team:
+    def _team(self, units: slice) -> UnitTeam:
         state, tables = self._state, self._tables
         shape = state.x[units].shape
-        return Team(
+        return UnitTeam(
             kind=np.broadcast_to(tables.kind[units][:, None], shape),
             x=state.x[units],
             y=state.y[units],

@@ -14,7 +14,7 @@ from marless.envs.base import ActionArray, AgentClass, BoolArray, Discrete, EnvS
 from marless.envs.smac.maps import FIXED_ACTIONS, SmacMap
 from marless.envs.smac.observing import NO_ACTION, NO_OP, Observer
 from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.rewards import Outcome, Scorer
+from marless.envs.smac.rewards import BattleOutcome, Scorer
 from marless.envs.smac.units import Battles
 from marless.errors import SpecError
 
@@ -110,7 +110,7 @@ class SmacEnv:
         """See `BatchedEnv`."""
         self._battles.close()
 
-    def _transition(self, outcome: Outcome, broken_B: BoolArray) -> Transition:
+    def _transition(self, outcome: BattleOutcome, broken_B: BoolArray) -> Transition:
         timeout_B = (self._steps_B == self.map.limit) & ~outcome.over & ~broken_B
         over_B = outcome.over & ~broken_B
         if not self._continuing:
@@ -142,7 +142,7 @@ class SmacEnv:
     def _ending(self, ended_B: BoolArray) -> None:
         """Called when battles have ended, while their units are still as they were."""
 
-    def _count(self, outcome: Outcome, timeout_B: BoolArray, broken_B: BoolArray) -> None:
+    def _count(self, outcome: BattleOutcome, timeout_B: BoolArray, broken_B: BoolArray) -> None:
         """Count the battles that have ended; those cut short for training count as nothing."""
         self.counts.ended += int(((outcome.over & ~broken_B) | timeout_B).sum())
         self.counts.won += int((outcome.won & ~broken_B).sum())

@@ -20,16 +20,16 @@ TargetArray = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
-class View:
+class TargetView:
     """Where targets are, seen from attackers."""
 
     dx: FloatArray
     dy: FloatArray
     dist: FloatArray
 
-    def turned(self) -> View:
+    def turned(self) -> TargetView:
         """The same for the other team."""
-        return View(-self.dx.swapaxes(0, 1), -self.dy.swapaxes(0, 1), self.dist.swapaxes(0, 1))
+        return TargetView(-self.dx.swapaxes(0, 1), -self.dy.swapaxes(0, 1), self.dist.swapaxes(0, 1))
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class Aim:
         return Aim(*(np.concatenate([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self)))
 
 
-def aim(view: View, weapons: Weapons, target: TargetArray) -> Aim:
+def aim(view: TargetView, weapons: Weapons, target: TargetArray) -> Aim:
     """The view of the chosen targets."""
     at = np.clip(target, 0, view.dist.shape[1] - 1).astype(np.intp)
     dist = _picked(view.dist, at)
     return Aim(target >= 0, _picked(view.dx, at), _picked(view.dy, at), dist, dist - _contact(weapons, at))
 
 
-def choose(view: View, weapons: Weapons, target: TargetArray, reach_A1: FloatArray, rules: Rules, far: bool) -> None:
+def choose(
+    view: TargetView, weapons: Weapons, target: TargetArray, reach_A1: FloatArray, rules: Rules, far: bool
+) -> None:
     """Let the units that fight on their own choose targets, in place. `far`: they see the whole map.
 
     A target is kept while it can be reached, or is near enough to be chased. Otherwise the best one in sight is taken:
@@ -78,7 +80,7 @@ def choose(view: View, weapons: Weapons, target: TargetArray, reach_A1: FloatArr
 
 
 def strikes(
-    view: View, weapons: Weapons, target: TargetArray, fires: BoolArray, aimed: Aim, rules: Rules
+    view: TargetView, weapons: Weapons, target: TargetArray, fires: BoolArray, aimed: Aim, rules: Rules
 ) -> FloatArray:
     """Damage of one hit of each attacker on each target, [A, T, B], of those that fire."""
     chosen = target[:, None] == np.arange(view.dist.shape[1], dtype=np.int16)[:, None]
@@ -91,7 +93,7 @@ def strikes(
     return raw
 
 
-def bursts(view: View, goes_off: BoolArray, weapons: Weapons, rules: Rules) -> BoolArray:
+def bursts(view: TargetView, goes_off: BoolArray, weapons: Weapons, rules: Rules) -> BoolArray:
     """bool [banelings, T, B]: who is near banelings that go off, bool [banelings, B]."""
     return (view.dist[weapons.banelings] <= np.float32(rules.burst)) & goes_off[:, None]
 
@@ -128,7 +130,7 @@ def harm(raw: FloatArray, weapons: Weapons, shield: FloatArray, health: FloatArr
     return Harm(lost, done[-1], late)
 
 
-def _burnt(view: View, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Rules) -> BoolArray:
+def _burnt(view: TargetView, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Rules) -> BoolArray:
     """bool [colossi, T, B]: who stands in the line of fire, across the direction of the target."""
     who = weapons.colossi
     dist = np.maximum(aimed.dist[who], np.float32(1e-6))

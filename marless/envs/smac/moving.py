@@ -9,7 +9,7 @@ from marless.envs.base import BoolArray, FloatArray
 from marless.envs.smac.fighting import Aim
 from marless.envs.smac.ground import Ground
 from marless.envs.smac.rules import Rules
-from marless.envs.smac.state import State
+from marless.envs.smac.state import BattleState
 from marless.envs.smac.tables import Tables
 
 _TINY = np.float32(1e-6)
@@ -23,7 +23,7 @@ class Mover:
         self._square_UU1 = tables.apart**2
         self._room = np.empty((2, *tables.apart.shape[:2], 0), np.float32)
 
-    def move(self, state: State, aimed: Aim, reached_UB: BoolArray) -> None:
+    def move(self, state: BattleState, aimed: Aim, reached_UB: BoolArray) -> None:
         """One loop of movement; units with a target in reach stand."""
         old_x, old_y = state.x.copy(), state.y.copy()
         to_goal = ~aimed.aims
@@ -88,7 +88,7 @@ class Mover:
         one, other = np.divmod(pair, units)
         return one, other, copy
 
-    def spread(self, state: State) -> None:
+    def spread(self, state: BattleState) -> None:
         """Push new units apart once."""
         old_x, old_y = state.x.copy(), state.y.copy()
         self._push(state.x, state.y)

@@ -15,7 +15,7 @@ from marless.envs.base import BoolArray, FloatArray, Frame
 from marless.envs.smac.kinds import FACTS, Kind
 from marless.envs.smac.maps import FIXED_ACTIONS, SIZE, SmacMap
 from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.units import IntArray, Team, Units
+from marless.envs.smac.units import IntArray, Units, UnitTeam
 
 MOVES = 4
 SIGHT = np.float32(9)
@@ -111,7 +111,7 @@ class Observer:
         else:
             self._write_state(rows.state, units, last_action_NB, over_B)
 
-    def _sight(self, viewers: Team, others: Team) -> _Sight:
+    def _sight(self, viewers: UnitTeam, others: UnitTeam) -> _Sight:
         dx, dy = others.x - viewers.x[:, None], others.y - viewers.y[:, None]
         dist = np.sqrt(dx * dx + dy * dy)
         both = viewers.alive[:, None] & others.alive
@@ -132,13 +132,13 @@ class Observer:
             mask_NAB[:, FIXED_ACTIONS:] &= ~medivac[:, None]
             mask_NAB[:, FIXED_ACTIONS : FIXED_ACTIONS + self.agents] |= heal & medivac[:, None]
 
-    def _write_enemies(self, rows: Rows, enemies: Team, sight: _Sight) -> None:
+    def _write_enemies(self, rows: Rows, enemies: UnitTeam, sight: _Sight) -> None:
         shape = (self.agents, self.enemies, self._enemy_size, rows.obs.shape[-1])
         block = rows.obs[:, self._enemies_at : self._allies_at].reshape(shape)
         np.logical_and(rows.mask[:, FIXED_ACTIONS:], sight.seen, out=block[:, :, 0], casting="unsafe")
         self._write_unit(block, enemies, sight, self._map.enemy_shields, self._enemy_type)
 
-    def _write_allies(self, obs_NOB: FloatArray, allies: Team, sight: _Sight, last_action_NB: IntArray) -> None:
+    def _write_allies(self, obs_NOB: FloatArray, allies: UnitTeam, sight: _Sight, last_action_NB: IntArray) -> None:
         if self.agents == 1:
             return
         shape = (self.agents, self.agents - 1, self._ally_size, obs_NOB.shape[-1])
@@ -152,7 +152,7 @@ class Observer:
             block[:, :, -self.n_actions :] = chosen & near.seen[:, :, None]
 
     def _write_unit(
-        self, block: FloatArray, team: Team, sight: _Sight, shields: bool, places: NDArray[np.int8]
+        self, block: FloatArray, team: UnitTeam, sight: _Sight, shields: bool, places: NDArray[np.int8]
     ) -> None:
         """Write the numbers of a unit from its distance on; units not seen become zeros."""
         nearness = sight.seen / SIGHT
@@ -169,7 +169,7 @@ class Observer:
             bits = _one_hot(places[team.kind], self._types)
             block[:, :, at : at + self._types] = bits & sight.seen[:, :, None]
 
-    def _write_own(self, obs_NOB: FloatArray, allies: Team, over_B: FloatArray) -> None:
+    def _write_own(self, obs_NOB: FloatArray, allies: UnitTeam, over_B: FloatArray) -> None:
         at = self._own_at
         if self._options.obs_own_health:
             obs_NOB[:, at] = allies.health / allies.health_max
@@ -199,7 +199,9 @@ class Observer:
         if self._options.state_timestep_number:
             state_SB[-1] = over_B
 
-    def _write_standing(self, block: FloatArray, at: int, team: Team, shields: bool, places: NDArray[np.int8]) -> None:
+    def _write_standing(
+        self, block: FloatArray, at: int, team: UnitTeam, shields: bool, places: NDArray[np.int8]
+    ) -> None:
         """Write health, then from `at` on the place on the map, the shield and the type of each unit."""
         block[:, 0] = team.health / team.health_max
         half = np.float32(SIZE / 2)
@@ -223,11 +225,11 @@ class _Sight:
     seen: BoolArray
 
 
-def _picked(team: Team, others_NM: NDArray[np.intp]) -> Team:
+def _picked(team: UnitTeam, others_NM: NDArray[np.intp]) -> UnitTeam:
     """Arrays [N, M, B] of the others of each unit."""
     x = team.x  # places are in the sight already
     parts = (team.health[others_NM], team.shield[others_NM])
-    return Team(team.kind[others_NM], x, x, *parts, x, x, team.health_max[others_NM])
+    return UnitTeam(team.kind[others_NM], x, x, *parts, x, x, team.health_max[others_NM])
 
 
 def _places(types: tuple[Kind, ...]) -> NDArray[np.int8]:
@@ -246,7 +248,7 @@ def _cell(place: FloatArray) -> NDArray[np.intp]:
     return np.clip(place.astype(np.intp), -1, SIZE)
 
 
-def _around(team: Team, walkable_XY: BoolArray) -> BoolArray:
+def _around(team: UnitTeam, walkable_XY: BoolArray) -> BoolArray:
     """bool [N, 8, B] of `obs_pathing_grid`: cells outside the map count as walkable."""
     padded = np.pad(walkable_XY, 1, constant_values=True)
     x, y = team.x.astype(np.intp), team.y.astype(np.intp)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marless.envs.base import BoolArray
 from marless.envs.smac.kinds import FACTS, Kind
-from marless.envs.smac.units import Team, Units
+from marless.envs.smac.units import Units, UnitTeam
 
 CELL = 16
 """Pixels of a cell in both directions."""
@@ -43,7 +43,7 @@ def drawn(units: Units, walkable: BoolArray, attacks: list[Line]) -> Pixels:
     return canvas[::-1].copy()
 
 
-def _unit(canvas: Pixels, team: Team, unit: int, colour: Colour, corner: tuple[float, float]) -> None:
+def _unit(canvas: Pixels, team: UnitTeam, unit: int, colour: Colour, corner: tuple[float, float]) -> None:
     kind = Kind(int(team.kind[unit, 0]))
     x, y = float(team.x[unit, 0]) - corner[0], float(team.y[unit, 0]) - corner[1]
     radius = FACTS[kind].inner

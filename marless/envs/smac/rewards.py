@@ -13,11 +13,11 @@ from marless.envs.base import BoolArray, FloatArray
 from marless.envs.smac.kinds import Kind
 from marless.envs.smac.maps import SmacMap
 from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.units import Team, Units, in_order
+from marless.envs.smac.units import Units, UnitTeam, in_order
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BattleOutcome:
     """What became of the battles in one step, all [B]."""
 
     reward: FloatArray
@@ -45,7 +45,7 @@ class Scorer:
         self._ally_points[...] = _points(units.allies)
         self._enemy_points[...] = _points(units.enemies)
 
-    def score(self, units: Units) -> Outcome:
+    def score(self, units: Units) -> BattleOutcome:
         """The outcome of the step since `remember`."""
         won, lost, over = self._ends(units)
         options = self._options
@@ -54,7 +54,7 @@ class Scorer:
         else:
             reward = self._paid(units)
             reward += np.float32(options.reward_win) * won + np.float32(options.reward_defeat) * lost
-        return Outcome(reward * self._scale, over, won, lost)
+        return BattleOutcome(reward * self._scale, over, won, lost)
 
     def _paid(self, units: Units) -> FloatArray:
         options = self._options
@@ -80,12 +80,12 @@ class Scorer:
         return won, lost, won | lost
 
 
-def _points(team: Team) -> FloatArray:
+def _points(team: UnitTeam) -> FloatArray:
     points: FloatArray = np.where(team.alive, team.health + team.shield, np.float32(0))
     return points
 
 
-def _loss(before: FloatArray, team: Team, death_value: float) -> FloatArray:
+def _loss(before: FloatArray, team: UnitTeam, death_value: float) -> FloatArray:
     """Health and shields lost in the step, and the value of each death, summed over the team: float32 [B]."""
     died = (before > 0) & ~team.alive
     lost: FloatArray = before - _points(team)

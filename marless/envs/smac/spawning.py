@@ -13,7 +13,7 @@ from marless.envs.smac.maps import Point, SmacMap
 from marless.envs.smac.maps import Team as Composition
 from marless.envs.smac.moving import Mover
 from marless.envs.smac.rules import Rules
-from marless.envs.smac.state import State
+from marless.envs.smac.state import BattleState
 from marless.envs.smac.tables import Tables
 
 _PUSHES = 16
@@ -31,10 +31,10 @@ class Spawner:
         starts += _points(smac_map.enemies, smac_map.enemy_starts, smac_map.enemy_kinds)
         self._start_2U1 = np.array(starts, np.float32).T[:, :, None]
 
-    def spawned(self, key_B: draws.KeyArray) -> State:
+    def spawned(self, key_B: draws.KeyArray) -> BattleState:
         """New battles, one per key."""
         units, batch = self._start_2U1.shape[1], len(key_B)
-        state = State.empty(units, batch)
+        state = BattleState.empty(units, batch)
         state.key[...] = key_B
         lots = draws.uniform(key_B, 2 * units + 1)
         away = np.float32(2 * self._rules.scatter) * (lots[: 2 * units] - np.float32(0.5))
@@ -48,7 +48,7 @@ class Spawner:
         self._send(state, lots[-1])
         return state
 
-    def _sort(self, state: State) -> None:
+    def _sort(self, state: BattleState) -> None:
         """Ids of allies of one kind ascend with x, then y."""
         kinds = self._tables.kind[: self._allies]
         for kind in np.unique(kinds):
@@ -57,7 +57,7 @@ class Spawner:
             for array in (state.x, state.y):
                 array[who] = np.take_along_axis(array[who], order, axis=0)
 
-    def _send(self, state: State, lot_B: FloatArray) -> None:
+    def _send(self, state: BattleState, lot_B: FloatArray) -> None:
         """Give enemies the one order that the map gives them."""
         goal, enemies = self._map.enemy_goal, slice(self._allies, None)
         if goal is None:

@@ -14,7 +14,7 @@ from marless.errors import CorruptError
 
 
 @dataclass(frozen=True)
-class State:
+class BattleState:
     """All units of B battles, allies first. Dead units lie in `Tables.grave`, far outside the map."""
 
     x: FloatArray
@@ -38,18 +38,18 @@ class State:
     """uint64 [B]: of the next random numbers."""
 
     @staticmethod
-    def empty(units: int, batch: int) -> State:
+    def empty(units: int, batch: int) -> BattleState:
         """Arrays of this size."""
         target, marching = np.full((units, batch), -1, np.int16), np.zeros((units, batch), np.bool_)
         x, y, health, shield, cooldown, energy, quiet, goal_x, goal_y = np.zeros((9, units, batch), np.float32)
         key = np.zeros(batch, np.uint64)
-        return State(x, y, health, shield, cooldown, energy, quiet, goal_x, goal_y, target, marching, key)
+        return BattleState(x, y, health, shield, cooldown, energy, quiet, goal_x, goal_y, target, marching, key)
 
-    def columns(self, chosen: NDArray[np.intp]) -> State:
+    def columns(self, chosen: NDArray[np.intp]) -> BattleState:
         """Copies of these battles."""
-        return State(*(getattr(self, field.name)[..., chosen] for field in fields(self)))
+        return BattleState(*(getattr(self, field.name)[..., chosen] for field in fields(self)))
 
-    def put(self, chosen: NDArray[np.intp], other: State) -> None:
+    def put(self, chosen: NDArray[np.intp], other: BattleState) -> None:
         """Replace these battles."""
         for field in fields(self):
             getattr(self, field.name)[..., chosen] = getattr(other, field.name)

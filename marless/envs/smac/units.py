@@ -20,7 +20,7 @@ IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Team:
+class UnitTeam:
     """The units of one team, by id; a dead unit has health 0, and its other numbers mean nothing."""
 
     kind: KindArray
@@ -45,17 +45,17 @@ class Team:
         """bool [U, B]."""
         return self.health > 0
 
-    def first(self) -> Team:
+    def first(self) -> UnitTeam:
         """Copies of the arrays of the first battle, [U, 1]."""
-        return Team(*(getattr(self, field.name)[:, :1].copy() for field in fields(self)))
+        return UnitTeam(*(getattr(self, field.name)[:, :1].copy() for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class Units:
     """Both teams of B battles as they are now. The arrays are the backend's own and change with its next call."""
 
-    allies: Team
-    enemies: Team
+    allies: UnitTeam
+    enemies: UnitTeam
 
 
 class Battles(Protocol):

@@ -11,9 +11,9 @@ import numpy as np
 
 from marless.envs.base import BoolArray, FloatArray
 from marless.envs.smac.maps import SmacMap
-from marless.envs.smac.units import IntArray, Team, Units
+from marless.envs.smac.units import IntArray, Units, UnitTeam
 from marless.envs.starcraft.connection import GameError
-from marless.envs.starcraft.game import Game
+from marless.envs.starcraft.game import StarcraftGame
 from marless.envs.starcraft.installation import Installation
 from marless.envs.starcraft.process import Limits
 
@@ -32,7 +32,7 @@ class GameBattles:
         self.walkable = smac_map.walkable()
         self._map, self._installation, self._limits = smac_map, installation, limits or Limits()
         self._map_data = installation.map_data(smac_map.name)
-        self._games: list[Game | None] = [None] * batch
+        self._games: list[StarcraftGame | None] = [None] * batch
         self._seeds = np.random.SeedSequence(0).spawn(batch)
         self._faults = np.zeros(batch, np.int64)
         self._threads = ThreadPoolExecutor(batch, "starcraft")
@@ -89,7 +89,7 @@ class GameBattles:
                 self._failed(copy, error)
                 game = None
         if game is None:
-            game = self._games[copy] = Game(self._installation, self._map, self._map_data, self._limits)
+            game = self._games[copy] = StarcraftGame(self._installation, self._map, self._map_data, self._limits)
             game.begin(seed)
         game.write(self.units, copy)
 
@@ -132,13 +132,13 @@ class GameBattles:
             game.close()
 
 
-def _nobody(units: int, batch: int) -> Team:
+def _nobody(units: int, batch: int) -> UnitTeam:
     """Arrays of a team before its first battle: all dead."""
 
     def numbers(value: float = 0.0) -> FloatArray:
         return np.full((units, batch), value, np.float32)
 
-    return Team(
+    return UnitTeam(
         kind=np.zeros((units, batch), np.int8),
         x=numbers(),
         y=numbers(),

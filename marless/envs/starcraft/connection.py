@@ -15,7 +15,7 @@ class GameError(UnavailableError):
     """The game failed, or answered against its protocol; a new process of it may work."""
 
 
-class Connection:
+class GameSocket:
     """One WebSocket to a game. After a request that took longer than `timeout_s`, the connection cannot be used."""
 
     def __init__(self, socket: Any, timeout_s: float) -> None:  # Any: websocket-client has no types

@@ -10,7 +10,7 @@ import numpy as np
 from marless.envs.base import BoolArray
 from marless.envs.smac.kinds import LOOPS, Kind
 from marless.envs.smac.maps import SIZE, SmacMap
-from marless.envs.smac.units import IntArray, Team, Units
+from marless.envs.smac.units import IntArray, Units, UnitTeam
 from marless.envs.starcraft.connection import ENDED, LAUNCHED, GameError
 from marless.envs.starcraft.installation import Installation
 from marless.envs.starcraft.orders import by_id, command, enemy_kinds
@@ -23,7 +23,7 @@ _CREATION_LOOPS = 400
 """Game loops within which all units of a new battle must have been created; a few are usual."""
 
 
-class Game:
+class StarcraftGame:
     """One process of the game, in which SMAC's map is loaded. All its methods raise GameError if the game fails."""
 
     def __init__(self, installation: Installation, smac_map: SmacMap, map_data: bytes, limits: Limits) -> None:
@@ -128,7 +128,7 @@ class Game:
         return self._process.connection.ask(kind, request)
 
 
-def _write_unit(team: Team, number: int, copy: int, unit: Any | None) -> None:  # Any: as above
+def _write_unit(team: UnitTeam, number: int, copy: int, unit: Any | None) -> None:  # Any: as above
     """A unit that is not observed is dead; its other numbers stay."""
     if unit is None:
         team.health[number, copy] = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marless.envs.starcraft.connection import Connection, GameError
+from marless.envs.starcraft.connection import GameError, GameSocket
 from marless.envs.starcraft.installation import Installation
 from marless.envs.starcraft.packages import websocket
 from marless.errors import told
@@ -49,7 +49,7 @@ class GameProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise GameError(f"cannot start {installation.program}: {told(error)}") from error
         try:
-            self.connection = Connection(self._connect(port, limits.launch_s), limits.answer_s)
+            self.connection = GameSocket(self._connect(port, limits.launch_s), limits.answer_s)
         except BaseException:
             self._end()
             raise

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from marless.fleet import environment
-from marless.fleet.launchers.base import Launch, Order, Program
+from marless.fleet.launchers.base import Launch, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.v1 import hosts_pb2
 
@@ -15,7 +15,7 @@ MACHINE = "MARLESS_MACHINE"
 """Environment variable by which workers know on which machine they run."""
 
 
-class Bench:
+class HostWorkers:
     """Starts and ends workers. The template from which they are forked outlives the connection to their pool."""
 
     def __init__(self, machine: str, arguments: Sequence[str]) -> None:
@@ -41,7 +41,9 @@ class Bench:
             if self._machine:
                 variables[MACHINE] = self._machine
             arguments = (*program.arguments, *self._arguments)  # of two equal options, a worker takes the latter
-            self._launcher = LocalLauncher(Program(program.module, arguments, variables, lambda: self._token, settings))
+            self._launcher = LocalLauncher(
+                WorkerProgram(program.module, arguments, variables, lambda: self._token, settings)
+            )
 
     def hand(self, token: str) -> None:
         """Hand the token of the workers' role to all that run, and to those that are started later."""
@@ -51,7 +53,7 @@ class Bench:
         """Start a worker."""
         assert self._launcher is not None  # `use` comes first
         self._workers[order.launch] = order.worker
-        [launch] = await self._launcher.launch([Order(order.worker, order.ticket, tuple(order.arguments))])
+        [launch] = await self._launcher.launch([LaunchOrder(order.worker, order.ticket, tuple(order.arguments))])
         return launch
 
     async def ended(self, launch: int) -> str:

@@ -14,7 +14,7 @@ from marless.core.limits import MAX_ACTORS, MAX_NAME
 from marless.errors import SpecError, UnauthenticatedError, UnreachableError, shown
 from marless.fleet.attached import HELLO_S, either
 from marless.fleet.hosts.host import Host, Launched, Send, slots_of
-from marless.fleet.launchers.base import Launch, Order, Outcome, Program
+from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.log import structlog
 from marless.rpc.admission import Streams
 from marless.rpc.requests import check_number, check_text
@@ -51,7 +51,7 @@ async def attach(launcher: object, messages: Messages, send: Send) -> None:
 class Hosts:
     """The hosts of a pool. `changed` is called when a host comes, goes, or gets or loses work."""
 
-    def __init__(self, program: Program, changed: Callable[[], None], slots: int = 0) -> None:
+    def __init__(self, program: WorkerProgram, changed: Callable[[], None], slots: int = 0) -> None:
         """`slots` is the number of workers of a host that does not say its own; 0: as many as its vCPUs allow."""
         self._program = program
         self._changed = changed
@@ -86,11 +86,11 @@ class Hosts:
             following.cancel()
             self._lost(host)
 
-    async def start(self, order: Order) -> Launch:
+    async def start(self, order: LaunchOrder) -> Launch:
         """Start a worker on the fullest host that has room, so that others become idle."""
         with_room = [host for host in self._hosts.values() if host.free]
         if not with_room:
-            return Launch(Outcome.REFUSED, "no host has room")
+            return Launch(LaunchOutcome.REFUSED, "no host has room")
         host = min(with_room, key=lambda each: (each.free, each.name))
         launched = Launched(next(self._serials), order.worker, host)
         host.launches[launched.launch] = self._workers[order.worker] = launched
@@ -201,9 +201,10 @@ class Hosts:
         except TimeoutError:
             await self._kill(launched)
             launch = Launch(
-                Outcome.REFUSED, f"host {launched.host.name} did not start a worker within {START_S:g} s; see its log"
+                LaunchOutcome.REFUSED,
+                f"host {launched.host.name} did not start a worker within {START_S:g} s; see its log",
             )
-        if launch.outcome in (Outcome.REFUSED, Outcome.FAILED):
+        if launch.outcome in (LaunchOutcome.REFUSED, LaunchOutcome.FAILED):
             self._end(launched.host, launched, "not started")
         return launch
 
@@ -229,7 +230,7 @@ class Hosts:
         _log.info("host.disconnected", host=host.name, workers=len(host.launches))
         for launched in list(host.launches.values()):
             how = f"its host {host.name} was lost"
-            launched.answer(Launch(Outcome.REFUSED, f"{how} while it started"))
+            launched.answer(Launch(LaunchOutcome.REFUSED, f"{how} while it started"))
             self._end(host, launched, how)
         self._changed()
 
@@ -251,5 +252,5 @@ async def _hello_of(messages: Messages) -> hosts_pb2.HostHello:
 
 
 def _launch_of(started: hosts_pb2.WorkerStarted) -> Launch:
-    known = {outcome.value: outcome for outcome in Outcome}
-    return Launch(known.get(started.outcome, Outcome.UNKNOWN), started.reason)
+    known = {outcome.value: outcome for outcome in LaunchOutcome}
+    return Launch(known.get(started.outcome, LaunchOutcome.UNKNOWN), started.reason)

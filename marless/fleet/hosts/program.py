@@ -15,10 +15,10 @@ import grpc
 from marless.errors import MarlessError, UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import new_ticket
-from marless.fleet.hosts.bench import Bench
+from marless.fleet.hosts.bench import HostWorkers
 from marless.fleet.hosts.options import HostOptions
 from marless.fleet.hosts.surroundings import Identity, Notice, Surroundings
-from marless.fleet.launchers.base import Outcome
+from marless.fleet.launchers.base import LaunchOutcome
 from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
@@ -80,7 +80,7 @@ class HostProgram:
 
     async def _serve(self) -> None:
         identity = await self._surroundings.identify()
-        bench = Bench(identity.machine, self._options.security.arguments())
+        bench = HostWorkers(identity.machine, self._options.security.arguments())
         watching = asyncio.create_task(self._watch())
         try:
             await self._keep_serving(identity, bench)
@@ -88,7 +88,7 @@ class HostProgram:
             watching.cancel()
             await bench.close()
 
-    async def _keep_serving(self, identity: Identity, bench: Bench) -> None:
+    async def _keep_serving(self, identity: Identity, bench: HostWorkers) -> None:
         said = ""
         while True:
             try:
@@ -102,7 +102,7 @@ class HostProgram:
                 await bench.clear()
             await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def _session(self, identity: Identity, bench: Bench) -> None:
+    async def _session(self, identity: Identity, bench: HostWorkers) -> None:
         """Serve a pool until the stream ends; raises the domain error that it ended with."""
         peer = Peer(self._options.pool, self._options.security, "its pool")
         stub = {Role.ACTOR: ActorPoolServiceStub, Role.LEARNER: LearnerPoolServiceStub}[self._options.role](
@@ -129,7 +129,7 @@ class HostProgram:
             stream.cancel()
             await peer.close()
 
-    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, bench: Bench) -> None:
+    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, bench: HostWorkers) -> None:
         if order.HasField("program"):
             await bench.use(order.program)
             self._reached_pool(stream)
@@ -147,15 +147,15 @@ class HostProgram:
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, bench: Bench) -> None:
+    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, bench: HostWorkers) -> None:
         launch = await bench.start(order)
         started = hosts_pb2.WorkerStarted(launch=order.launch, outcome=launch.outcome.value, reason=launch.reason)
         await self._write(stream, hosts_pb2.HostMessage(started=started))
-        if launch.outcome is Outcome.ACCEPTED:
+        if launch.outcome is LaunchOutcome.ACCEPTED:
             how = await bench.ended(order.launch)
             await self._write(stream, hosts_pb2.HostMessage(ended=hosts_pb2.WorkerEnded(launch=order.launch, how=how)))
 
-    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, bench: Bench) -> None:
+    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, bench: HostWorkers) -> None:
         if order.launch in bench:
             await bench.end(order.launch, order.grace_s)
         else:

@@ -17,7 +17,7 @@ Options = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerProgram:
     """What a pool's launcher starts: one worker is `python -m module *arguments --launched --worker NAME`."""
 
     module: str
@@ -31,7 +31,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchOrder:
     """A worker to launch."""
 
     worker: str
@@ -42,7 +42,7 @@ class Order:
     """Command-line arguments of this worker in addition to those of the program."""
 
 
-class Outcome(Enum):
+class LaunchOutcome(Enum):
     """What became of an order."""
 
     ACCEPTED = "accepted"
@@ -58,12 +58,12 @@ class Outcome(Enum):
 class Launch:
     """The answer to an order."""
 
-    outcome: Outcome
+    outcome: LaunchOutcome
     reason: str = ""
     """For people: why it was not accepted, and what to do."""
 
 
-ACCEPTED = Launch(Outcome.ACCEPTED)
+ACCEPTED = Launch(LaunchOutcome.ACCEPTED)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Launcher(Protocol):
         """The number of workers that there is room for besides the running ones, as last known; None: not known."""
         ...
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Start workers; returns the answer to each order, in the same order. Ordered names are not running."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from marless.errors import MarlessError, told
-from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome
+from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome
 
 
 class Batches:
@@ -13,10 +13,10 @@ class Batches:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._waiting: list[tuple[Order, asyncio.Future[Launch]]] = []
+        self._waiting: list[tuple[LaunchOrder, asyncio.Future[Launch]]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def launch(self, order: Order) -> Launch:
+    async def launch(self, order: LaunchOrder) -> Launch:
         """Launch a worker. If the caller is cancelled, the worker is drained as soon as the launcher has answered."""
         answer: asyncio.Future[Launch] = asyncio.get_running_loop().create_future()
         self._waiting.append((order, answer))
@@ -39,18 +39,18 @@ class Batches:
             for (order, answer), launch in zip(batch, answers, strict=True):
                 if not answer.done():
                     answer.set_result(launch)
-                elif launch.outcome in (Outcome.ACCEPTED, Outcome.UNKNOWN):
+                elif launch.outcome in (LaunchOutcome.ACCEPTED, LaunchOutcome.UNKNOWN):
                     await self._launcher.drain(order.worker, 0.0)
 
-    async def _answers(self, orders: list[Order]) -> list[Launch]:
+    async def _answers(self, orders: list[LaunchOrder]) -> list[Launch]:
         try:
             answers = list(await self._launcher.launch(orders))
         except MarlessError as error:
-            return [Launch(Outcome.FAILED, str(error))] * len(orders)
+            return [Launch(LaunchOutcome.FAILED, str(error))] * len(orders)
         except Exception as error:  # noqa: BLE001  # a bug of third parties: the workers may run all the same
-            return [Launch(Outcome.UNKNOWN, f"the launcher failed: {told(error)}")] * len(orders)
+            return [Launch(LaunchOutcome.UNKNOWN, f"the launcher failed: {told(error)}")] * len(orders)
         if len(answers) != len(orders):
-            return [Launch(Outcome.UNKNOWN, f"the launcher gave {len(answers)} answers to {len(orders)} orders")] * len(
-                orders
-            )
+            return [
+                Launch(LaunchOutcome.UNKNOWN, f"the launcher gave {len(answers)} answers to {len(orders)} orders")
+            ] * len(orders)
         return answers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marless.errors import SpecError
 from marless.fleet import orphans
-from marless.fleet.launchers.base import Options, Program
+from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.engine import Engine, Json
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
 from marless.fleet.orphans import Orphan
@@ -35,7 +35,7 @@ _OWN_CONTAINER = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/\S* /etc/(
 
 
 @dataclass(frozen=True)
-class Settings:
+class ContainerSettings:
     """Options of the launcher."""
 
     image: str
@@ -61,7 +61,7 @@ class Settings:
     """Seconds that a worker may take from its order until it is connected."""
 
 
-def read(program: Program, options: Options) -> Settings:
+def read(program: WorkerProgram, options: Options) -> ContainerSettings:
     """The launcher's options; raises SpecError."""
     check_names(NAME, options, _OPTIONS)
     image = options.get("image", _IMAGES.get(program.module))
@@ -77,7 +77,7 @@ def read(program: Program, options: Options) -> Settings:
         if not re.fullmatch(r"[^:]+:/[^:]*", volume):
             raise SpecError(f"launcher docker: volumes={volume}: give SOURCE:/TARGET, several with ';' between them")
     _check_reach(program.arguments, network)
-    return Settings(
+    return ContainerSettings(
         *(image, network, user),
         memory_bytes=size_bytes(NAME, options, "memory", "2g"),
         cpus=above_0(NAME, options, "cpus", threads, "CPUs"),
@@ -138,7 +138,7 @@ def _check_reach(arguments: Sequence[str], network: str) -> None:
             )
 
 
-def configs(program: Program, settings: Settings, arguments: Sequence[str]) -> tuple[Json, Json]:
+def configs(program: WorkerProgram, settings: ContainerSettings, arguments: Sequence[str]) -> tuple[Json, Json]:
     """What a worker's container runs, and what it may do, as the SDK takes both; no secret is in either."""
     engine = settings.engine or os.environ.get("DOCKER_HOST", "unix:")
     machine = {VARIABLE: program.environment[VARIABLE]} if VARIABLE in program.environment else {}

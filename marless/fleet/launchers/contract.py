@@ -18,13 +18,13 @@ from typing import Any
 from marless.fleet import environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts.pool import attach
-from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome, Program
+from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 
-Make = Callable[[Program], Launcher]
+Make = Callable[[WorkerProgram], Launcher]
 ENDS_S = 10.0
 """Seconds within which a worker that is killed must be gone."""
 
@@ -46,7 +46,9 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
         token = f"token-{secrets.token_hex(16)}"
         arguments = ["--pool", address, "--param-store", address]
         settings = environment.ACTOR
-        program = Program(module, arguments, environment.inherited(os.environ) | settings, lambda: token, settings)
+        program = WorkerProgram(
+            module, arguments, environment.inherited(os.environ) | settings, lambda: token, settings
+        )
         launcher = make(program)
         made.append(launcher)
         stack.push_async_callback(launcher.close)
@@ -56,7 +58,7 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
 async def _check(launcher: Launcher, dispatcher: Dispatcher, token: str) -> None:
     room = launcher.capacity()
     _require(room is None or room >= 0, f"capacity() is {room}: give a number of workers, or None")
-    orders = [Order(name, dispatcher.launching(name)) for name in ("first", "second", "third")]
+    orders = [LaunchOrder(name, dispatcher.launching(name)) for name in ("first", "second", "third")]
     answers = await launcher.launch(orders)
     _require_accepted(orders, answers)
     await _within(launcher.connect_s, dispatcher.connected([order.worker for order in orders]), "did not connect")
@@ -64,7 +66,7 @@ async def _check(launcher: Launcher, dispatcher: Dispatcher, token: str) -> None
     await _released(launcher, dispatcher, "first")
     await _killed(launcher, dispatcher, "second")
     await _within(ENDS_S, launcher.drain("unheard-of", 0.0), "drain() of a name that was never ordered did not return")
-    again = [Order("first", dispatcher.launching("first"))]
+    again = [LaunchOrder("first", dispatcher.launching("first"))]
     _require_accepted(again, await launcher.launch(again))
     await _within(launcher.connect_s, dispatcher.connected(["first"]), "did not connect when it was ordered again")
     for _ in range(2):
@@ -114,18 +116,18 @@ async def _pool(dispatcher: Dispatcher, made: Sequence[Launcher], listen: str) -
             await attach(made[-1] if made else None, request_iterator, context.write)
 
     @asynccontextmanager
-    async def build(_address: str) -> AsyncIterator[Service]:
+    async def build(_address: str) -> AsyncIterator[ServedService]:
         servicer = Servicer()  # type: ignore[abstract]  # the other methods answer that they are not implemented
-        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer))
+        yield ServedService(partial(add_ActorPoolServiceServicer_to_server, servicer))
 
     async with serving(ServerOptions(listen, Security()), build) as address:
         yield address
 
 
-def _require_accepted(orders: Sequence[Order], answers: Sequence[Launch]) -> None:
+def _require_accepted(orders: Sequence[LaunchOrder], answers: Sequence[Launch]) -> None:
     _require(len(answers) == len(orders), f"launch() gave {len(answers)} answers to {len(orders)} orders")
     for order, answer in zip(orders, answers, strict=True):
-        _require(answer.outcome is Outcome.ACCEPTED, f"{order.worker} was not accepted: {answer.reason}")
+        _require(answer.outcome is LaunchOutcome.ACCEPTED, f"{order.worker} was not accepted: {answer.reason}")
 
 
 def _require_hidden(hidden: Sequence[str]) -> None:

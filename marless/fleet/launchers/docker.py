@@ -21,9 +21,18 @@ from typing import TypeVar
 from marless.errors import SpecError, UnavailableError
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import containers
-from marless.fleet.launchers.base import ACCEPTED, Condition, Launch, Launcher, Options, Order, Outcome, Program
-from marless.fleet.launchers.containers import Pool, Settings
-from marless.fleet.launchers.engine import Engine, EngineError, State
+from marless.fleet.launchers.base import (
+    ACCEPTED,
+    Condition,
+    Launch,
+    Launcher,
+    LaunchOrder,
+    LaunchOutcome,
+    Options,
+    WorkerProgram,
+)
+from marless.fleet.launchers.containers import ContainerSettings, Pool
+from marless.fleet.launchers.engine import ContainerState, Engine, EngineError
 from marless.log import structlog
 
 CALLS = 8
@@ -45,7 +54,7 @@ Result = TypeVar("Result")
 class DockerLauncher:
     """Starts workers in containers, and removes these when the workers have ended."""
 
-    def __init__(self, program: Program, settings: Settings, engine: Engine) -> None:
+    def __init__(self, program: WorkerProgram, settings: ContainerSettings, engine: Engine) -> None:
         """A changed token of the program is sent to running workers."""
         self.connect_s = settings.connect_s
         self._program = program
@@ -64,14 +73,14 @@ class DockerLauncher:
         """The engine says so when it has no room."""
         return
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Create and start containers, some at once. What the engine refuses is ordered again by the pool."""
         if self._prepared is None or (self._prepared.done() and self._prepared.exception()):
             self._prepared = asyncio.create_task(self._call(self._prepare))
         try:
             await asyncio.shield(self._prepared)
         except (UnavailableError, SpecError) as error:
-            return [Launch(Outcome.REFUSED, str(error))] * len(orders)
+            return [Launch(LaunchOutcome.REFUSED, str(error))] * len(orders)
         return await asyncio.gather(*map(self._launch, orders))
 
     async def observe(self, worker: str) -> str:
@@ -136,21 +145,21 @@ class DockerLauncher:
     async def _call(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._calls, call)
 
-    async def _launch(self, order: Order) -> Launch:
+    async def _launch(self, order: LaunchOrder) -> Launch:
         name = self._name(order.worker)
         try:
             streams = await self._call(partial(self._start, name, order))
         except EngineError as error:
             if error.lost:
                 self._unknown[order.worker] = str(error)
-                return Launch(Outcome.UNKNOWN, str(error))
-            return Launch(Outcome.REFUSED, str(error))
+                return Launch(LaunchOutcome.UNKNOWN, str(error))
+            return Launch(LaunchOutcome.REFUSED, str(error))
         handover = partial(self._handover, order.ticket)
         how = partial(self._how, name)
         self._workers[order.worker] = await _Worker.of(streams, handover, how)
         return ACCEPTED
 
-    def _start(self, name: str, order: Order) -> socket.socket:
+    def _start(self, name: str, order: LaunchOrder) -> socket.socket:
         """Create, attach to, and start a container; nothing of it is left if that fails with an answer."""
         arguments = (*order.arguments, "--launched", "--worker", order.worker)
         config, host_config = containers.configs(self._program, self._settings, arguments)
@@ -195,8 +204,8 @@ class DockerLauncher:
             await asyncio.sleep(_RETRY_S)
 
 
-def make(program: Program, options: Options) -> Launcher:
-    """The launcher `docker`; its options are those of `marless.fleet.launchers.containers.Settings`."""
+def make(program: WorkerProgram, options: Options) -> Launcher:
+    """The launcher `docker`; its options are those of `marless.fleet.launchers.containers.ContainerSettings`."""
     settings = containers.read(program, options)
     return DockerLauncher(program, settings, Engine(settings.engine, settings.engine_s))
 
@@ -267,7 +276,7 @@ class _Worker:
                 sys.stderr.write(some.decode(errors="replace"))
 
 
-def _words(state: State | None, settings: Settings) -> str:
+def _words(state: ContainerState | None, settings: ContainerSettings) -> str:
     if state is None:
         return "its container is gone"
     limit = f"memory={settings.memory_bytes // 2**20}m"

@@ -33,7 +33,7 @@ class EngineError(UnavailableError):
 
 
 @dataclass(frozen=True)
-class State:
+class ContainerState:
     """What became of a container."""
 
     status: str
@@ -113,7 +113,7 @@ class Engine:
                 with self._told("start container", name) as client:
                     client.start(name)
 
-    def state(self, name: str) -> State | None:
+    def state(self, name: str) -> ContainerState | None:
         """The state of a container; None if there is none of this name or id."""
         try:
             with self._told("inspect container", name) as client:
@@ -122,9 +122,11 @@ class Engine:
             if error.status == 404:
                 return None
             raise
-        return State(found["Status"], int(found["ExitCode"]), bool(found["OOMKilled"]), str(found["StartedAt"]))
+        return ContainerState(
+            found["Status"], int(found["ExitCode"]), bool(found["OOMKilled"]), str(found["StartedAt"])
+        )
 
-    def ended(self, name: str) -> State | None:
+    def ended(self, name: str) -> ContainerState | None:
         """Wait until a container has ended; returns its state, or None if it is gone."""
         with self._told("wait for container", name) as client:
             try:

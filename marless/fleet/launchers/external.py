@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from marless.errors import MarlessError
-from marless.fleet.launchers.base import Condition, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.options import seconds_of
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
@@ -32,9 +32,9 @@ class ExternalLauncher:
         """None of its own."""
         return 0
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Refuse all."""
-        return [Launch(Outcome.REFUSED, "the workers of this pool are started by something else")] * len(orders)
+        return [Launch(LaunchOutcome.REFUSED, "the workers of this pool are started by something else")] * len(orders)
 
     async def observe(self, worker: str) -> str:
         """No worker is its own."""
@@ -76,7 +76,7 @@ async def _attached(pool: str) -> int:
     return len(answer.workers)
 
 
-def make(program: Program, options: Options) -> Launcher:
+def make(program: WorkerProgram, options: Options) -> Launcher:
     """The launcher `external`, with the option `connect_s`."""
     return ExternalLauncher(seconds_of("external", options, CONNECT_S))
 

@@ -59,7 +59,7 @@ class Forked:
         os.close(self.pidfd)
 
 
-class Template:
+class TemplateProcess:
     """A template process, which is started when a process is first forked, and again if it has ended.
 
     It belongs to no event loop: launchers may share one, also one after another in loops of their own.
@@ -97,7 +97,7 @@ class Template:
         if self.pid is None:
             self._start()
 
-    async def fork(self, order: template.Order, *descriptors: int) -> Forked:
+    async def fork(self, order: template.ForkOrder, *descriptors: int) -> Forked:
         """Fork a process; `descriptors` become its standard input, output and error, and what it keeps open.
 
         Raises TemplateEndedError, TimeoutError, and OSError if a process cannot be started.
@@ -111,7 +111,7 @@ class Template:
                 _log.warning("template.ended", how=how)
         raise TemplateEndedError(how)
 
-    async def _fork(self, order: template.Order, descriptors: Sequence[int]) -> Forked:
+    async def _fork(self, order: template.ForkOrder, descriptors: Sequence[int]) -> Forked:
         self.start()
         reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         reports.setblocking(False)

@@ -13,8 +13,17 @@ from functools import partial
 from marless.fleet import orphans
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import forking, template
-from marless.fleet.launchers.base import ACCEPTED, Condition, Launch, Launcher, Options, Order, Outcome, Program
-from marless.fleet.launchers.forking import Forked, Template, TemplateEndedError
+from marless.fleet.launchers.base import (
+    ACCEPTED,
+    Condition,
+    Launch,
+    Launcher,
+    LaunchOrder,
+    LaunchOutcome,
+    Options,
+    WorkerProgram,
+)
+from marless.fleet.launchers.forking import Forked, TemplateEndedError, TemplateProcess
 from marless.fleet.launchers.options import seconds_of
 
 CONNECT_S = 60.0
@@ -36,7 +45,9 @@ class LocalLauncher:
     They end when the pool does, because their standard input closes. Processes that they started are ended too.
     """
 
-    def __init__(self, program: Program, *, connect_s: float = CONNECT_S, shared: Template | None = None) -> None:
+    def __init__(
+        self, program: WorkerProgram, *, connect_s: float = CONNECT_S, shared: TemplateProcess | None = None
+    ) -> None:
         """A changed token of the program is sent to running workers.
 
         `shared` is a template of the same module and environment that is not the launcher's own.
@@ -46,7 +57,7 @@ class LocalLauncher:
         self._module = program.module
         self._arguments = ("--launched", *program.arguments)
         self._environment = program.environment
-        self._template = shared or Template(program.module, self._arguments, program.environment)
+        self._template = shared or TemplateProcess(program.module, self._arguments, program.environment)
         self._owns_template = shared is None
         self._processes: dict[str, _Process] = {}
         self._turn = asyncio.Lock()
@@ -56,7 +67,7 @@ class LocalLauncher:
         """The machine says so when it has no room."""
         return
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Fork the workers, which inherit the pool's standard error for their logs."""
         if self._swept is None:
             self._swept = asyncio.create_task(asyncio.to_thread(orphans.end_of_dead_pools))
@@ -88,11 +99,11 @@ class LocalLauncher:
     async def check(self) -> Condition:
         """Fork a worker that does nothing, from a template of its own."""
         module = "marless.fleet.launchers.idle"
-        idle = Template(module, (), self._environment, quiet=True)
+        idle = TemplateProcess(module, (), self._environment, quiet=True)
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123  # it does not block
                 forked = await idle.fork(
-                    template.Order(module=module, arguments=(), mark=orphans.new_mark()), nothing.fileno()
+                    template.ForkOrder(module=module, arguments=(), mark=orphans.new_mark()), nothing.fileno()
                 )
             code = await forked.ended()
             forked.close()
@@ -106,30 +117,31 @@ class LocalLauncher:
             return Condition(f"a worker that does nothing ended with {forking.how(code)}", "install marless anew")
         return Condition("workers can be forked from a template")
 
-    async def _launch(self, order: Order) -> Launch:
+    async def _launch(self, order: LaunchOrder) -> Launch:
         begin = f"cannot start worker {order.worker}"
         try:
             self._processes[order.worker] = await self._fork(order)
         except TimeoutError as error:
-            return Launch(Outcome.REFUSED, f"{begin}: {error}; the machine is too busy, it is tried again")
+            return Launch(LaunchOutcome.REFUSED, f"{begin}: {error}; the machine is too busy, it is tried again")
         except OSError as error:
             if lacking := _NO_ROOM.get(error.errno or 0):
-                return Launch(Outcome.REFUSED, f"{begin}: there is {lacking} left; it is tried again")
-            return Launch(Outcome.FAILED, f"{begin}: {error.strerror or error}")
+                return Launch(LaunchOutcome.REFUSED, f"{begin}: there is {lacking} left; it is tried again")
+            return Launch(LaunchOutcome.FAILED, f"{begin}: {error.strerror or error}")
         except TemplateEndedError as error:
             if str(error).startswith(_KILLED):  # as by the kernel, for memory
-                return Launch(Outcome.REFUSED, f"{begin}: its template was {error}; it is tried again")
+                return Launch(LaunchOutcome.REFUSED, f"{begin}: its template was {error}; it is tried again")
             return Launch(
-                Outcome.FAILED, f"worker {order.worker} could not start (its template: {error}); see the pool's log"
+                LaunchOutcome.FAILED,
+                f"worker {order.worker} could not start (its template: {error}); see the pool's log",
             )
         return ACCEPTED
 
     def _handover(self, ticket: str) -> Handover:
         return Handover(ticket, self._token())
 
-    async def _fork(self, order: Order) -> _Process:
+    async def _fork(self, order: LaunchOrder) -> _Process:
         arguments = (*self._arguments, *order.arguments, "--worker", order.worker)
-        forking_order = template.Order(module=self._module, arguments=arguments, mark=orphans.new_mark())
+        forking_order = template.ForkOrder(module=self._module, arguments=arguments, mark=orphans.new_mark())
         standard_input, lines = os.pipe()
         try:
             forked = await self._template.fork(forking_order, standard_input)
@@ -146,7 +158,7 @@ class LocalLauncher:
         orphans.reap([own] if own else [])
 
 
-def make(program: Program, options: Options) -> Launcher:
+def make(program: WorkerProgram, options: Options) -> Launcher:
     """The launcher `local`, with the option `connect_s`."""
     return LocalLauncher(program, connect_s=seconds_of("local", options, CONNECT_S))
 

@@ -11,10 +11,10 @@ from functools import partial
 
 from marless.core.registry import Registry
 from marless.errors import SpecError, told
-from marless.fleet.launchers.base import Launcher, Options, Program
+from marless.fleet.launchers.base import Launcher, Options, WorkerProgram
 from marless.fleet.launchers.options import Choice
 
-Make = Callable[[Program, Options], Launcher]
+Make = Callable[[WorkerProgram, Options], Launcher]
 LAUNCHERS: Registry[Make] = Registry(
     kind="launcher",
     group="marless.launchers",
@@ -25,7 +25,7 @@ LAUNCHERS: Registry[Make] = Registry(
 
 
 @asynccontextmanager
-async def launching(choice: Choice, program: Program, make: Make | None = None) -> AsyncIterator[Launcher]:
+async def launching(choice: Choice, program: WorkerProgram, make: Make | None = None) -> AsyncIterator[Launcher]:
     """Provide the chosen launcher, or that of `make`; when the context ends, all that it has started is ended.
 
     Raises SpecError for an unknown name, for invalid options, and for all errors of making a launcher.
@@ -37,7 +37,7 @@ async def launching(choice: Choice, program: Program, make: Make | None = None) 
         await launcher.close()
 
 
-def _make(name: str, program: Program, options: Options) -> Launcher:
+def _make(name: str, program: WorkerProgram, options: Options) -> Launcher:
     try:
         return LAUNCHERS.find(name)(program, options)
     except SpecError:

@@ -5,9 +5,9 @@ or a service of a local stack. That takes milliseconds, where a new interpreter 
 stay safe to fork: it starts no thread and no event loop, opens no gRPC channel (gRPC supports a fork only before its
 first one), and imports no code of users.
 
-An order is one message on the socket that is its standard input: the JSON of an `Order`, and descriptors: a socket for
-reports, up to three that become standard input, output and error, and others that the process only keeps open. On its
-socket, the template reports the id of the forked process together with a pidfd (or a negative errno, if it cannot
+An order is one message on the socket that is its standard input: the JSON of a `ForkOrder`, and descriptors: a socket
+for reports, up to three that become standard input, output and error, and others that the process only keeps open. On
+its socket, the template reports the id of the forked process together with a pidfd (or a negative errno, if it cannot
 fork), and later its exit code. When the other end of the orders is closed, the template ends, after its workers: they
 notice the end of their pool by themselves, and those that hang are killed.
 """
@@ -46,7 +46,7 @@ _ROOM = 256
 _STANDARD = 3
 
 
-class Program(Protocol):
+class ForkableProgram(Protocol):
     """What a module defines from which processes are forked."""
 
     def main(self, arguments: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ForkOrder:
     """What to fork."""
 
     module: str
@@ -99,11 +99,11 @@ def main() -> None:
     shown.show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
     importlib.import_module(module)
-    forked = Template(orders, ahead.split(",") if ahead else ()).run()
+    forked = TemplateLoop(orders, ahead.split(",") if ahead else ()).run()
     if forked is not None:
         gc.enable()
         shown.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
-        program: Program = _imported(forked.module)
+        program: ForkableProgram = _imported(forked.module)
         program.main(forked.arguments)
 
 
@@ -133,7 +133,7 @@ class _Child:
         self.reports.close()
 
 
-class Template:
+class TemplateLoop:
     """The loop of a template process."""
 
     def __init__(self, orders: socket.socket, ahead: Sequence[str] = ()) -> None:
@@ -143,7 +143,7 @@ class Template:
         self._selector = selectors.PollSelector()
         self._selector.register(orders, selectors.EVENT_READ)
 
-    def run(self) -> Order | None:
+    def run(self) -> ForkOrder | None:
         """Fork a process for each order. Returns the order in that process, and None in the template at its end."""
         while True:
             while self._ahead and not self._selector.select(0):
@@ -158,10 +158,10 @@ class Template:
                 if not message:
                     self._outlast_workers()
                     return None
-                if self._fork(order := Order.from_bytes(message), *descriptors):
+                if self._fork(order := ForkOrder.from_bytes(message), *descriptors):
                     return order
 
-    def _fork(self, order: Order, reports_to: int, *descriptors: int) -> bool:
+    def _fork(self, order: ForkOrder, reports_to: int, *descriptors: int) -> bool:
         """Fork a process; returns whether this is the new one."""
         _imported(order.module)
         gc.freeze()  # or garbage collections in the processes would copy every page that they share
@@ -184,7 +184,7 @@ class Template:
         _report(reports, pid, child.pidfd)
         return False
 
-    def _become(self, order: Order, descriptors: Sequence[int]) -> None:
+    def _become(self, order: ForkOrder, descriptors: Sequence[int]) -> None:
         for other in self._children.values():
             other.close()
         self._orders.close()

@@ -26,7 +26,7 @@ _SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s
 
 
 class PackedTask(Strict):
-    """A `marless.scaling.minions.scheduler.Task` inside a job's spec."""
+    """A `marless.scaling.minions.scheduler.SchedulerTask` inside a job's spec."""
 
     rounds: int = Field(ge=1)
     max_actors: int = Field(ge=1, le=4096)

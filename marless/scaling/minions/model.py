@@ -13,7 +13,7 @@ from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.scaling.minions import features
 from marless.scaling.minions.cost import learner_gb_s
-from marless.scaling.minions.scheduler import Task
+from marless.scaling.minions.scheduler import SchedulerTask
 
 if TYPE_CHECKING:  # a job's settings name a scaling policy, so they are above this package
     from marless.spec import JobSpec
@@ -30,7 +30,7 @@ _SYNTHETIC_SPEEDS = (0.7, 1.0, 1.4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
+class QuantityCurves:
     """One quantity as a function of the env steps sampled before a round, for each of R runs."""
 
     end: float
@@ -55,7 +55,7 @@ class Curves:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class StepCost:
     """A quantity that grows with a round's env steps: (fixed + per_step · steps) · a ratio drawn from recorded ones."""
 
     fixed: float
@@ -76,15 +76,15 @@ class RunModel:
     """A description of the data it was fitted to."""
     steps_per_actor: int
     """Env steps that one actor samples in a round."""
-    returns: Curves
+    returns: QuantityCurves
     """Mean return per agent; never falls."""
-    loss: Curves
-    kl: Curves
+    loss: QuantityCurves
+    kl: QuantityCurves
     actor_s: Floats
     """[D], seconds of single actors, ascending."""
     actor_gb: float
-    learner_s: Line
-    learner_gb_s: Line
+    learner_s: StepCost
+    learner_gb_s: StepCost
     """GB-seconds of all functions inside the learners of a round."""
 
     @property
@@ -136,22 +136,22 @@ def synthetic(spec: JobSpec) -> RunModel:
     rising_RG = 1 - np.exp(-6 * np.array(_SYNTHETIC_SPEEDS)[:, None] * np.linspace(0, 1, GRID))
     low, high = _SYNTHETIC_RETURNS
     noise = np.linspace(-1, 1, 21)
-    second = Line(fixed=0.2, per_step=1 / (count * per_actor), ratios=1 + 0.1 * noise)
+    second = StepCost(fixed=0.2, per_step=1 / (count * per_actor), ratios=1 + 0.1 * noise)
     size = spec.functions.learner.memory_mb / _MB_PER_GB
     return RunModel(
         source="a synthetic model",
         steps_per_actor=per_actor,
-        returns=Curves(end=end, values=low + (high - low) * rising_RG, residuals=2 * noise),
-        loss=Curves(end=end, values=1 - rising_RG, residuals=0.05 * noise),
-        kl=Curves(end=end, values=0.01 * (1 - rising_RG), residuals=0.001 * noise),
+        returns=QuantityCurves(end=end, values=low + (high - low) * rising_RG, residuals=2 * noise),
+        loss=QuantityCurves(end=end, values=1 - rising_RG, residuals=0.05 * noise),
+        kl=QuantityCurves(end=end, values=0.01 * (1 - rising_RG), residuals=0.001 * noise),
         actor_s=1 + 0.1 * noise,
         actor_gb=spec.functions.actor.memory_mb / _MB_PER_GB,
         learner_s=second,
-        learner_gb_s=Line(fixed=second.fixed * size, per_step=second.per_step * size, ratios=second.ratios),
+        learner_gb_s=StepCost(fixed=second.fixed * size, per_step=second.per_step * size, ratios=second.ratios),
     )
 
 
-def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: float | None, beta: float) -> Task:
+def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: float | None, beta: float) -> SchedulerTask:
     """The task of a scheduler for this job; raises SpecError without a fixed number of rounds.
 
     The papers do not give J. Without a `target`, it is `stop.return` or, if that is not set, the mean first return of
@@ -160,7 +160,7 @@ def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: floa
     if target is None and (target := spec.stop.greedy_return) is None:
         lowest, highest = model.returns.values[:, 0].mean(), model.returns.values[:, -1].mean()
         target = float(lowest + _ENOUGH * (highest - lowest))
-    return Task(
+    return SchedulerTask(
         rounds=rounds_of(spec),
         max_actors=spec.actors.count,
         target=target,
@@ -193,7 +193,7 @@ def _curves(
     value: Callable[[RoundRecord], float | None],
     *,
     rising: bool = False,
-) -> Curves:
+) -> QuantityCurves:
     """One curve per run: isotonic if it is `rising`, else a moving average over a tenth of the run."""
     fitted, residuals = [], []
     grid = np.linspace(0.0, end, GRID)
@@ -210,7 +210,7 @@ def _curves(
         smooth = _isotonic(values) if rising else _moving_average(values)
         fitted.append(np.interp(grid, steps, smooth))
         residuals.append(values - smooth)
-    return Curves(
+    return QuantityCurves(
         end=float(end),
         values=np.array(fitted),
         residuals=np.concatenate(residuals) if residuals else np.zeros(1),
@@ -234,7 +234,7 @@ def _moving_average(values: Floats) -> Floats:
     return average
 
 
-def _line(steps: Floats, values: Floats) -> Line:
+def _line(steps: Floats, values: Floats) -> StepCost:
     """A least-squares line with non-negative coefficients; through the origin if all rounds had equal env steps."""
     through_origin = (0.0, float(values @ steps / (steps @ steps)))
     if np.ptp(steps) == 0:
@@ -246,4 +246,4 @@ def _line(steps: Floats, values: Floats) -> Line:
         elif fixed < 0:
             fixed, per_step = through_origin
     fitted = fixed + per_step * steps
-    return Line(fixed=fixed, per_step=per_step, ratios=values / fitted if (fitted > 0).all() else np.ones(1))
+    return StepCost(fixed=fixed, per_step=per_step, ratios=values / fitted if (fitted > 0).all() else np.ones(1))

@@ -32,7 +32,7 @@ _CLIP = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class SchedulerTask:
     """The kind of job that a scheduler is trained for (MinionsRL: K, I_max, J, B, β)."""
 
     rounds: int
@@ -53,7 +53,7 @@ class Task:
 class Scheduler:
     """A policy over the numbers of actors 1 … max_actors, given the features of a round."""
 
-    task: Task
+    task: SchedulerTask
     center: NDArray[np.float64]
     """[8], mean of the features in training, which is subtracted."""
     scale: NDArray[np.float64]
@@ -122,7 +122,7 @@ def save(directory: Path, saving: Saving) -> None:
     some = next(iter(saving.checkpoints.values()))
     manifest = {
         "format": FORMAT,
-        "task": {name: getattr(some.task, name) for name in Task.__dataclass_fields__},
+        "task": {name: getattr(some.task, name) for name in SchedulerTask.__dataclass_fields__},
         "features": {
             name: {"center": float(center), "scale": float(scale)}
             for name, center, scale in zip(FEATURES, some.center, some.scale, strict=True)
@@ -178,7 +178,7 @@ def unpack(packed: PackedScheduler, source: str) -> Loaded:
     if digest != packed.sha256:
         raise SpecError(f"{source}: its weights were changed (sha256 differs): train the scheduler again")
     scheduler = Scheduler(
-        task=Task(**packed.task.model_dump()),
+        task=SchedulerTask(**packed.task.model_dump()),
         center=np.array([each.center for each in features]),
         scale=np.array([each.scale for each in features]),
         weights=_weights(blob, source),

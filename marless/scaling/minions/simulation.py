@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marless.scaling.minions.features import FEATURES
 from marless.scaling.minions.model import Floats, RunModel
-from marless.scaling.minions.scheduler import Scheduler, Task
+from marless.scaling.minions.scheduler import Scheduler, SchedulerTask
 
 Choose = Callable[[Floats], NDArray[np.int64]]
 """Chooses numbers of actors, int64 [E], from raw features [E, 8] (nan: not measured)."""
@@ -39,7 +39,7 @@ class Episodes:
         return total
 
 
-def play(model: RunModel, task: Task, choose: Choose, episodes: int, seed: list[int]) -> Episodes:
+def play(model: RunModel, task: SchedulerTask, choose: Choose, episodes: int, seed: list[int]) -> Episodes:
     """Simulate `episodes` runs. The random numbers of a round do not depend on earlier choices, so that runs with the
     same seed are comparable round by round.
     """
@@ -63,7 +63,7 @@ def play(model: RunModel, task: Task, choose: Choose, episodes: int, seed: list[
 class _Runs:
     """E simulated runs, which advance together, round by round."""
 
-    def __init__(self, model: RunModel, task: Task, episodes: int, seed: list[int]) -> None:
+    def __init__(self, model: RunModel, task: SchedulerTask, episodes: int, seed: list[int]) -> None:
         self._model, self._task = model, task
         self._seed, self._round = seed, 0
         first = np.random.default_rng([*seed, task.rounds]).integers(model.runs)  # a stream that no round uses
@@ -104,7 +104,7 @@ class _Runs:
         return np.where(actors_E == 1, longest_E, np.clip(mean_E, seen[0], longest_E)), longest_E
 
 
-def rewards(round_s_KE: Floats, returns_KE: Floats, spent_usd_E: Floats, task: Task) -> Floats:
+def rewards(round_s_KE: Floats, returns_KE: Floats, spent_usd_E: Floats, task: SchedulerTask) -> Floats:
     """[K, E]: −β·P_k in every round; the last one adds max_k R̄_k − J unless R̄_K ≥ J and b_K ≥ 0 (MinionsRL).
 
     As printed; its code requires R̄_K ≥ J alone. If the budget is exceeded and some round's return was above J, the

@@ -15,7 +15,7 @@ from torch import Tensor
 from marless.algos.ppo import losses
 from marless.scaling.minions.features import FEATURES
 from marless.scaling.minions.model import Floats, RunModel
-from marless.scaling.minions.scheduler import LAYERS, Scheduler, Task, forward
+from marless.scaling.minions.scheduler import LAYERS, Scheduler, SchedulerTask, forward
 from marless.scaling.minions.simulation import Choose, Episodes, fixed, greedy, play, uniform
 
 _UNITS = 64
@@ -49,7 +49,7 @@ class PPOSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class SimulatedScore:
     """Means over simulated runs."""
 
     objective: float
@@ -64,7 +64,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedScheduler:
     """The result of training."""
 
     best: Scheduler
@@ -79,13 +79,13 @@ class Trained:
 
 def train(
     model: RunModel,
-    task: Task,
+    task: SchedulerTask,
     *,
     episodes: int,
     seed: int,
     settings: PPOSettings = PPOSettings(),
     told: Callable[[int, int], None] | None = None,
-) -> Trained:
+) -> TrainedScheduler:
     """Train for `episodes` simulated runs; deterministic. `told` is called with the number of runs done, and of all.
 
     Starts near the best fixed number of actors (ours; MinionsRL starts from a random net): in runs of a hundred rounds,
@@ -93,7 +93,7 @@ def train(
     """
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
 
-    def tried(scheduler: Scheduler) -> Score:
+    def tried(scheduler: Scheduler) -> SimulatedScore:
         return score(play(model, task, greedy(scheduler), _TRIALS, [seed, _TRIAL]), task)
 
     with _one_thread():
@@ -112,7 +112,7 @@ def train(
                 best = candidate
             if _cheapness(candidate[0]) > _cheapness(cheapest[0]):
                 cheapest = candidate
-    return Trained(
+    return TrainedScheduler(
         best=best[1],
         cheapest=cheapest[1],
         episodes=episodes,
@@ -122,13 +122,13 @@ def train(
     )
 
 
-def compare(model: RunModel, task: Task, trained: Trained, seed: int) -> dict[str, Score]:
+def compare(model: RunModel, task: SchedulerTask, trained: TrainedScheduler, seed: int) -> dict[str, SimulatedScore]:
     """Scores of both checkpoints and of choices without a scheduler, on the same simulated runs, not used in training.
 
     "fixed N" is the best of some 16 fixed numbers on these runs, which could not be known in advance.
     """
 
-    def tried(choose: Choose) -> Score:
+    def tried(choose: Choose) -> SimulatedScore:
         return score(play(model, task, choose, _COMPARED, [seed, _COMPARE]), task)
 
     fixed_scores = _fixed_scores(model, task, _COMPARED, [seed, _COMPARE])
@@ -142,18 +142,18 @@ def compare(model: RunModel, task: Task, trained: Trained, seed: int) -> dict[st
     }
 
 
-def _fixed_scores(model: RunModel, task: Task, episodes: int, seed: list[int]) -> dict[int, Score]:
+def _fixed_scores(model: RunModel, task: SchedulerTask, episodes: int, seed: list[int]) -> dict[int, SimulatedScore]:
     """Scores of some 16 fixed numbers of actors, from 1 to the maximum."""
     most = task.max_actors
     counts = sorted({1, most, *(round(most * part / 16) for part in range(1, 16))} - {0})
     return {count: score(play(model, task, fixed(count), episodes, seed), task) for count in counts}
 
 
-def _best_fixed(scores: Mapping[int, Score]) -> int:
+def _best_fixed(scores: Mapping[int, SimulatedScore]) -> int:
     return max(scores, key=lambda count: scores[count].objective)
 
 
-def _look(model: RunModel, task: Task, seed: int) -> Episodes:
+def _look(model: RunModel, task: SchedulerTask, seed: int) -> Episodes:
     return play(model, task, uniform(task.max_actors, [seed, _LOOK, 0]), _LOOKS, [seed, _LOOK, 1])
 
 
@@ -168,13 +168,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def score(episodes: Episodes, task: Task) -> Score:
+def score(episodes: Episodes, task: SchedulerTask) -> SimulatedScore:
     """Means over episodes."""
     spent_E = episodes.cost_usd.sum(axis=0)
     reached_E = episodes.returns[-1] >= task.target
     if task.budget_usd is not None:
         reached_E &= spent_E <= task.budget_usd
-    return Score(
+    return SimulatedScore(
         objective=float(episodes.objectives.mean()),
         final_return=float(episodes.returns[-1].mean()),
         cost_usd=float(spent_E.mean()),
@@ -184,7 +184,7 @@ def score(episodes: Episodes, task: Task) -> Score:
     )
 
 
-def _cheapness(of: Score) -> tuple[bool, float]:
+def _cheapness(of: SimulatedScore) -> tuple[bool, float]:
     """Sort key of the cheapest checkpoint: low cost if most runs reach the target, else the objective."""
     return (True, -of.cost_usd) if of.reached > 0.5 else (False, of.objective)
 
@@ -192,7 +192,7 @@ def _cheapness(of: Score) -> tuple[bool, float]:
 class _Learning:
     """The nets during training. NumPy (for acting) and torch (for learning) share the same arrays."""
 
-    def __init__(self, task: Task, look: Episodes, start: int, settings: PPOSettings, seed: int) -> None:
+    def __init__(self, task: SchedulerTask, look: Episodes, start: int, settings: PPOSettings, seed: int) -> None:
         rng = np.random.default_rng([seed, _INITIAL])
         raw = look.observations.reshape(-1, len(FEATURES))
         spread = np.nanstd(raw, axis=0)

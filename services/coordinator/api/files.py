@@ -15,14 +15,14 @@ _NOT_FOR_USERS = ("store",)
 """Folders that clients cannot download: `store`, the database of the Redis that `marless train` starts."""
 
 
-class File(NamedTuple):
+class ListedFile(NamedTuple):
     """A file's path relative to the run folder, with forward slashes, and its present size in bytes."""
 
     path: str
     bytes: int
 
 
-def listing(folder: Path) -> list[File]:
+def listing(folder: Path) -> list[ListedFile]:
     """All finished regular files of a run folder, sorted by path."""
     return sorted(_files(folder))
 
@@ -49,7 +49,7 @@ def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
     return os.fdopen(descriptor, "rb"), found.st_size
 
 
-def _files(folder: Path) -> Iterator[File]:
+def _files(folder: Path) -> Iterator[ListedFile]:
     for directory, subfolders, names in os.walk(folder):
         here = Path(directory).relative_to(folder)
         subfolders[:] = [name for name in subfolders if _is_for_users((here / name).as_posix())]
@@ -60,7 +60,7 @@ def _files(folder: Path) -> Iterator[File]:
             except FileNotFoundError:  # removed since it was listed, as old checkpoints are
                 continue
             if _is_for_users(path) and stat.S_ISREG(found.st_mode):
-                yield File(path, found.st_size)
+                yield ListedFile(path, found.st_size)
 
 
 def _is_for_users(path: str) -> bool:

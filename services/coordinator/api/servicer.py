@@ -21,7 +21,7 @@ from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.watching import read_log, watch
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.submission import IfExists, Submission
-from services.coordinator.jobs.view import View
+from services.coordinator.jobs.view import JobView
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 _IF_EXISTS = {pb.IF_EXISTS_USE: IfExists.USE, pb.IF_EXISTS_REPLACE: IfExists.REPLACE}
@@ -141,7 +141,7 @@ def _state_name(state: pb.JobState.ValueType) -> str:
     return pb.JobState.Name(state).removeprefix("JOB_STATE_")
 
 
-def _job(view: View) -> pb.Job:
+def _job(view: JobView) -> pb.Job:
     status = view.status
     return pb.Job(
         job=status.job,

@@ -11,9 +11,9 @@ from marless.round_file import RoundReader
 from marless.rpc.requests import check_number
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.live_job import LiveJob
-from services.coordinator.jobs.view import View
+from services.coordinator.jobs.view import JobView
 from services.coordinator.state import job_log
-from services.coordinator.state.job_log import Line
+from services.coordinator.state.job_log import StoredLine
 
 MOST_LINES = 1_000_000
 FOREIGN_PERIOD_S = 0.2
@@ -21,23 +21,23 @@ FOREIGN_PERIOD_S = 0.2
 
 
 @dataclass(frozen=True)
-class Event:
+class WatchEvent:
     """A new round, or a new status; `cursor` counts the rounds recorded so far."""
 
     cursor: int
     record_json: str
     """The round's line of rounds.jsonl; "" for a status."""
-    view: View | None
+    view: JobView | None
 
 
-async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
+async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[WatchEvent]:
     """Rounds from number `cursor` on and every change of status, until the job has ended.
 
     Rounds are read from the disk in batches of bounded size, no faster than the client takes them, so that a slow
     client costs little memory. Raises NotFoundError, CorruptError, and UnavailableError when the coordinator stops.
     """
     check_number("cursor", cursor)
-    shown: View | None = None
+    shown: JobView | None = None
     source = _Source(jobs, job)
     rounds = RoundReader(jobs.folder(job).rounds_path)
     while True:
@@ -45,10 +45,10 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
         while cursor < view.rounds and (lines := await asyncio.to_thread(rounds.batch, cursor)):
             for line in lines:
                 cursor += 1
-                yield Event(cursor, line, None)
+                yield WatchEvent(cursor, line, None)
         if shown is None or view.status != shown.status:
             shown = view
-            yield Event(cursor, "", view)
+            yield WatchEvent(cursor, "", view)
         if view.status.ended:
             if cursor < view.rounds:
                 raise CorruptError(f"{view.run_dir}: round {cursor + 1} is not in rounds.jsonl")
@@ -56,7 +56,7 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
         await source.notifier()
 
 
-async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int) -> AsyncIterator[Line]:
+async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int) -> AsyncIterator[StoredLine]:
     """Lines of a job's log from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended.
 
     Raises NotFoundError, SpecError for a bad cursor, and UnavailableError when the coordinator stops.
@@ -92,7 +92,7 @@ class _Source:
         """True if this coordinator does not run the job, so that it adds nothing to its log."""
         return self._jobs.live(self._job) is None
 
-    async def look(self) -> View:
+    async def look(self) -> JobView:
         """The present view. That of a job that has just ended here is not read from disk, which may be full."""
         live = self._jobs.live(self._job)
         if live or not (self._live and self._live.status.ended):

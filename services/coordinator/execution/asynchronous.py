@@ -19,30 +19,38 @@ from marless.algos.algorithm import scopes
 from marless.core.group import Versions as VersionNumbers
 from marless.core.stopwatch import Stopwatch
 from marless.errors import NotFoundError, SpecError, StaleError, UnreachableError
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from marless.round_file import arrivals
 from marless.rpc.gradients import is_gradient
 from marless.rpc.param_store import PolicyListing
 from marless.schedules import arrivals as events
 from marless.schedules.arrivals import Arrival
-from marless.schedules.stellaris import Learn, Progress, Publish, Sample, StellarisSchedule, Step, learner_of
+from marless.schedules.stellaris import (
+    Learn,
+    Publish,
+    Sample,
+    StellarisProgress,
+    StellarisSchedule,
+    StellarisStep,
+    learner_of,
+)
 from marless.schedules.stellaris_config import makes_versions
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.learner_versions import make_version
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
-from services.coordinator.execution.pools import Computed, Sampled
+from services.coordinator.execution.pools import GradientResult, RolloutResult
 from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.execution.versions import Since, Version, Versions
-from services.coordinator.state.status import Pending
+from services.coordinator.execution.versions import NextVersion, PendingVersion, Versions
+from services.coordinator.state.status import PendingRollout
 
 MOST_LOST = 64
 """Rollouts and gradients that are lost, without one gradient between them, before the job waits for its services to
 recover, beside those that may be lost at once, because they wait."""
 MOST_PEERS = 64
 """Other versions over which the ratios of a gradient are truncated, at most: the newest ones."""
-_Result = Sampled | Computed | None
+_Result = RolloutResult | GradientResult | None
 """None: it is lost."""
 
 
@@ -66,19 +74,19 @@ class Asynchronous:
         self._rule = schedule.rule(parts.job.spec.actors.count)
         self._order = deque(schedule.config.to_repeat)
         """Events that are to happen as in an earlier run."""
-        self._progress = Progress(actors=0)
+        self._progress = StellarisProgress(actors=0)
         self._published: Publish | None = None
-        self._pending: Pending | None = None
+        self._pending: PendingRollout | None = None
         """What an earlier coordinator knew of the version that it was publishing."""
         self._due: list[Sample | Learn] = []
         self._learns: dict[int, Learn] = {}
         """Learners under way, and those whose gradients wait."""
-        self._since = Since()
+        self._since = PendingVersion()
         self._clocks = Clocks(parts.job)
         self._versions = Versions(parts, schedule.config, is_last)
         self._gradients = StoredGradients(_scopes(parts.job))
         self._learner_publishes = makes_versions(parts.job.spec.algorithm)
-        self._made: Computed | None = None
+        self._made: GradientResult | None = None
         """By the newest learner, if it has published a version itself."""
         self._updating: Stopwatch | None = None
         """Since such a learner began."""
@@ -121,13 +129,13 @@ class Asynchronous:
         if self._published and self._is_next(present):  # they are part of it
             return True
         (self._progress, self._due, self._learns), self._published, self._pending = before, None, None
-        self._since = Since()
+        self._since = PendingVersion()
         return False
 
-    def _go_on_from(self, pending: Pending | None) -> None:
+    def _go_on_from(self, pending: PendingRollout | None) -> None:
         """Go on from the events that have led to a learner's update: it may be under way, or done."""
         if pending:
-            self._since = Since.resumed(pending)
+            self._since = PendingVersion.resumed(pending)
             for each in events.read(pending.arrivals):
                 self._take(each)
             self._due = self._under_way()
@@ -157,7 +165,7 @@ class Asynchronous:
             async with self._parts.steps.step(plan.round, self._what):
                 self._take(*await self._next())
         published, self._published = self._published, None
-        version = Version(
+        version = NextVersion(
             plan=plan,
             aggregation=published.aggregation,
             progress=self._progress,
@@ -170,7 +178,7 @@ class Asynchronous:
         before = self._parts.journal.last
         await self._versions.publish(version, self._gradients)
         self._recorded(before)
-        self._since, self._pending, self._made, self._updating = Since(), None, None, None
+        self._since, self._pending, self._made, self._updating = PendingVersion(), None, None, None
         self._forget()
 
     def _decided(self, plan: RoundPlan) -> None:
@@ -201,7 +209,7 @@ class Asynchronous:
         samples = [Sample(rollout, clock) for rollout, clock in self._progress.sampling.items()]
         return [*self._progress.learning.values(), *samples]
 
-    def _follow(self, step: Step) -> None:
+    def _follow(self, step: StellarisStep) -> None:
         self._progress = step.progress
         for command in step.commands:
             if isinstance(command, Learn):
@@ -215,7 +223,7 @@ class Asynchronous:
             self._order.popleft()
         if arrival.kind == "restart":
             self._drop_tasks()
-        elif arrival.kind == "gradient" and isinstance(result, Computed):
+        elif arrival.kind == "gradient" and isinstance(result, GradientResult):
             self._gradients.put(arrival.number, result.parts)
             self._made = result if self._learner_publishes else None
         step = self._rule.step(self._progress, arrival)
@@ -296,11 +304,11 @@ class Asynchronous:
             raise UnreachableError(f"{most} rollouts and gradients were lost without one gradient between them")
         if isinstance(command, Learn):
             return Arrival("gradient" if result else "lost gradient", command.learner), result
-        if isinstance(result, Sampled):
+        if isinstance(result, RolloutResult):
             return Arrival("rollout", command.rollout, result.env_steps), result
         return Arrival("lost rollout", command.rollout), None
 
-    async def _sample(self, command: Sample, plan: RoundPlan) -> Sampled | None:
+    async def _sample(self, command: Sample, plan: RoundPlan) -> RolloutResult | None:
         """Run a rollout; None if its versions are gone."""
         parts, versions = self._parts, self._clocks.versions(command.clock)
         groups = self._clocks.groups(command.clock)
@@ -313,7 +321,7 @@ class Asynchronous:
                 raise
             return None
 
-    async def _learn(self, command: Learn, plan: RoundPlan) -> Computed | None:
+    async def _learn(self, command: Learn, plan: RoundPlan) -> GradientResult | None:
         """Compute a gradient; None if its versions or trajectories are gone."""
         if self._learner_publishes:
             return await self._make(command, plan)
@@ -333,7 +341,7 @@ class Asynchronous:
                 raise
             return None
 
-    async def _make(self, command: Learn, plan: RoundPlan) -> Computed | None:
+    async def _make(self, command: Learn, plan: RoundPlan) -> GradientResult | None:
         """Have a version made; None if trajectories are gone, or were in the run whose order is followed."""
         ends = (
             each.kind
@@ -368,7 +376,7 @@ class Asynchronous:
         kept = {*self._progress.learning, *(learner_of(each) for each in self._progress.queue.waiting)}
         self._learns = {number: each for number, each in self._learns.items() if number in kept}
 
-    def _as_pending(self, plan: RoundPlan, env_steps: int) -> Pending:
+    def _as_pending(self, plan: RoundPlan, env_steps: int) -> PendingRollout:
         waited_s = self._parts.timing.waited_s(plan.round) - (self._updating.seconds if self._updating else 0.0)
         return self._since.pending(plan.round, self._progress.actors, waited_s, env_steps)
 
@@ -377,5 +385,5 @@ def _env_steps(published: Publish) -> int:
     return sum(each.gradient.env_steps for each in published.aggregation.gradients)
 
 
-def _scopes(job: Job) -> int:
+def _scopes(job: PreparedJob) -> int:
     return len(scopes(algorithms.algorithm(job.spec.algorithm.name), job.spec.algorithm, job.spaces))

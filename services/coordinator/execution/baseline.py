@@ -13,12 +13,12 @@ import random
 import time
 from collections.abc import Callable
 
-from marless.data.bounds import Bounds, batches
+from marless.data.bounds import PlayLimits, batches
 from marless.envs.registry import one_by_one
 from marless.episode_sums import EpisodeSums
 from marless.errors import MarlessError, UnavailableError
-from marless.job import Job
-from marless.record import Returns, returns_of
+from marless.job import PreparedJob
+from marless.record import EpisodeReturns, returns_of
 from marless.rpc.retry import delays, pause_s
 from services.coordinator.execution.backoff import PASSING
 from services.coordinator.execution.pools import Played, Pools
@@ -41,7 +41,7 @@ class Baseline:
     """Measures the baseline of one job; calls `progressed` with the returns so far, at most once a second."""
 
     def __init__(
-        self, *, job_id: str, job: Job, pools: Pools, log: JobLog, progressed: Callable[[Returns], None]
+        self, *, job_id: str, job: PreparedJob, pools: Pools, log: JobLog, progressed: Callable[[EpisodeReturns], None]
     ) -> None:
         self._id = job_id
         self._job = job
@@ -64,7 +64,7 @@ class Baseline:
         """True while the measurement is running."""
         return self._measuring is not None and not self._measuring.done()
 
-    def measured(self) -> Returns | None:
+    def measured(self) -> EpisodeReturns | None:
         """The result, handed out once: None before the measurement is done, and from the second call on."""
         if self._taken or self._measuring is None or not self._measuring.done():
             return None
@@ -88,7 +88,7 @@ class Baseline:
         finally:
             asked.cancel()
 
-    async def stop(self) -> Returns | None:
+    async def stop(self) -> EpisodeReturns | None:
         """Stop measuring; returns what was measured, unless `measured` has handed it out. Calling it twice is safe."""
         if self._measuring and not self._measuring.done():
             self._measuring.cancel()
@@ -97,7 +97,7 @@ class Baseline:
 
     async def _measure(self) -> None:
         spec = self._job.spec
-        bounds = Bounds(
+        bounds = PlayLimits(
             episodes=spec.evaluation.random_episodes,
             limit_s=spec.evaluation.limit_s or 0.0,
             relative_error=spec.evaluation.relative_error,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from marless.core.group import Group, Versions
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from services.coordinator.execution.planning import RoundPlan
 
@@ -17,7 +17,7 @@ from services.coordinator.execution.planning import RoundPlan
 class Clocks:
     """The clocks of one job. `follow` its records first, then `enter` the plan of each version."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparedJob) -> None:
         self._takes_steps = job.spec.algorithm.takes_steps
         self._groups = job.sharing.decide(()).groups
         self._changed_at, self._changed = 0, self._groups

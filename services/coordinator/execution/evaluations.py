@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from marless.core.group import Group
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from marless.schedules.evaluating import is_due
 from services.coordinator.execution.baseline import without_an_end
@@ -36,7 +36,7 @@ def outstanding(every: int, last: RoundRecord | None) -> bool:
 class Evaluations:
     """Evaluates the policies of one job. Episodes depend on the job's spec and the policies' round, not on the time."""
 
-    def __init__(self, *, job_id: str, job: Job, pools: Pools, log: JobLog) -> None:
+    def __init__(self, *, job_id: str, job: PreparedJob, pools: Pools, log: JobLog) -> None:
         self._log = log
         self._id = job_id
         self._job = job

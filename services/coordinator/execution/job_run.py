@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marless.checkpoint import Progress
+from marless.checkpoint import CheckpointProgress
 from marless.core.group import Versions
 from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.log import structlog
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.schedules.stellaris import StellarisSchedule
 from services.coordinator.execution import recording, stop_rules
@@ -27,7 +27,7 @@ from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import SavedEpoch
 from services.coordinator.execution.rounds import Rounds
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.status import JobStatus
 
@@ -49,8 +49,8 @@ class JobRun:
         self,
         *,
         job_id: str,
-        job: Job,
-        folder: JobState,
+        job: PreparedJob,
+        folder: DurableJob,
         pools: Pools,
         status: JobStatus,
         log: JobLog,
@@ -233,7 +233,7 @@ class JobRun:
         if measured := self._parts.baseline.measured():
             self._set(random=measured, random_cut=False)
 
-    def _show_baseline(self, played: Returns) -> None:
+    def _show_baseline(self, played: EpisodeReturns) -> None:
         """Show the baseline so far, but only before the first round and after the last one."""
         present = self.status.reason.partition(_BASELINE)[0]
         if not self._journal.rounds or present == _TRAINED:
@@ -250,7 +250,7 @@ class JobRun:
         final = final or bool(ending) or self._parts.cancellation.asked.is_set()
         if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
             return
-        progress = Progress(
+        progress = CheckpointProgress(
             round=last.round + 1,
             env_steps=last.env_steps,
             seed=self._job.spec.seed,

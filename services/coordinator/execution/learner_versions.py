@@ -14,12 +14,12 @@ from marless.rpc.concurrency import both, to_the_end
 from marless.schedules.stellaris import Learn
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import Computed
+from services.coordinator.execution.pools import GradientResult
 
 
 async def make_version(
     parts: Parts, command: Learn, plan: RoundPlan, *, oldest: int, keep: int, beside: Callable[[], None]
-) -> Computed | None:
+) -> GradientResult | None:
     """Have the version of this plan's round made; None if trajectories are gone, and nothing is made of the others.
 
     Args:
@@ -53,7 +53,7 @@ async def make_version(
     except ConflictError as error:
         parts.recovery.go_back()
         raise StaleError(f"{error}; the job goes back to its newest checkpoint") from error
-    return Computed(
+    return GradientResult(
         parts={},
         metrics=made.metrics,
         invocations=made.invocations,

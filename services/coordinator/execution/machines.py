@@ -12,14 +12,14 @@ from marless.errors import MarlessError
 from marless.log import structlog
 from marless.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.pools import Pools
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 
 LOOK_S = 1.0
 """Seconds between two looks, at least."""
 _log = structlog.get_logger("coordinator")
 
 
-class Machines:
+class PoolMachines:
     """Asks the pools what their machines did for a job that runs."""
 
     def __init__(self, job_id: str, pools: Pools) -> None:
@@ -48,7 +48,7 @@ class Machines:
         self._told |= {each.key: each for each in rows}
         return short
 
-    async def at_the_end(self, folder: JobState) -> None:
+    async def at_the_end(self, folder: DurableJob) -> None:
         """Write machines.json of a job that ends; a failure is logged, and the job ends all the same."""
         try:
             found = await self._pools.machines(self._id)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from marless.job import Job
-from marless.record import Returns
+from marless.job import PreparedJob
+from marless.record import EpisodeReturns
 from services.coordinator.execution.backoff import Backoff
 from services.coordinator.execution.baseline import Baseline
 from services.coordinator.execution.cancellation import Cancellation, Steps
 from services.coordinator.execution.evaluations import Evaluations
-from services.coordinator.execution.machines import Machines
+from services.coordinator.execution.machines import PoolMachines
 from services.coordinator.execution.planning import Planner
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.prewarming import Prewarming
 from services.coordinator.execution.recovery import Recovery, SavedEpoch
-from services.coordinator.execution.reservations import Reservations
+from services.coordinator.execution.reservations import JobReservations
 from services.coordinator.execution.timing import Timing
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.lanes import Lanes
+from services.coordinator.state.lanes import LanePublisher
 from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.settling import Settling
+from services.coordinator.state.settling import Flusher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Parts:
     """The parts of one job's execution."""
 
     job_id: str
-    job: Job
-    folder: JobState
+    job: PreparedJob
+    folder: DurableJob
     pools: Pools
     log: JobLog
     costs: Costs
@@ -43,14 +43,14 @@ class Parts:
     cancellation: Cancellation
     backoff: Backoff
     steps: Steps
-    room: Reservations
-    lanes: Lanes
+    room: JobReservations
+    lanes: LanePublisher
     rolled_out: PendingRollouts
     evaluations: Evaluations
     baseline: Baseline
-    machines: Machines
+    machines: PoolMachines
     warming: Prewarming
-    settling: Settling
+    settling: Flusher
     timing: Timing
 
 
@@ -60,7 +60,7 @@ class StatusAccess:
 
     show: Callable[[str], None]
     """Called with the job's new `reason`."""
-    show_baseline: Callable[[Returns], None]
+    show_baseline: Callable[[EpisodeReturns], None]
     """Called with the random baseline as far as it is measured."""
     epoch: SavedEpoch
 
@@ -68,8 +68,8 @@ class StatusAccess:
 def assemble(
     *,
     job_id: str,
-    job: Job,
-    folder: JobState,
+    job: PreparedJob,
+    folder: DurableJob,
     pools: Pools,
     log: JobLog,
     patience_s: float,
@@ -103,13 +103,13 @@ def assemble(
         cancellation=cancellation,
         backoff=Backoff(patience_s, cancellation.asked),
         steps=Steps(cancellation, status.show),
-        room=Reservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show),
-        lanes=Lanes(job_id, pools.store),
+        room=JobReservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show),
+        lanes=LanePublisher(job_id, pools.store),
         rolled_out=PendingRollouts(folder, journal),
         evaluations=Evaluations(job_id=job_id, job=job, pools=pools, log=log),
         baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=status.show_baseline),
-        machines=Machines(job_id, pools),
+        machines=PoolMachines(job_id, pools),
         warming=Prewarming(pools, job_id, wanted=job.spec.functions.prewarm),
-        settling=Settling(folder),
+        settling=Flusher(folder),
         timing=Timing(),
     )

@@ -12,8 +12,8 @@ from marless.core.group import Group, Versions
 from marless.core.measures import Measure
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
-from marless.job import Job
-from marless.record import Decision, LaneRecord, Returns
+from marless.job import PreparedJob
+from marless.record import Decision, EpisodeReturns, LaneRecord
 from marless.sharing import registry as sharing_policies
 from services.coordinator.state.journal import Journal
 
@@ -41,7 +41,7 @@ class RoundPlan:
 class Planner:
     """Plans the rounds of one job with its sharing and scaling policies."""
 
-    def __init__(self, job: Job, journal: Journal) -> None:
+    def __init__(self, job: PreparedJob, journal: Journal) -> None:
         self._job = job
         self._journal = journal
 
@@ -89,7 +89,7 @@ class Planner:
             return None
         return Budget(costs.budget_usd - costs.spent_usd(), costs.last_usd())
 
-    def measure(self, returns: Returns | None) -> Measure:
+    def measure(self, returns: EpisodeReturns | None) -> Measure:
         """What learners measure in addition to the update of the present round, whose rollout had these returns."""
         return self._measure(self._job.sharing.asks(self._journal.history, returns))
 

@@ -14,9 +14,9 @@ from marless.core.measures import Measure
 from marless.envs.base import agents_checksum
 from marless.episode_sums import EpisodeSums
 from marless.errors import MarlessError
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.machine import MachineRecord
-from marless.record import Distances, InvocationRecord, LaneRecord, Returns, returns_of
+from marless.record import Distances, EpisodeReturns, InvocationRecord, LaneRecord, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -51,7 +51,7 @@ class Rollout:
     """The result of a rollout: of a round's actors, or of an evaluation."""
 
     env_steps: int
-    returns: Returns | None
+    returns: EpisodeReturns | None
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """How a round's actors leave their lanes, if episodes are carried."""
@@ -81,7 +81,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class RolloutResult:
     """The result of one rollout of an asynchronous job."""
 
     env_steps: int
@@ -90,7 +90,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Computed:
+class GradientResult:
     """A gradient that a learner has put into the store, or a version that it has made of it by itself."""
 
     parts: Mapping[str, int]
@@ -118,7 +118,7 @@ class Pools:
     async def open_job(
         self,
         job_id: str,
-        job: Job,
+        job: PreparedJob,
         epoch: int,
         groups: Sequence[Group],
         *,
@@ -156,7 +156,7 @@ class Pools:
         request = learner_pool_pb2.CloseJobRequest(job=job_id, epoch=epoch, keep_replay=keep_replay)
         await self._learner_pool.call(self._learners.CloseJob, request)
 
-    async def reserve(self, job_id: str, job: Job, round_: int, actors: int, *, epoch: int) -> None:
+    async def reserve(self, job_id: str, job: PreparedJob, round_: int, actors: int, *, epoch: int) -> None:
         """Reserve room for a round's trajectories in the learner pool; returns once there is room."""
         idle_s = job.spec.actors.timeout_s + RESERVED_S
         request = learner_pool_pb2.ReserveRequest(job=job_id, round=round_, actors=actors, idle_s=idle_s, epoch=epoch)
@@ -184,7 +184,7 @@ class Pools:
     async def train(
         self,
         job_id: str,
-        job: Job,
+        job: PreparedJob,
         round_: int,
         actors: int,
         groups: Sequence[Group],
@@ -209,7 +209,7 @@ class Pools:
         return await self._run(request)
 
     async def evaluate(
-        self, job_id: str, job: Job, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
+        self, job_id: str, job: PreparedJob, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
     ) -> Rollout:
         """Run greedy episodes, bounded by the spec's `evaluation`: their number, time and standard error."""
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY, epoch)
@@ -220,7 +220,7 @@ class Pools:
         return await self._run(request)
 
     async def play_randomly(
-        self, job_id: str, job: Job, batch: int, episodes: int, *, background: bool = True
+        self, job_id: str, job: PreparedJob, batch: int, episodes: int, *, background: bool = True
     ) -> Played:
         """Run one batch of the random baseline's episodes; with `background` at low priority, with a longer timeout."""
         request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
@@ -275,15 +275,15 @@ class Pools:
         )
 
     async def sample(
-        self, job_id: str, job: Job, rollout: int, groups: Sequence[Group], versions: Versions, *, epoch: int
-    ) -> Sampled:
+        self, job_id: str, job: PreparedJob, rollout: int, groups: Sequence[Group], versions: Versions, *, epoch: int
+    ) -> RolloutResult:
         """Run one rollout of an asynchronous job; when this returns, its trajectory is in the learner pool."""
         request = self._rollout(job_id, job, rollout, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors = 1
         request.groups.extend(groups_of(groups, versions))
         reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
         [receipt] = reply.receipts
-        return Sampled(receipt.env_steps, receipt, invocations_of(reply.invocations))
+        return RolloutResult(receipt.env_steps, receipt, invocations_of(reply.invocations))
 
     async def gradient(
         self,
@@ -296,7 +296,7 @@ class Pools:
         measure: Measure,
         oldest: int,
         epoch: int,
-    ) -> Computed:
+    ) -> GradientResult:
         """Compute one gradient of every policy at these versions, and put it into the store.
 
         Args:
@@ -316,7 +316,7 @@ class Pools:
             oldest=oldest,
         )
         reply = await self._learner_pool.call(self._learners.Gradient, request, timeout_s=CALL_TIMEOUT_S)
-        return Computed(
+        return GradientResult(
             parts={each.policy: each.version for each in reply.gradients},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
             invocations=invocations_of(reply.invocations),
@@ -324,7 +324,7 @@ class Pools:
         )
 
     def _rollout(
-        self, job_id: str, job: Job, round_: int, mode: actor_pool_pb2.RolloutMode.ValueType, epoch: int
+        self, job_id: str, job: PreparedJob, round_: int, mode: actor_pool_pb2.RolloutMode.ValueType, epoch: int
     ) -> actor_pool_pb2.RolloutRequest:
         spec = job.spec
         settings = actor_pool_pb2.RolloutSettings(

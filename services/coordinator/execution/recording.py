@@ -13,11 +13,18 @@ from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
 from services.coordinator.execution.timing import RoundTimes, Timing
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.status import JobStatus, Pending
+from services.coordinator.state.status import JobStatus, PendingRollout
 
 
 def trained(
-    job: str, plan: RoundPlan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float, ahead: int = 0
+    job: str,
+    plan: RoundPlan,
+    pending: PendingRollout,
+    update: Update,
+    *,
+    times: RoundTimes,
+    update_s: float,
+    ahead: int = 0,
 ) -> RoundRecord:
     """The record of a round after its update, without evaluations; `ahead` is that of the record."""
     versions = {**plan.versions, **update.versions}

@@ -17,14 +17,14 @@ from marless.checkpoint import EARLIER
 from marless.core.group import Versions
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
 from services.coordinator.execution.planning import FIRST_VERSION
 from services.coordinator.execution.pools import Pools
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
@@ -48,8 +48,8 @@ class Recovery:
         self,
         *,
         job_id: str,
-        job: Job,
-        folder: JobState,
+        job: PreparedJob,
+        folder: DurableJob,
         pools: Pools,
         journal: Journal,
         log: JobLog,

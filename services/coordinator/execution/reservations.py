@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 
 from marless.errors import CancelledJobError
-from marless.job import Job
+from marless.job import PreparedJob
 from services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
 from services.coordinator.execution.pools import Pools
 
 
-class Reservations:
+class JobReservations:
     """The reservations of one job; `show` is called with the job's new `reason` while it waits for room."""
 
     def __init__(
-        self, *, job_id: str, job: Job, pools: Pools, cancelled: asyncio.Event, show: Callable[[str], None]
+        self, *, job_id: str, job: PreparedJob, pools: Pools, cancelled: asyncio.Event, show: Callable[[str], None]
     ) -> None:
         self._id = job_id
         self._job = job

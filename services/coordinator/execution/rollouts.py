@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.coordinator.execution import recording
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.state.status import Pending
+from services.coordinator.state.status import PendingRollout
 
 
 async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
@@ -26,7 +26,7 @@ async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
         )
     parts.lanes.put(round_, rollout.carries)
     parts.rolled_out.put(
-        Pending(
+        PendingRollout(
             round=round_,
             rollout_s=parts.timing.waited_s(round_),
             env_steps=rollout.env_steps,

@@ -8,7 +8,7 @@ from typing import Self
 
 from marless.errors import InternalError
 from marless.record import RoundRecord
-from marless.schedules.base import Command, RollOut, Schedule, State, Train
+from marless.schedules.base import Command, RollOut, Schedule, ScheduleState, Train
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.rollouts import roll_out
@@ -67,14 +67,14 @@ class Rounds:
         for task in [self._tasks.pop(command) for command in ended]:
             task.result()
 
-    def _state(self) -> State:
+    def _state(self) -> ScheduleState:
         """What is durable, as schedules see it."""
         parts = self._parts
         rolled_out, stop = parts.rolled_out.rounds, parts.job.spec.stop
         last = None if stop.rounds is None else stop.rounds - 1
         if stop.env_steps is not None and rolled_out and parts.rolled_out.env_steps >= stop.env_steps:
             last = max(rolled_out)
-        return State(recorded=parts.journal.rounds, rolled_out=rolled_out, last=last)
+        return ScheduleState(recorded=parts.journal.rounds, rolled_out=rolled_out, last=last)
 
     async def _do(self, plan: RoundPlan, command: Command) -> None:
         """Execute a command of the schedule; `plan` is that of the round that is trained next."""

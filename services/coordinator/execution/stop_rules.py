@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.sections import StopSpec
 from services.coordinator.state.journal import Journal
 
@@ -18,7 +18,7 @@ def limit_reached(stop: StopSpec, *, rounds: int, env_steps: int, wall_s: float)
     return ""
 
 
-def return_reached(stop: StopSpec, greedy: Returns | None) -> str:
+def return_reached(stop: StopSpec, greedy: EpisodeReturns | None) -> str:
     """A sentence if the mean return of an evaluation has reached `stop.greedy_return`, else ""."""
     if stop.greedy_return is None or greedy is None or greedy.mean < stop.greedy_return:
         return ""

@@ -14,7 +14,7 @@ from services.coordinator.execution import recording
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
-from services.coordinator.state.status import Pending
+from services.coordinator.state.status import PendingRollout
 
 
 async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], bool]) -> None:
@@ -42,7 +42,7 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
     parts.timing.recorded(record)
 
 
-async def _update(parts: Parts, plan: RoundPlan, pending: Pending) -> Update:
+async def _update(parts: Parts, plan: RoundPlan, pending: PendingRollout) -> Update:
     """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
     parts.warming.expect(plan.actors)
     syncing = asyncio.create_task(to_the_end(_beside_the_update, parts))

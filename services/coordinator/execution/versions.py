@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from marless.aggregation.queue import Aggregation
+from marless.aggregation.queue import GradientBatch
 from marless.core.limits import MAX_KEPT
 from marless.core.stopwatch import Stopwatch
 from marless.episode_sums import EpisodeSums, Sums
@@ -24,18 +24,18 @@ from marless.record import (
     returns_of,
 )
 from marless.rpc.concurrency import both, to_the_end
-from marless.rpc.param_store import Aggregated, WeightedGradient
+from marless.rpc.param_store import AggregationReply, WeightedGradient
 from marless.schedules.arrivals import Arrival, written
-from marless.schedules.stellaris import Learn, Progress, learner_of
+from marless.schedules.stellaris import Learn, StellarisProgress, learner_of
 from marless.schedules.stellaris_config import StellarisConfig
 from services.coordinator.execution import recording
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import Computed, Rollout, Sampled, Update
+from services.coordinator.execution.pools import GradientResult, Rollout, RolloutResult, Update
 from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.state.status import Pending
+from services.coordinator.state.status import PendingRollout
 
 _Matrix = tuple[tuple[float, ...], ...]
 SPARE_VERSIONS = 2
@@ -43,7 +43,7 @@ SPARE_VERSIONS = 2
 
 
 @dataclass
-class Since:
+class PendingVersion:
     """What has happened since the newest version."""
 
     arrivals: list[Arrival] = field(default_factory=list)
@@ -55,24 +55,24 @@ class Since:
     """Likewise, if they were measured."""
 
     @classmethod
-    def resumed(cls, pending: Pending) -> Since:
+    def resumed(cls, pending: PendingRollout) -> PendingVersion:
         """What an earlier coordinator has written, without its events."""
         return cls(invocations=list(pending.invocations), episodes=[pending.sums] if pending.sums else [])
 
-    def add(self, arrival: Arrival, result: Sampled | Computed | None = None) -> None:
+    def add(self, arrival: Arrival, result: RolloutResult | GradientResult | None = None) -> None:
         """Add an event, with what has arrived."""
         self.arrivals.append(arrival)
         if result:
             self.invocations += result.invocations
-        if isinstance(result, Sampled):
+        if isinstance(result, RolloutResult):
             self.episodes.append(result.sums)
         elif result:
             self.metrics.append(result.metrics)
             self.distances.append(result.distances)
 
-    def pending(self, round_: int, actors: int, waited_s: float, env_steps: int) -> Pending:
+    def pending(self, round_: int, actors: int, waited_s: float, env_steps: int) -> PendingRollout:
         """The version that is being made, as a line of pending.json."""
-        return Pending(
+        return PendingRollout(
             round=round_,
             rollout_s=waited_s,
             env_steps=env_steps,
@@ -118,18 +118,18 @@ def mean_distances(measured: Iterable[Iterable[Distances]]) -> tuple[Distances, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
+class NextVersion:
     """What the next version is made of."""
 
     plan: RoundPlan
-    aggregation: Aggregation
-    progress: Progress
+    aggregation: GradientBatch
+    progress: StellarisProgress
     """After it."""
     learns: Mapping[int, Learn]
     """What the learners of its gradients did."""
-    pending: Pending
+    pending: PendingRollout
     clocks: Clocks
-    made: Computed | None = None
+    made: GradientResult | None = None
     """By its learner, which has published it by itself; None: its gradients are in the store, and are to be applied."""
     updating: Stopwatch | None = None
     """Since its learner began, if that has published it."""
@@ -162,7 +162,7 @@ class Versions:
             evaluating = self._parts.evaluations.of(last, self._parts.recovery.epoch)
             self._evaluating = last, asyncio.create_task(evaluating)
 
-    async def publish(self, version: Version, gradients: StoredGradients) -> None:
+    async def publish(self, version: NextVersion, gradients: StoredGradients) -> None:
         """Have the gradients applied, unless their learner has done so, and record the new version.
 
         Until it is recorded, it can be repeated. Raises the errors of `ParamStore.aggregate`.
@@ -182,7 +182,9 @@ class Versions:
         gradients.applied(version.learners)
         parts.timing.recorded(record)
 
-    async def _updated(self, version: Version, gradients: StoredGradients) -> tuple[Update, tuple[MachineRecord, ...]]:
+    async def _updated(
+        self, version: NextVersion, gradients: StoredGradients
+    ) -> tuple[Update, tuple[MachineRecord, ...]]:
         """The version as an update, and what the machines did."""
         parts, plan, metrics, distances = self._parts, version.plan, version.pending.metrics, version.pending.distances
         if version.made:
@@ -194,7 +196,7 @@ class Versions:
             applied, (machines, _) = await both(self._applied(version, gradients), beside)
         return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
 
-    async def _applied(self, version: Version, gradients: StoredGradients) -> Aggregated:
+    async def _applied(self, version: NextVersion, gradients: StoredGradients) -> AggregationReply:
         parts, plan, rule = self._parts, version.plan, self._config.aggregation
         config = parts.job.spec.algorithm
         weighted = [
@@ -214,11 +216,11 @@ class Versions:
             keep=self.kept(version.progress, version.progress.queue.clock),
         )
 
-    def kept(self, progress: Progress, clock: int) -> int:
+    def kept(self, progress: StellarisProgress, clock: int) -> int:
         """How many of the newest versions are to be kept once there is one of this clock."""
         return min(clock - self._oldest_in_use(progress) + SPARE_VERSIONS, MAX_KEPT)
 
-    def _oldest_in_use(self, progress: Progress) -> int:
+    def _oldest_in_use(self, progress: StellarisProgress) -> int:
         """The clock of the oldest version that something under way may still read."""
         evaluating = [self._evaluating[0].round + 1] if self._evaluating else []
         learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
@@ -252,7 +254,7 @@ class Versions:
         return evaluation, waiting.seconds
 
 
-def _aggregation(version: Version, gradients: StoredGradients) -> AggregationRecord:
+def _aggregation(version: NextVersion, gradients: StoredGradients) -> AggregationRecord:
     found, progress, counts = version.aggregation, version.progress, version.progress.queue.counts
     return AggregationRecord(
         arrivals=version.pending.arrivals,
@@ -278,7 +280,7 @@ def _aggregation(version: Version, gradients: StoredGradients) -> AggregationRec
     )
 
 
-def _invocation(job: str, plan: RoundPlan, made: Aggregated) -> InvocationRecord:
+def _invocation(job: str, plan: RoundPlan, made: AggregationReply) -> InvocationRecord:
     """The parameter function as an invocation; it runs in the param_store, which is always warm."""
     return InvocationRecord(
         id=f"{job}/{plan.round}/{PARAMETER}/0",

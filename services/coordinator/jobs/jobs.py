@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from marless.bucket import reading
 from marless.core.job_id import check_id, is_id
 from marless.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import from_json
@@ -30,7 +30,7 @@ from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.preparation import Preparing, changed
 from services.coordinator.jobs.submission import Submission, accepted, answered, check_request_id
 from services.coordinator.jobs.tally import Tally
-from services.coordinator.jobs.view import Progress, View
+from services.coordinator.jobs.view import JobProgress, JobView
 from services.coordinator.state import start_checkpoint
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_index import Index
@@ -38,7 +38,7 @@ from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import Runs
 from services.coordinator.state.status import JobStatus
-from services.coordinator.state.uploads import Uploads
+from services.coordinator.state.uploads import FileUploads
 
 T = TypeVar("T")
 MOST_TAKEOVERS = 10
@@ -73,7 +73,7 @@ class Jobs:
         self.runs = self._runs.path
         self._pools = pools
         self._options = options or JobsOptions()
-        self.uploads = Uploads(self.runs, self._options.uploads_bytes)
+        self.uploads = FileUploads(self.runs, self._options.uploads_bytes)
         self._index = Index(self._runs)
         self._aftermath = Aftermath(pools, self._keep)
         self._queue = JobQueue(self._options.running, self._aftermath.follow)
@@ -135,7 +135,7 @@ class Jobs:
             raise NotFoundError(f"there is no job {shown(job)}")
         return self._runs.folder(job)
 
-    async def get(self, job: str) -> View:
+    async def get(self, job: str) -> JobView:
         """The present view of a job; raises NotFoundError."""
         if live := self._queue.get(job):
             return live.view
@@ -149,13 +149,13 @@ class Jobs:
         if not self._queue.get(job):
             await asyncio.to_thread(self.folder(job).refresh, reading.everything)
 
-    async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[View], str]:
+    async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[JobView], str]:
         """Jobs, newest first, and the token of the next page; see `Index.page`."""
         ids, after = self._index.page(size, token, states)
         views = await asyncio.gather(*map(self.get, ids), return_exceptions=True)
-        return [found for found in views if isinstance(found, View)], after
+        return [found for found in views if isinstance(found, JobView)], after
 
-    async def submit(self, request: Submission) -> View:
+    async def submit(self, request: Submission) -> JobView:
         """Accept a job, or return the existing one; see `CoordinatorService.SubmitJob` for the rules.
 
         Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
@@ -164,14 +164,14 @@ class Jobs:
         check_request_id(request.request_id)
         return await self._whole(request.job, self._submit(request))
 
-    async def cancel(self, job: str) -> View:
+    async def cancel(self, job: str) -> JobView:
         """Ask a job to stop after its present round; a queued job ends at once.
 
         Raises NotFoundError, and JobStateError if another coordinator runs the job.
         """
         return await self._whole(job, self._cancel(job))
 
-    async def resume(self, job: str, request_id: str, stop_json: str) -> View:
+    async def resume(self, job: str, request_id: str, stop_json: str) -> JobView:
         """Continue a job that has ended; the stop rules in `stop_json` replace its own of the same names.
 
         Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
@@ -200,10 +200,10 @@ class Jobs:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(task)
 
-    async def _submit(self, request: Submission, *, again: bool = False) -> View:
+    async def _submit(self, request: Submission, *, again: bool = False) -> JobView:
         spec = await asyncio.to_thread(from_json, request.spec_json)
         try:
-            known: View | None = await self.get(request.job)
+            known: JobView | None = await self.get(request.job)
         except NotFoundError:
             known = None
         if known:
@@ -228,9 +228,9 @@ class Jobs:
             return await self._submit(request, again=True)
         if spec.start.checkpoint:
             await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
-        return self._take(job, folder, status, Progress(), "job.accepted")
+        return self._take(job, folder, status, JobProgress(), "job.accepted")
 
-    async def _present(self, job: str) -> View:
+    async def _present(self, job: str) -> JobView:
         """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
         seen = await self.get(job)
         if seen.status.ended or self._queue.get(job) or self._options.only not in ("", job):
@@ -238,7 +238,7 @@ class Jobs:
         await self._continue(self.folder(job))
         return await self.get(job)
 
-    async def _cancel(self, job: str) -> View:
+    async def _cancel(self, job: str) -> JobView:
         seen, live = await self._present(job), self._queue.get(job)
         if live and self._queue.withdraw(live):
             try:
@@ -254,7 +254,7 @@ class Jobs:
             raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
         return await self.get(job)
 
-    async def _resume(self, job: str, request_id: str, stop_json: str) -> View:
+    async def _resume(self, job: str, request_id: str, stop_json: str) -> JobView:
         known = (await self._present(job)).status
         if request_id and known.resume_request_id == request_id:
             return await self.get(job)
@@ -269,7 +269,7 @@ class Jobs:
             folder.release()
             raise
 
-    async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
+    async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> JobView:
         given, status = await asyncio.to_thread(folder.load)
         spec = await asyncio.to_thread(changed, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
@@ -341,7 +341,9 @@ class Jobs:
         if not await to_the_end(folder.own):
             raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
 
-    def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
+    def _take(
+        self, job: PreparedJob, folder: RunFolder, status: JobStatus, progress: JobProgress, event: str
+    ) -> JobView:
         """Queue a job whose status is on the disk."""
         live = LiveJob(
             job=job,
@@ -382,7 +384,7 @@ class Jobs:
             self._index.note(status)
             folder.release()
             return
-        progress, reason = Progress(), ""
+        progress, reason = JobProgress(), ""
         try:
             progress = await asyncio.to_thread(view.progress_of, folder)
         except CorruptError as error:
@@ -396,7 +398,7 @@ class Jobs:
                 f"{MOST_TAKEOVERS} coordinators in a row ended while they ran it, none of which recorded a round after "
                 f"round {progress.rounds}; see their logs, and `marless resume {status.job}` to try again"
             )
-        job: Job | None = None
+        job: PreparedJob | None = None
         if not reason:
             try:
                 # Durable before anything of the job is touched: if that ends this coordinator, the next one counts it.

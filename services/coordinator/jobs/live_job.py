@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from marless.errors import FencedError, MarlessError
-from marless.job import Job
+from marless.job import PreparedJob
 from marless.record import RoundRecord
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs.notifier import Notifier
 from services.coordinator.jobs.sink_feed import SinkFeed
 from services.coordinator.jobs.tally import Tally
-from services.coordinator.jobs.view import Progress, View, ended, view_of
+from services.coordinator.jobs.view import JobProgress, JobView, ended, view_of
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
@@ -29,10 +29,10 @@ class LiveJob:
     def __init__(
         self,
         *,
-        job: Job,
+        job: PreparedJob,
         folder: RunFolder,
         status: JobStatus,
-        progress: Progress,
+        progress: JobProgress,
         pools: Pools,
         patience_s: float,
         tally: Tally,
@@ -70,7 +70,7 @@ class LiveJob:
         return self._run.in_trouble and not self._status.ended
 
     @property
-    def view(self) -> View:
+    def view(self) -> JobView:
         """The present view of the job."""
         return view_of(self._status, self.folder.path, self._progress)
 

@@ -11,7 +11,7 @@ from functools import partial
 from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
 from marless.fleet.examining import examined
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.sinks import registry as sinks
 from marless.spec import JobSpec, with_stop
 from services.coordinator.state import costs
@@ -29,9 +29,9 @@ class Preparing:
 
     def __init__(self) -> None:
         self._threads = 0
-        self._waiting: set[asyncio.Future[Job]] = set()
+        self._waiting: set[asyncio.Future[PreparedJob]] = set()
 
-    async def prepared(self, spec: JobSpec, *, new: bool = False) -> Job:
+    async def prepared(self, spec: JobSpec, *, new: bool = False) -> PreparedJob:
         """Prepare the job of a spec; if it is `new`, its sinks and prices are checked first.
 
         Raises SpecError for an invalid job or one whose environment is not made within PREPARE_S, OverloadedError if
@@ -39,7 +39,7 @@ class Preparing:
         """
         if self._threads >= MAX_AT_ONCE:
             raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
-        done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[PreparedJob] = asyncio.get_running_loop().create_future()
         make = partial(_checked if new else _prepared, spec)
         thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
         self._threads += 1
@@ -62,8 +62,8 @@ class Preparing:
             if not done.done():
                 done.set_exception(UnreachableError("this coordinator is stopping; the next one accepts the job"))
 
-    def _run(self, make: Callable[[], Job], done: asyncio.Future[Job]) -> None:
-        job: Job | None = None
+    def _run(self, make: Callable[[], PreparedJob], done: asyncio.Future[PreparedJob]) -> None:
+        job: PreparedJob | None = None
         try:
             job, error = make(), None
         except Exception as problem:  # noqa: BLE001  # raised by `prepared`
@@ -71,7 +71,7 @@ class Preparing:
         with suppress(RuntimeError):  # the loop has ended
             done.get_loop().call_soon_threadsafe(self._ended, done, job, error)
 
-    def _ended(self, done: asyncio.Future[Job], job: Job | None, error: Exception | None) -> None:
+    def _ended(self, done: asyncio.Future[PreparedJob], job: PreparedJob | None, error: Exception | None) -> None:
         self._threads -= 1
         if done.done():
             return
@@ -81,13 +81,13 @@ class Preparing:
             done.set_exception(error or AssertionError)
 
 
-def _checked(spec: JobSpec) -> Job:
+def _checked(spec: JobSpec) -> PreparedJob:
     sinks.check(*spec.sinks)
     costs.check(spec)
     return _prepared(spec)
 
 
-def _prepared(spec: JobSpec) -> Job:
+def _prepared(spec: JobSpec) -> PreparedJob:
     return prepare(spec, partial(examined, limit_s=PREPARE_S))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from marless import regular_files
 from marless.core.limits import MAX_SMALL_BYTES
 from marless.errors import CorruptError, MarlessError
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.round_file import read, read_backwards
 from marless.sinks import registry
 from marless.sinks.base import Sink, SinkConfig, SinkJob
@@ -56,7 +56,7 @@ class SinkFeed:
         log: JobLog,
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
-        self._news = _News(spec.evaluation.every)
+        self._news = _Notifier(spec.evaluation.every)
         job = cache(partial(_sink_job, job_id, spec, folder))  # called in threads: a large spec is slow to write
         loop = asyncio.get_running_loop()
         self._couriers = {
@@ -70,7 +70,7 @@ class SinkFeed:
         self._loop = loop
         self._log = log
 
-    def put(self, record: RoundRecord, random: Returns | None) -> None:
+    def put(self, record: RoundRecord, random: EpisodeReturns | None) -> None:
         """Pass on a newly recorded round; a repeated one replaces the round of its number and all later ones."""
         newest = self._news.newest
         if newest is None or record.round <= newest.round:
@@ -80,7 +80,7 @@ class SinkFeed:
         if not self._ends:
             self._start()
 
-    async def stop(self, state: str, random: Returns | None) -> None:
+    async def stop(self, state: str, random: EpisodeReturns | None) -> None:
         """Let the sinks catch up, and close them; waits STOP_S at most, after which slow sinks continue unobserved."""
         if state in ENDED and not self._ends and (last := await asyncio.to_thread(self._last)):
             self.put(last, random)  # the job ended without a further round
@@ -119,13 +119,13 @@ def _sink_job(job_id: str, spec: JobSpec, folder: Path) -> SinkJob:
 
 
 @dataclass
-class _News:
+class _Notifier:
     """State shared with the sink threads of a job, guarded by a condition."""
 
     every: int
     """The job's `evaluation.every`."""
     newest: RoundRecord | None = None
-    random: Returns | None = None
+    random: EpisodeReturns | None = None
     end: str = ""
     """The job's state once no more rounds follow, until then ""."""
     changed: threading.Condition = field(default_factory=threading.Condition)  # reentrant
@@ -168,7 +168,7 @@ class _Courier:
         make: Callable[[], Sink],
         job: Callable[[], SinkJob],
         folder: Path,
-        notifier: _News,
+        notifier: _Notifier,
         report: Report,
     ) -> None:
         self._make = make

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marless.errors import CorruptError, MarlessError
-from marless.record import Returns, RoundRecord, Summary
+from marless.record import EpisodeReturns, RoundRecord, Summary
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal
@@ -22,19 +22,19 @@ LOOK_BACK_ROUNDS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class JobProgress:
     """The progress of a job."""
 
     rounds: int = 0
     """Recorded rounds."""
     env_steps: int = 0
     """Env steps sampled for training in the recorded rounds."""
-    greedy: Returns | None = None
+    greedy: EpisodeReturns | None = None
     """Returns of the newest evaluation."""
 
-    def after(self, record: RoundRecord) -> Progress:
+    def after(self, record: RoundRecord) -> JobProgress:
         """The progress after one more round."""
-        return Progress(
+        return JobProgress(
             rounds=record.round + 1,
             env_steps=record.env_steps,
             greedy=record.newest_evaluation or self.greedy,
@@ -42,7 +42,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class JobView:
     """A snapshot of a job for clients."""
 
     status: JobStatus
@@ -56,7 +56,7 @@ class View:
     random_win_rate: float | None
 
 
-def progress_of(folder: RunFolder) -> Progress:
+def progress_of(folder: RunFolder) -> JobProgress:
     """Read a job's progress from its records; raises CorruptError."""
     newest: RoundRecord | None = None
     for looked, line in enumerate(lines_backwards(folder.rounds_path)):
@@ -64,15 +64,15 @@ def progress_of(folder: RunFolder) -> Progress:
             record = parse(folder.rounds_path, line)
             newest = newest or record
             if record.evaluations:
-                return replace(Progress().after(newest), greedy=record.newest_evaluation)
+                return replace(JobProgress().after(newest), greedy=record.newest_evaluation)
         if looked >= LOOK_BACK_ROUNDS:
             break
-    return Progress().after(newest) if newest else Progress()
+    return JobProgress().after(newest) if newest else JobProgress()
 
 
-def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
+def view_of(status: JobStatus, run_dir: Path, progress: JobProgress) -> JobView:
     """The view of a job that has not ended."""
-    return View(
+    return JobView(
         status=status,
         run_dir=run_dir,
         rounds=progress.rounds,
@@ -84,14 +84,14 @@ def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
     )
 
 
-def read(folder: RunFolder) -> View:
+def read(folder: RunFolder) -> JobView:
     """Read the view of a job from its folder; raises NotFoundError, CorruptError."""
     status = folder.read_status()
     if not status.summary_json:
         return view_of(status, folder.path, progress_of(folder))
     try:
         summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
-        return View(
+        return JobView(
             status=status,
             run_dir=folder.path,
             rounds=summary["rounds"],
@@ -105,7 +105,7 @@ def read(folder: RunFolder) -> View:
         raise CorruptError(f"{folder.path}: the summary in job.json is damaged") from None
 
 
-def fresh(folder: RunFolder) -> View:
+def fresh(folder: RunFolder) -> JobView:
     """As `read`, of a job that may run elsewhere; raises also what `RunFolder.refresh` raises."""
     folder.refresh()
     return read(folder)
@@ -113,7 +113,7 @@ def fresh(folder: RunFolder) -> View:
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
     """The final status of a job that ends while it is not running; records that cannot be read count as none."""
-    progress, trained_s, now_s = Progress(), 0.0, time.time()
+    progress, trained_s, now_s = JobProgress(), 0.0, time.time()
     with suppress(CorruptError):
         progress = progress_of(folder)
         trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))

@@ -14,10 +14,10 @@ from marless.checkpoint import Checkpoint, DiskCheckpoints
 from marless.machine import Kept
 from marless.record import RoundRecord
 from marless.spec import JobSpec
-from services.coordinator.state.status import JobStatus, Pending
+from services.coordinator.state.status import JobStatus, PendingRollout
 
 
-class JobState(Protocol):
+class DurableJob(Protocol):
     """The durable state of one job, written by its owner alone.
 
     What a method has written is in the files of `path` when it returns, and MUST be durable when `settle` returns.
@@ -97,7 +97,7 @@ class JobState(Protocol):
         """Drop all but the first `rounds` records, and the checkpoints of later rounds."""
         ...
 
-    def write_pending(self, pending: Sequence[Pending]) -> None:
+    def write_pending(self, pending: Sequence[PendingRollout]) -> None:
         """Replace the results of rollouts whose rounds are not recorded.
 
         They MUST survive the end of this process when this returns, and a power failure after `sync_pending`.
@@ -108,7 +108,7 @@ class JobState(Protocol):
         """Make the results of rollouts durable; runs concurrently with the update."""
         ...
 
-    def read_pending(self, first: int) -> tuple[Pending, ...]:
+    def read_pending(self, first: int) -> tuple[PendingRollout, ...]:
         """The results of rollouts from round `first` on."""
         ...
 

@@ -24,10 +24,10 @@ from marless.machine import MACHINES, Kept
 from marless.record import RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec
-from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.bucket_home import BucketState
 from services.coordinator.state.ownership import LOCK
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus, Pending, pending_lines
+from services.coordinator.state.status import JobStatus, PendingRollout, pending_lines
 
 LOOKS = 3
 """How often in a lease an owner renews it, and others look at it."""
@@ -39,7 +39,7 @@ class BucketFolder(RunFolder):
     `inherit`, `refresh`, `create`, `settle`, `sync_pending` and `delete`.
     """
 
-    def __init__(self, path: Path, home: Home, copying: threading.Lock) -> None:
+    def __init__(self, path: Path, home: BucketState, copying: threading.Lock) -> None:
         """`copying` is one for all folders of this path: who updates the working copy locks it, and is no owner."""
         super().__init__(path)
         self.home = home
@@ -188,7 +188,7 @@ class BucketFolder(RunFolder):
             self.home.note_cut(rounds)
             self.home.note_checkpoints(self.checkpoints.rounds())
 
-    def write_pending(self, pending: Sequence[Pending]) -> None:
+    def write_pending(self, pending: Sequence[PendingRollout]) -> None:
         """Replace pending.json."""
         super().write_pending(pending)
         self.home.note_pending(pending_lines(pending).decode())
@@ -217,7 +217,7 @@ class BucketFolder(RunFolder):
         super().delete()
 
 
-async def _renew(home: Home) -> None:
+async def _renew(home: BucketState) -> None:
     trouble = ""
     while not home.lost:
         await asyncio.sleep(home.lease_s / LOOKS)

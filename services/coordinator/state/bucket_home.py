@@ -27,7 +27,7 @@ from pathlib import Path
 from marless import regular_files
 from marless.bucket import reading
 from marless.bucket.address import Address
-from marless.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, Head, Part, Segment, key_of, without
+from marless.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, BucketPart, RunHead, Segment, key_of, without
 from marless.bucket.objects import Objects
 from marless.bucket.reading import Choice, digest
 from marless.core.limits import MAX_SMALL_BYTES
@@ -56,7 +56,7 @@ _IN_MEMORY_BYTES = 2**24
 _CHECKPOINTS = "checkpoints/"
 
 
-class Home:
+class BucketState:
     """The objects of one job. All methods but the notes block on the network; any thread may call them.
 
     Methods raise what `marless.bucket.objects` lists.
@@ -72,8 +72,8 @@ class Home:
         self.lost = False
         """True once another coordinator has taken the job over."""
         self._etag = ""
-        self._committed: Head | None = None
-        self._next = Head(owner="")
+        self._committed: RunHead | None = None
+        self._next = RunHead(owner="")
         self._unsent: set[str] = set()
         self._changes = 0
         self._state = threading.RLock()  # guards the two above, and is never held during a call
@@ -82,12 +82,12 @@ class Home:
 
     # Ownership
 
-    def look(self, *, unless: str = "") -> tuple[Head, str] | None:
+    def look(self, *, unless: str = "") -> tuple[RunHead, str] | None:
         """The present head with its tag, None if its tag is `unless`; raises NotFoundError if there is no job."""
         held = self._objects.get(self._key, MOST_HEAD_BYTES, unless=unless)
         if held is None:
             return None
-        head = Head.parse(held.data, f"{self.place}/{HEAD}")
+        head = RunHead.parse(held.data, f"{self.place}/{HEAD}")
         if head.deleted:
             raise NotFoundError(f"there is no job in {self.place}")
         return head, held.etag
@@ -123,7 +123,7 @@ class Home:
         with suppress(NotFoundError):
             held = self._objects.get(self._key, MOST_HEAD_BYTES)  # of a deleted job
             self._etag = held.etag if held else ""
-        self._committed, self._next = None, Head(owner=self._owner)
+        self._committed, self._next = None, RunHead(owner=self._owner)
         return True
 
     def release(self) -> None:
@@ -204,7 +204,7 @@ class Home:
     def delete(self) -> None:
         """Delete the job: first the head says so, then its objects go."""
         with self._state:
-            self._next, self._unsent = Head(owner=self._owner, deleted=True), set()
+            self._next, self._unsent = RunHead(owner=self._owner, deleted=True), set()
         self._commit()
         self._objects.delete(
             each.key for each in self._objects.listing(self.place.key("") + "/") if each.key != self._key
@@ -233,7 +233,7 @@ class Home:
 
     # Inside
 
-    def _take(self, head: Head, etag: str) -> bool:
+    def _take(self, head: RunHead, etag: str) -> bool:
         self._name_ourselves()
         ours = replace(head, owner=self._owner, holder=_holder(), serial=head.serial + 1)
         try:
@@ -253,7 +253,7 @@ class Home:
             raise
         return True
 
-    def _sweep(self, owner: str, head: Head) -> None:
+    def _sweep(self, owner: str, head: RunHead) -> None:
         """Delete what the last owner sent and no head names."""
         named = head.keys(self.place)
         with suppress(MarlessError):
@@ -276,7 +276,7 @@ class Home:
                 segments = (*self._next.segments, segment)
                 self._next = replace(self._next, segments=segments, tail=self._next.tail[len(tail) :])
 
-    def _send_file(self, path: str, change: str) -> Part | None:
+    def _send_file(self, path: str, change: str) -> BucketPart | None:
         source = self._folder / path
         try:
             with regular_files.opened(source) as file:
@@ -286,7 +286,7 @@ class Home:
             return None  # an old checkpoint, dropped meanwhile, or no file
         if data is not None:
             return self._put(path, data, change)
-        part = Part(change=change, bytes=size, sha256=digest(source))
+        part = BucketPart(change=change, bytes=size, sha256=digest(source))
         self._objects.send(self.place.key(key_of(path, part)), source)
         return part
 
@@ -309,8 +309,8 @@ class Home:
         with self._state:
             self._next = replace(self._next, segments=(*kept, joined))
 
-    def _put(self, path: str, data: bytes, change: str) -> Part:
-        part = Part(change=change, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    def _put(self, path: str, data: bytes, change: str) -> BucketPart:
+        part = BucketPart(change=change, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         self._objects.put(self.place.key(key_of(path, part)), data)
         return part
 
@@ -332,7 +332,7 @@ class Home:
                     return
             raise UnreachableError(f"{self.place}: other writers were first, {_ATTEMPTS} times; try again")
 
-    def _write(self, head: Head) -> bool:
+    def _write(self, head: RunHead) -> bool:
         """Write the head on the condition that it is the one that we know; False if it is another one of ours."""
         try:
             data = head.encoded()
@@ -352,7 +352,7 @@ class Home:
         self._committed, self._etag = head, etag
         return True
 
-    def _drop(self, before: Head | None, head: Head) -> None:
+    def _drop(self, before: RunHead | None, head: RunHead) -> None:
         """Delete what the last head named and this one does not."""
         if before and (gone := before.keys(self.place) - head.keys(self.place)):
             with suppress(MarlessError):

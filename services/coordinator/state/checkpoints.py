@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from marless.checkpoint import EARLIER, PARTS, Checkpoint, Progress, SavedLane, SavedPolicy
+from marless.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
 from marless.core.group import Versions
 from marless.errors import CorruptError, NotFoundError
 from marless.failpoint import reach
@@ -13,21 +13,21 @@ from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.job_log import JobLog
 
 
 class Snapshots:
     """Saves the versions of one job to disk, and restores them."""
 
-    def __init__(self, job_id: str, folder: JobState, store: ParamStore, log: JobLog) -> None:
+    def __init__(self, job_id: str, folder: DurableJob, store: ParamStore, log: JobLog) -> None:
         self._id = job_id
         self._folder = folder
         self._store = store
         self._log = log
 
     async def save(
-        self, progress: Progress, versions: Versions, acting: Versions, lanes: Sequence[LaneRecord], keep: int
+        self, progress: CheckpointProgress, versions: Versions, acting: Versions, lanes: Sequence[LaneRecord], keep: int
     ) -> None:
         """Copy these versions and lanes to disk, unless the round has a checkpoint; drop all but the `keep` newest.
 

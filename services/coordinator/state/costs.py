@@ -14,7 +14,7 @@ from marless.pricing.money import usd
 from marless.pricing.prices import Prices
 from marless.record import RoundRecord
 from marless.spec import JobSpec
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 
 MOST_DUE = 8
 """Rounds that may wait in memory to be priced. With more, as after a restart, `total_usd` reads all from disk."""
@@ -29,7 +29,7 @@ def check(spec: JobSpec) -> None:
 class Costs:
     """The ledger of one job. Methods take milliseconds unless they say otherwise; they must not run concurrently."""
 
-    def __init__(self, spec: JobSpec, folder: JobState) -> None:
+    def __init__(self, spec: JobSpec, folder: DurableJob) -> None:
         self._spec = spec
         self._folder = folder
         self._accounting: Accounting = spec.bill.accounting

@@ -23,7 +23,7 @@ BATCH_BYTES = 2**18
 _log = structlog.get_logger("coordinator")
 
 
-class Line(NamedTuple):
+class StoredLine(NamedTuple):
     """A line of a log, and the byte offset of its end, where a reader continues."""
 
     cursor: int
@@ -77,7 +77,7 @@ class JobLog:
             file.write(line)
 
 
-def lines(path: Path, cursor: int) -> list[Line]:
+def lines(path: Path, cursor: int) -> list[StoredLine]:
     """Whole lines from the byte offset `cursor` on, BATCH_BYTES at most; raises SpecError if no line starts there."""
     try:
         file = regular_files.opened(path)
@@ -100,12 +100,12 @@ def tail(path: Path, count: int) -> int:
     return last[0]
 
 
-def _whole(data: bytes, start: int) -> Iterator[Line]:
+def _whole(data: bytes, start: int) -> Iterator[StoredLine]:
     cursor = start
     for raw in data.splitlines(keepends=True):
         cursor += len(raw)
         if raw.endswith(b"\n") and _is_object(raw):
-            yield Line(cursor, raw.decode().rstrip("\n"))
+            yield StoredLine(cursor, raw.decode().rstrip("\n"))
 
 
 def _is_object(raw: bytes) -> bool:

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from marless.errors import CorruptError
-from marless.record import Returns, RoundRecord
+from marless.record import EpisodeReturns, RoundRecord
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 
 HISTORY_ROUNDS = 512
@@ -20,7 +20,7 @@ HISTORY_ROUNDS = 512
 class Journal:
     """Reads the recorded rounds once, then appends rounds and their costs. Its methods block on the disk."""
 
-    def __init__(self, folder: JobState, costs: Costs) -> None:
+    def __init__(self, folder: DurableJob, costs: Costs) -> None:
         self._folder = folder
         self.costs = costs
         self._clear()
@@ -79,7 +79,7 @@ class Journal:
 
     def _clear(self) -> None:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS + 1)
-        self.greedy: Returns | None = None
+        self.greedy: EpisodeReturns | None = None
         """Returns of the newest evaluation."""
         self.trained_s = 0.0
         """Training time in seconds: see `RoundRecord.spent_s`."""

@@ -11,7 +11,7 @@ from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 
 
-class Lanes:
+class LanePublisher:
     """Publishes what the actors of one job have returned of their lanes; see `marless.rpc.carries`."""
 
     def __init__(self, job_id: str, store: ParamStore) -> None:

@@ -6,19 +6,19 @@ import asyncio
 
 from marless.record import LaneRecord
 from marless.rpc.concurrency import to_the_end
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.lanes import Lanes
-from services.coordinator.state.status import Pending
+from services.coordinator.state.lanes import LanePublisher
+from services.coordinator.state.status import PendingRollout
 
 
 class PendingRollouts:
     """The results of rollouts, from the round that is trained next on, without a gap."""
 
-    def __init__(self, folder: JobState, journal: Journal) -> None:
+    def __init__(self, folder: DurableJob, journal: Journal) -> None:
         self._folder = folder
         self._journal = journal
-        self._found: tuple[Pending, ...] = ()
+        self._found: tuple[PendingRollout, ...] = ()
         self._begun: dict[int, int] = {}
         """Number of actors of rollouts that have begun since the last failure, by round."""
 
@@ -39,7 +39,7 @@ class PendingRollouts:
         """Read what an earlier coordinator has left."""
         self._found = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
 
-    def put(self, pending: Pending) -> None:
+    def put(self, pending: PendingRollout) -> None:
         """Add the result of the next round's rollout, or replace it and later ones, and write pending.json."""
         self._begun.pop(pending.round, None)
         self._found = (*(each for each in self.found if each.round < pending.round), pending)
@@ -57,9 +57,9 @@ class PendingRollouts:
         await to_the_end(self._folder.sync_pending)
         self._found = ()
 
-    async def keep_those_with(self, lanes: Lanes) -> None:
+    async def keep_those_with(self, lanes: LanePublisher) -> None:
         """Forget the rollouts whose carries are nowhere, and those that started from them."""
-        kept: list[Pending] = []
+        kept: list[PendingRollout] = []
         for pending in self.found:
             if not await lanes.exist(pending.lanes):
                 break
@@ -67,7 +67,7 @@ class PendingRollouts:
         self._found = tuple(kept)
 
     @property
-    def found(self) -> tuple[Pending, ...]:
+    def found(self) -> tuple[PendingRollout, ...]:
         """The results, by round."""
         first = self._journal.rounds
         later = [pending for pending in self._found if pending.round >= first]
@@ -83,7 +83,7 @@ class PendingRollouts:
         """Env steps sampled in all recorded rounds, and in these."""
         return self._journal.env_steps + sum(pending.env_steps for pending in self.found)
 
-    def of(self, round_: int) -> Pending:
+    def of(self, round_: int) -> PendingRollout:
         """The result of a round's rollout."""
         return next(pending for pending in self.found if pending.round == round_)
 

@@ -47,7 +47,7 @@ from marless.record import RoundRecord
 from marless.round_file import complete_bytes, read
 from marless.spec import JobSpec
 from services.coordinator.state.ownership import Ownership, inherit
-from services.coordinator.state.status import STATUS, JobStatus, Pending, pending_lines, pending_of
+from services.coordinator.state.status import STATUS, JobStatus, PendingRollout, pending_lines, pending_of
 
 DELETED = ".deleted-"
 """Prefix of the names of folders whose deletion is under way or was interrupted."""
@@ -265,7 +265,7 @@ class RunFolder:
                     self.checkpoints.remove(later)
             reach("coordinator.cut.after")
 
-    def write_pending(self, pending: Sequence[Pending]) -> None:
+    def write_pending(self, pending: Sequence[PendingRollout]) -> None:
         """Replace pending.json: a line for each round that is rolled out and not recorded, in order.
 
         It survives the end of this process at once, and a power failure after `sync_pending`. It is written in place,
@@ -287,7 +287,7 @@ class RunFolder:
         with self._disk():
             os.fdatasync(self._pending.fileno())
 
-    def read_pending(self, first: int) -> tuple[Pending, ...]:
+    def read_pending(self, first: int) -> tuple[PendingRollout, ...]:
         """The results of rollouts from round `first` on; see `pending_of`."""
         try:
             return pending_of(regular_files.read(self._pending_path, MAX_PENDING_BYTES), first)

@@ -12,7 +12,7 @@ from marless.bucket.objects import Objects, check_conditions
 from marless.checkpoint import make_directory
 from marless.core.job_id import is_id
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.bucket_home import BucketState
 from services.coordinator.state.run_folder import RunFolder
 
 
@@ -64,7 +64,7 @@ class BucketRuns(Runs):
 
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job, whether or not there is one."""
-        home = Home(self._objects, self._place.below(job), self.path / job, self._lease_s)
+        home = BucketState(self._objects, self._place.below(job), self.path / job, self._lease_s)
         with self._alone:
             copying = self._copying.setdefault(job, threading.Lock())
         return BucketFolder(self.path / job, home, copying)

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable
 
 from marless.rpc.concurrency import to_the_end
-from services.coordinator.state.base import JobState
+from services.coordinator.state.base import DurableJob
 
 
-class Settling:
+class Flusher:
     """Settles one job's folder in the background."""
 
-    def __init__(self, folder: JobState) -> None:
+    def __init__(self, folder: DurableJob) -> None:
         self._folder = folder
         self._under_way: asyncio.Task[None] | None = None
         self._then: list[Callable[[], None]] = []
@@ -30,7 +30,7 @@ class Settling:
         self._under_way = asyncio.create_task(self._settle(self._under_way))
 
     async def done(self) -> None:
-        """Wait until all that was begun is durable; raises what `JobState.settle` raises."""
+        """Wait until all that was begun is durable; raises what `DurableJob.settle` raises."""
         under_way, self._under_way = self._under_way, None
         if under_way:
             await under_way

@@ -13,11 +13,11 @@ from marless.core.group import Group
 from marless.core.job_id import is_id
 from marless.core.state import REPLAY
 from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.job import Job
-from services.coordinator.state.uploads import PREFIX, Uploads
+from marless.job import PreparedJob
+from services.coordinator.state.uploads import PREFIX, FileUploads
 
 
-def of(job: Job, job_id: str, runs: Path, uploads: Uploads) -> Path | None:
+def of(job: PreparedJob, job_id: str, runs: Path, uploads: FileUploads) -> Path | None:
     """The directory of the checkpoint that a new job starts from, checked; None if it starts from random weights.
 
     Raises SpecError.
@@ -31,7 +31,7 @@ def of(job: Job, job_id: str, runs: Path, uploads: Uploads) -> Path | None:
     return source
 
 
-def find(reference: str, runs: Path, uploads: Uploads) -> Path:
+def find(reference: str, runs: Path, uploads: FileUploads) -> Path:
     """The directory of the checkpoint that `reference` names: the newest of a job in `runs`, or an uploaded one.
 
     Raises NotFoundError for an unknown upload, SpecError for a job without a checkpoint, for a damaged checkpoint, and
@@ -65,7 +65,7 @@ def _of_job(job: str, runs: Path) -> Path:
     return directory
 
 
-def load(directory: Path, job: Job) -> Checkpoint:
+def load(directory: Path, job: PreparedJob) -> Checkpoint:
     """Read the checkpoint that a job starts from, with its policies renamed to this job's first groups.
 
     A group starts from the policy of its own name if the checkpoint's agents used one of that name, else from the one
@@ -113,7 +113,7 @@ def _check_family(saved: str, wanted: AlgorithmConfig) -> None:
         )
 
 
-def _check_nets(checkpoint: Checkpoint, job: Job) -> None:
+def _check_nets(checkpoint: Checkpoint, job: PreparedJob) -> None:
     """Raise SpecError, naming what differs, for policies with other nets than those of the section `model` of a job.
 
     Learners would refuse their weights later, in the middle of the job's start. An algorithm without a family may have

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from marless.episode_sums import Sums
-from marless.record import Distances, InvocationRecord, LaneRecord, Returns
+from marless.record import Distances, EpisodeReturns, InvocationRecord, LaneRecord
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -24,7 +24,7 @@ class JobStatus:
     reason: str
     accepted_s: float
     """Unix seconds."""
-    random: Returns | None = None
+    random: EpisodeReturns | None = None
     """The returns of the random baseline, once measured."""
     random_cut: bool = False
     """The job ended before the baseline was complete; it is measured again when the job is resumed."""
@@ -81,14 +81,14 @@ class JobStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
+class PendingRollout:
     """The result of a round's rollout whose update is not recorded yet: a line of pending.json."""
 
     round: int
     rollout_s: float
     """Seconds that its round has taken until then; 0 if the round before it was still being trained."""
     env_steps: int
-    returns: Returns | None
+    returns: EpisodeReturns | None
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """As in the round's record."""
@@ -105,20 +105,20 @@ class Pending:
 
 
 STATUS = TypeAdapter(JobStatus)
-_PENDING = TypeAdapter(Pending)
+_PENDING = TypeAdapter(PendingRollout)
 
 
-def pending_lines(pending: Iterable[Pending]) -> bytes:
+def pending_lines(pending: Iterable[PendingRollout]) -> bytes:
     """The content of pending.json."""
     return b"".join(_PENDING.dump_json(each) + b"\n" for each in pending)
 
 
-def pending_of(content: bytes, first: int) -> tuple[Pending, ...]:
+def pending_of(content: bytes, first: int) -> tuple[PendingRollout, ...]:
     """The rollouts of round `first` and of those that follow it without a gap, from the content of pending.json.
 
     Lines of other rounds, and what follows a torn one, are left out.
     """
-    found: list[Pending] = []
+    found: list[PendingRollout] = []
     with suppress(ValidationError):
         for line in content.splitlines():
             pending = _PENDING.validate_json(line)

@@ -22,7 +22,7 @@ from marless.checkpoint import MANIFEST, Manifest
 from marless.core.limits import MAX_MANIFEST_BYTES
 from marless.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.rpc import chunks
-from marless.rpc.room import Room
+from marless.rpc.room import ByteBudget
 
 PREFIX = "upload:"
 DIRECTORY = ".uploads"
@@ -34,12 +34,12 @@ WAIT_S = 10.0
 _REFERENCE = re.compile(rf"{PREFIX}([0-9a-f]{{64}})")
 
 
-class Uploads:
+class FileUploads:
     """The uploads of one runs directory."""
 
     def __init__(self, runs: Path, limit_bytes: int) -> None:
         self._directory = runs / DIRECTORY
-        self._room = Room("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
+        self._room = ByteBudget("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
 
     async def receive(self, sizes: Sequence[int], stream: chunks.Frames) -> str:
         """Receive and keep a checkpoint; returns the reference to it for `start.checkpoint`.

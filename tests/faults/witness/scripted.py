@@ -12,7 +12,7 @@ from pydantic import Field
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
 from marless.envs.base import EnvSpaces
-from marless.record import Decision, Returns, RoundRecord
+from marless.record import Decision, EpisodeReturns, RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 from marless.sharing.base import SharingConfig, SharingDecision
 
@@ -32,7 +32,7 @@ class ScriptedSharing:
     groups: tuple[Group, ...]
     spaces: EnvSpaces
 
-    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
         """Never."""
         return False
 

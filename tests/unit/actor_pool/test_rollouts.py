@@ -10,7 +10,7 @@ from marless.core.limits import MAX_ACTORS
 from marless.core.stopwatch import Stopwatch
 from marless.errors import SpecError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
@@ -44,7 +44,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.wanted = 0
-        self.machines = Machines()
+        self.machines = MachineAccounts()
         self.affinities: list[str] = []
         self.tasks: list[tuple[str, RolloutTask, float]] = []
 

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from marless.aggregation import config as configs
-from marless.aggregation.queue import Aggregator, Gradient, Queue
+from marless.aggregation.queue import GradientQueue, Queue, QueuedGradient
 from marless.aggregation.staleness import authors_bound, printed_bound, weight
 
 
-def aggregator(rule: str, **settings: object) -> Aggregator:
-    return Aggregator(TypeAdapter(configs.Aggregation).validate_python({"rule": rule, **settings}))
+def aggregator(rule: str, **settings: object) -> GradientQueue:
+    return GradientQueue(TypeAdapter(configs.Aggregation).validate_python({"rule": rule, **settings}))
 
 
-def gradient(number: int, clock: int, scope: str = "team") -> Gradient:
-    return Gradient(id=f"g{number}", learner=f"learner/{number}", scope=scope, clock=clock, env_steps=256)
+def gradient(number: int, clock: int, scope: str = "team") -> QueuedGradient:
+    return QueuedGradient(id=f"g{number}", learner=f"learner/{number}", scope=scope, clock=clock, env_steps=256)
 
 
-def fed(made: Aggregator, queue: Queue, *arrivals: tuple[int, Sequence[int]]) -> tuple[Queue, list[object]]:
+def fed(made: GradientQueue, queue: Queue, *arrivals: tuple[int, Sequence[int]]) -> tuple[Queue, list[object]]:
     """Let gradients of these clocks arrive, each with the clocks of those under way; what became of each."""
     found: list[object] = []
     for number, (clock, under_way) in enumerate(arrivals):
@@ -58,7 +58,7 @@ def test_the_first_round_is_unlimited_and_records_the_greatest_staleness():
     assert (queue.record, queue.first_round) == (0, None)
 
 
-def after_first(made: Aggregator, record: float, clock: int = 10) -> Queue:
+def after_first(made: GradientQueue, record: float, clock: int = 10) -> Queue:
     """A queue whose first round is over."""
     assert isinstance(made.config, configs.StellarisRule)
     return Queue(scope="team", clock=clock, record=record, first_round=1, aggregations=1)
@@ -187,10 +187,10 @@ EVENTS = st.lists(
 class Learners:
     """Learners that start with the newest version, and answer once, again, or never."""
 
-    def __init__(self, made: Aggregator) -> None:
+    def __init__(self, made: GradientQueue) -> None:
         self.made, self.queue = made, Queue(scope="team")
-        self.under_way: list[Gradient] = []
-        self.sent: list[Gradient] = []
+        self.under_way: list[QueuedGradient] = []
+        self.sent: list[QueuedGradient] = []
         self.applied: list[str] = []
         self.started = 0
 

@@ -11,7 +11,7 @@ from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import OffPolicyLearner, draw_generator
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory, TrajectorySchema
@@ -63,7 +63,7 @@ def trajectory(
 
 def draws(made: OffPolicyLearner, given: RoundInput, count: int, times: int = 1) -> list[Batch]:
     """What the first gradient steps of a round draw."""
-    return list(made._draws(given, draw_generator(given), count, times, Meter()))
+    return list(made._draws(given, draw_generator(given), count, times, PassTimer()))
 
 
 def learner(

@@ -7,12 +7,12 @@ import pytest
 
 from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
 from bench.asynchronous_work import DIVERGED, GAMES, Result, Setting, System, trained
-from marless.simulation.asynchronous import Durations, Machines
+from marless.simulation.asynchronous import SlotSeconds, SpeedSpread
 
-DURATIONS = Durations(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
+DURATIONS = SlotSeconds(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
 
 
-def setting(rollouts: int = 100, machines: Machines = Machines()) -> Setting:  # noqa: B008  # frozen
+def setting(rollouts: int = 100, machines: SpeedSpread = SpeedSpread()) -> Setting:  # noqa: B008  # frozen
     return Setting(
         game=GAMES["spread"],
         actors=2,
@@ -70,7 +70,7 @@ def test_a_run_that_diverges_counts_as_one_that_does_not_get_there():
 
 
 def test_slow_slots_hold_up_a_round():
-    slow = trained(SYSTEMS["synchronous"], setting(50, Machines(slow=0.5)), seed=0, lr=1e-3)
+    slow = trained(SYSTEMS["synchronous"], setting(50, SpeedSpread(slow=0.5)), seed=0, lr=1e-3)
     assert slow.at_s == pytest.approx((25 * 3.0,))
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from marless.bucket.objects import Held, Listed
+from marless.bucket.objects import Held, ListedObject
 from marless.errors import ConflictError, CorruptError, NotFoundError, UnreachableError
 
 
@@ -61,9 +61,9 @@ class MemoryObjects:
     def replace(self, key: str, data: bytes, etag: str) -> str:
         return self._write("replace", key, data, lambda: key in self.held and _tag(self.held[key]) == etag)
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[ListedObject]:
         self._begin("listing", prefix)
-        yield from (Listed(key, len(data)) for key, data in sorted(self.held.items()) if key.startswith(prefix))
+        yield from (ListedObject(key, len(data)) for key, data in sorted(self.held.items()) if key.startswith(prefix))
 
     def folders(self, prefix: str) -> Iterator[str]:
         self._begin("folders", prefix)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from marless.bucket.head import Head, Part, Segment, is_path, key_of
+from marless.bucket.head import BucketPart, RunHead, Segment, is_path, key_of
 from marless.errors import CorruptError
 
-PART = Part(change="0123456789abcdef-7", bytes=3, sha256="a" * 64)
-HEAD = Head(
+PART = BucketPart(change="0123456789abcdef-7", bytes=3, sha256="a" * 64)
+HEAD = RunHead(
     owner="0123456789abcdef",
     holder="host 7",
     serial=9,
@@ -21,7 +21,7 @@ HEAD = Head(
 
 
 def test_a_head_is_read_back():
-    assert Head.parse(HEAD.encoded(), "x") == HEAD
+    assert RunHead.parse(HEAD.encoded(), "x") == HEAD
     assert HEAD.rounds == 6
     assert HEAD.checkpoints == (50,)  # without its manifest, a checkpoint is none
     assert key_of("spec.yaml", PART) == "0123456789abcdef-7/spec.yaml"
@@ -65,7 +65,7 @@ def part(**fields) -> dict:
 )
 def test_what_marless_did_not_write_is_refused(data):
     with pytest.raises(CorruptError, match="s3://b/j: not a run folder that marless wrote"):
-        Head.parse(data, "s3://b/j")
+        RunHead.parse(data, "s3://b/j")
 
 
 @pytest.mark.parametrize(

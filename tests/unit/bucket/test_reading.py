@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marless.bucket.address import Address
-from marless.bucket.head import HEAD, Head, Part, Segment, key_of
+from marless.bucket.head import HEAD, BucketPart, RunHead, Segment, key_of
 from marless.bucket.reading import checkpoint, copy, everything, read_head, records, restore, restore_whole
 from marless.errors import CorruptError, NotFoundError
 from tests.unit.bucket.memory import MemoryObjects
@@ -28,8 +28,8 @@ FILES = {
 OLD, NEW = b'{"round": 0}\n{"round": 1}\n', '{"round": 2}'
 
 
-def part(data: bytes) -> Part:
-    return Part(change=CHANGE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+def part(data: bytes) -> BucketPart:
+    return BucketPart(change=CHANGE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def objects() -> MemoryObjects:
     for path, data in FILES.items():
         objects.put(PLACE.key(key_of(path, files[path])), data)
     objects.put(PLACE.key(f"{CHANGE}/rounds.jsonl"), OLD)
-    head = Head(
+    head = RunHead(
         owner="", status="{}", pending="p", files=files, segments=(Segment(part=part(OLD), rounds=2),), tail=(NEW,)
     )
     objects.put(PLACE.key(HEAD), head.encoded())

@@ -216,7 +216,9 @@ def test_a_comparison_says_which_run_is_damaged(marless, tmp_path, monkeypatch):
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     compare = ("compare", "job.yaml", "--presets", "vanilla", "--seeds", 1, "--out", "c", "--resume")
     runs = tmp_path / "c" / "runs"
-    monkeypatch.setattr("marless.cli.comparing.Place.make_here", lambda _place, run, _number: (runs / run.id).mkdir())
+    monkeypatch.setattr(
+        "marless.cli.comparing.ComparisonFolder.make_here", lambda _place, run, _number: (runs / run.id).mkdir()
+    )
     runs.mkdir(parents=True)
     assert marless(*compare)[0] == 102  # the run was not really made
     [folder] = runs.iterdir()

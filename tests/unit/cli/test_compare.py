@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from marless.cli import picture, train
-from marless.cli.train import Outcome
+from marless.cli.train import JobOutcome
 from marless.client import Job, JobState
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.comparison.synthetic import JOB, record, write
@@ -61,13 +61,13 @@ class Machine:
         (folder / "job.json").write_text(json.dumps(status | {"state": "SUCCEEDED"}))
         return self._outcome(folder, "SUCCEEDED")
 
-    def _outcome(self, folder: Path, state: str) -> Outcome:
+    def _outcome(self, folder: Path, state: str) -> JobOutcome:
         job = Job(
             job=folder.name, state=JobState(state), reason="out of luck", env="", algorithm="", rounds=3, env_steps=300,
             greedy_return=None, random_return=None, accepted_s=0.0, ended_s=1.0, resumes=0, run_dir=str(folder),
             summary=None,
         )  # fmt: skip
-        return Outcome(job, interrupted=state == "CANCELLED")
+        return JobOutcome(job, interrupted=state == "CANCELLED")
 
 
 @pytest.fixture

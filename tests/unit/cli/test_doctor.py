@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marless import spec
-from marless.cli.background import Standing
+from marless.cli.background import RunningStack
 from marless.cli.doctor import launchers, machine, places, software, standing
 from marless.cli.doctor.finding import Finding, Level
 from marless.cli.main import app
@@ -249,7 +249,7 @@ def test_ports():
     check(places.loopback(refuse), WARN, "Permission denied")
 
 
-UP = Standing(pid=7, coordinator="unix:/c.sock", version="0.1.0")
+UP = RunningStack(pid=7, coordinator="unix:/c.sock", version="0.1.0")
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_every_format_is_one_or_is_refused(runs, marless, argv, output):
 @pytest.mark.parametrize("output", ["json", "jsonl", "yaml", "name"])
 def test_train_prints_its_summary_in_every_format(marless, monkeypatch, tmp_path, output):
     from marless.cli import local
-    from marless.cli.train import Outcome
+    from marless.cli.train import JobOutcome
     from marless.client import Job, JobState
 
     job = Job(
@@ -159,7 +159,7 @@ def test_train_prints_its_summary_in_every_format(marless, monkeypatch, tmp_path
         greedy_return=None, random_return=None, accepted_s=0.0, ended_s=1.0, resumes=0, run_dir=str(tmp_path),
         summary={"job": "one", "rounds": 3},
     )  # fmt: skip
-    done = Outcome(job, interrupted=False)
+    done = JobOutcome(job, interrupted=False)
     monkeypatch.setattr(local, "_begin", lambda *_: done)
     code, out, _ = marless("train", "job.yaml", "-o", output)
     read = {"json": json.loads, "jsonl": json.loads, "yaml": yaml.safe_load, "name": str.strip}[output]

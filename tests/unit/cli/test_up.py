@@ -72,7 +72,7 @@ def test_beyond_this_machine_it_needs_tls_and_a_token(marless, empty):
 
 def _supervisor(runs) -> subprocess.Popen:
     """A process with the command line of a supervisor, and its stack.json; without the lock, as if it was deleted."""
-    settings = background.Settings(runs=runs).to_json()
+    settings = background.StackSettings(runs=runs).to_json()
     process = subprocess.Popen([sys.executable, "-c", "input()", background.MODULE, settings], stdin=subprocess.PIPE)
     stack = runs / ".stack"
     stack.mkdir(parents=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from marless import spec as specs
-from marless.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record import Decision, EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.spec import JobSpec
 
 JOB = {
@@ -24,8 +24,8 @@ def spec(**changes) -> JobSpec:
     return specs.parse(JOB | changes, "test")
 
 
-def returns(mean: float) -> Returns:
-    return Returns(episodes=4, mean=mean, per_agent=dict.fromkeys(AGENTS, mean), standard_error=0.1)
+def returns(mean: float) -> EpisodeReturns:
+    return EpisodeReturns(episodes=4, mean=mean, per_agent=dict.fromkeys(AGENTS, mean), standard_error=0.1)
 
 
 def _invocation(function: str, name: str, index: int, start_s: float, seconds: float) -> InvocationRecord:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from marless.comparison import table
-from marless.comparison.run_results import Curves, Figures, curves, figures, learners_of
+from marless.comparison.run_results import Figures, RunCurves, curves, figures, learners_of
 from marless.comparison.statements import above_random, equal, statements
 from marless.errors import CorruptError
 from marless.presets import presets
@@ -27,7 +27,7 @@ def run(
     sides=None,
     **usd: float,
 ) -> Figures:
-    line = Curves(
+    line = RunCurves(
         learners=(4,) * rounds, actors=(8,) * rounds, exploring=(-20.0,) * rounds, greedy=(None,) * rounds, cost_usd={}
     )
     return Figures(

@@ -8,7 +8,7 @@ import pytest
 from marless.errors import UnavailableError
 from marless.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution import machines as execution_machines
-from services.coordinator.execution.machines import Machines
+from services.coordinator.execution.machines import PoolMachines
 from services.coordinator.jobs import aftermath
 from services.coordinator.jobs.aftermath import Aftermath
 
@@ -55,7 +55,7 @@ def at_every_round(monkeypatch):
 
 async def test_pools_are_asked_once_a_second_however_short_rounds_are():
     pools = Pools((ROW,))
-    machines = Machines("j", pools)
+    machines = PoolMachines("j", pools)
     assert await machines.look() == (ROW,)
     assert await machines.look() == ()
     assert pools.asked == 1
@@ -64,7 +64,7 @@ async def test_pools_are_asked_once_a_second_however_short_rounds_are():
 @pytest.mark.usefixtures("at_every_round")
 async def test_only_machines_that_did_something_are_recorded_and_their_facts_once():
     later = replace(ROW, present_s=9.0, work_s=8.0)
-    machines = Machines("j", Pools((ROW,), (replace(ROW, present_s=6.0),), (later,)))
+    machines = PoolMachines("j", Pools((ROW,), (replace(ROW, present_s=6.0),), (later,)))
     assert machines.changes(await machines.look()) == (ROW,)
     assert machines.changes(await machines.look()) == ()  # it was only there
     [short] = machines.changes(await machines.look())
@@ -76,13 +76,13 @@ async def test_only_machines_that_did_something_are_recorded_and_their_facts_onc
 async def test_both_pools_of_a_machine_are_recorded_if_one_has_changed():
     """Or its time would be counted twice: the bill compares what each pool saw of it."""
     learner = replace(ROW, pool="learner")
-    machines = Machines("j", Pools((ROW, learner), (replace(ROW, work_s=5.0), replace(learner, present_s=6.0))))
+    machines = PoolMachines("j", Pools((ROW, learner), (replace(ROW, work_s=5.0), replace(learner, present_s=6.0))))
     machines.changes(await machines.look())
     assert [each.pool for each in machines.changes(await machines.look())] == ["actor", "learner"]
 
 
 async def test_the_end_is_written_and_a_full_disk_does_not_fail_the_job():
-    machines, folder = Machines("j", Pools((ROW,))), Folder()
+    machines, folder = PoolMachines("j", Pools((ROW,))), Folder()
     await machines.at_the_end(folder)
     assert folder.kept is not None
     assert folder.kept.end == folder.kept.now == (ROW,)

@@ -9,7 +9,7 @@ import pytest
 from marless import spec as specs
 from marless.errors import SpecError, UnavailableError, UnreachableError
 from marless.job import prepare
-from marless.record import Returns
+from marless.record import EpisodeReturns
 from services.coordinator.execution.baseline import MOST_FAILURES, Baseline
 from services.coordinator.execution.pools import Played
 
@@ -52,7 +52,7 @@ def baseline(pools: Pools, log: Log | None = None, told=lambda returns: None, **
     return Baseline(job_id="j", job=job, pools=pools, log=log or Log(), progressed=told)
 
 
-async def measured(pools: Pools, **options: object) -> Returns | None:
+async def measured(pools: Pools, **options: object) -> EpisodeReturns | None:
     measuring = baseline(pools, **options)
     measuring.start()
     async with asyncio.timeout(5):

@@ -29,7 +29,7 @@ from marless.errors import (
 )
 from services.coordinator.state import bucket_home
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.bucket_home import BucketState
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
 from tests.unit.bucket.memory import MemoryObjects
@@ -50,7 +50,7 @@ class Hosts:
 
     def folder(self, host: str) -> BucketFolder:
         path = self.path / host / "j"
-        return BucketFolder(path, Home(self.objects, PLACE, path, LEASE_S), self.copying[host])
+        return BucketFolder(path, BucketState(self.objects, PLACE, path, LEASE_S), self.copying[host])
 
     def new(self, host: str = "a", start: Path | None = None) -> BucketFolder:
         folder = self.folder(host)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from marless.record import LaneRecord
-from services.coordinator.state.lanes import Lanes
+from services.coordinator.state.lanes import LanePublisher
 
 
 async def test_carries_are_published_again_after_a_failure():
@@ -12,7 +12,7 @@ async def test_carries_are_published_again_after_a_failure():
     async def publish(job, epoch, round_, writes):
         published.append((epoch, round_, [write.policy for write in writes]))
 
-    lanes = Lanes("job", SimpleNamespace(publish=publish))
+    lanes = LanePublisher("job", SimpleNamespace(publish=publish))
     lanes.put(2, {LaneRecord(lane=0, version=3, digest="d"): b"carry"})
     await lanes.publish(1, 2)
     await lanes.publish(1, 2)

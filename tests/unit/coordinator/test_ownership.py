@@ -22,7 +22,7 @@ WRITER = """
 import dataclasses, pathlib, sys
 from marless.errors import FencedError
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import Pending
+from services.coordinator.state.status import PendingRollout
 from tests.unit.test_record import record
 folder = RunFolder(pathlib.Path(sys.argv[1]))
 assert folder.own()
@@ -31,7 +31,7 @@ _, status = folder.load()
 print("owned", flush=True)
 try:
     for number in range(10**9):
-        folder.write_pending([Pending(
+        folder.write_pending([PendingRollout(
             round=number, rollout_s=0.0, env_steps=0, returns=None, invocations=())])
         folder.append(record(number, job="of the first"))
         folder.write_status(dataclasses.replace(status, reason=f"round {number} of the first"))

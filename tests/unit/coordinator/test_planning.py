@@ -7,7 +7,7 @@ import pytest
 
 from marless.core.group import Group
 from marless.errors import InternalError
-from marless.job import Job, prepare
+from marless.job import PreparedJob, prepare
 from marless.record_json import from_json
 from marless.scaling.base import ScalingDecision
 from marless.sharing.base import SharingDecision
@@ -59,7 +59,7 @@ def folder(tmp_path):
 
 def planner(folder, scales=None, shares=None, **changes) -> Planner:
     spec = parse(DOCUMENT | changes, "spec")
-    job: Job = replace(prepare(spec), scaling=scales or Scripted(), sharing=shares or Scripted())
+    job: PreparedJob = replace(prepare(spec), scaling=scales or Scripted(), sharing=shares or Scripted())
     journal = Journal(folder, Costs(spec, folder))
     journal.read()
     return Planner(job, journal)

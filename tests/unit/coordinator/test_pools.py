@@ -13,7 +13,7 @@ from marless.record import LaneRecord
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
@@ -48,7 +48,7 @@ async def pools_of(tmp_path, actors: Actors, learners: Learners):
         async def peer(name, register) -> Peer:
             @asynccontextmanager
             async def build(_address):
-                yield Service(register)
+                yield ServedService(register)
 
             options = ServerOptions(f"unix:{tmp_path}/{name}.sock", Security())
             dialled = Peer(await stack.enter_async_context(serving(options, build)), Security())

@@ -11,18 +11,18 @@ import pytest
 import yaml
 
 from marless import spec
-from marless.checkpoint import Checkpoint, Progress, SavedPolicy
+from marless.checkpoint import Checkpoint, CheckpointProgress, SavedPolicy
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus, Pending
+from services.coordinator.state.status import JobStatus, PendingRollout
 from tests.unit.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")
 STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, random=RETURNS)
 
 
-PENDING = Pending(round=1, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
+PENDING = PendingRollout(round=1, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
 
 
 def taken_over(runs: Path) -> RunFolder:
@@ -39,7 +39,7 @@ def folder(tmp_path) -> RunFolder:
 
 
 def saved(round_: int) -> Checkpoint:
-    progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={"p": ("a", "b")})
+    progress = CheckpointProgress(round=round_, env_steps=7, seed=3, actors=2, groups={"p": ("a", "b")})
     policy = SavedPolicy(version=round_ + 1, blobs={"acting": b"a%d" % round_, "learning": memoryview(b"l%d" % round_)})
     return Checkpoint(progress=progress, policies={"p": policy})
 
@@ -115,7 +115,7 @@ def test_a_missing_job_is_not_found(folder, tmp_path):
 
 def test_the_newest_rollout_replaces_a_longer_one_whole(folder):
     folder.write_pending([PENDING])
-    shorter = Pending(round=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
+    shorter = PendingRollout(round=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
     folder.write_pending([shorter])
     assert folder.read_pending(2) == (shorter,)
     folder.take_over()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.record import Evaluation, Returns, RoundRecord
+from marless.record import EpisodeReturns, Evaluation, RoundRecord
 from marless.sinks.contract import sample_round
 from marless.spec import JobSpec, parse
 from services.coordinator.jobs import sink_feed
@@ -20,7 +20,7 @@ SPEC = {
     **{"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo"},
     **{"stop": {"rounds": 3}, "evaluation": {"every": 0}},
 }
-GREEDY = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
+GREEDY = EpisodeReturns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
 
 
 class Kept:

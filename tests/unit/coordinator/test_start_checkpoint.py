@@ -9,7 +9,7 @@ import pytest
 from marless.algos import registry
 from marless.algos.algorithm import scopes
 from marless.algos.learner import LearnerContext
-from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from marless.core.group import Group
 from marless.core.state import REPLAY, PolicyState
 from marless.errors import NotFoundError, SpecError
@@ -17,7 +17,7 @@ from marless.job import prepare
 from marless.nets import serial
 from marless.spec import parse
 from services.coordinator.state import start_checkpoint
-from services.coordinator.state.uploads import Uploads
+from services.coordinator.state.uploads import FileUploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
 NAMES = ("agent_0", "agent_1")
@@ -28,7 +28,9 @@ def runs(tmp_path) -> Path:
     """A directory of run folders: `done` has two checkpoints, `new` has none."""
     checkpoints = DiskCheckpoints(tmp_path / "done" / "checkpoints")
     for round_ in (1, 12):
-        progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={name: (name,) for name in NAMES})
+        progress = CheckpointProgress(
+            round=round_, env_steps=7, seed=3, actors=2, groups={name: (name,) for name in NAMES}
+        )
         policies = {name: SavedPolicy(version=2, blobs={"acting": b"a"}) for name in NAMES}
         checkpoints.save(Checkpoint(progress=progress, policies=policies), keep=2)
     (tmp_path / "new").mkdir()
@@ -37,7 +39,7 @@ def runs(tmp_path) -> Path:
 
 @pytest.fixture
 def find(runs):
-    return lambda reference: start_checkpoint.find(reference, runs, Uploads(runs, 2**20))
+    return lambda reference: start_checkpoint.find(reference, runs, FileUploads(runs, 2**20))
 
 
 def test_of_a_job_it_is_the_newest_checkpoint(runs, find):
@@ -103,7 +105,7 @@ def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path
         for name, state in states.items()
     }
     groups = {name: (name,) for name in agents}
-    progress = Progress(round=1, env_steps=7, seed=3, actors=2, algorithm=algorithm, groups=groups)
+    progress = CheckpointProgress(round=1, env_steps=7, seed=3, actors=2, algorithm=algorithm, groups=groups)
     checkpoints = DiskCheckpoints(runs / "other" / "checkpoints")
     checkpoints.save(Checkpoint(progress=progress, policies=saved), keep=1)
     return checkpoints.path(1)
@@ -156,7 +158,7 @@ def test_nets_that_a_job_does_not_have_are_refused_when_it_is_submitted(runs, al
     names = [f"agent_{i}" for i in range(3)]
     learner.names([Group(name, (name,)) for name in names])
     written(runs, algorithm, *((name, learner.initial(name, 1)) for name in names))
-    uploads = Uploads(runs, 2**20)
+    uploads = FileUploads(runs, 2**20)
     if not theirs:
         assert start_checkpoint.of(job(model), "new", runs, uploads) is not None
         return

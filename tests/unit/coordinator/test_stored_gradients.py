@@ -2,12 +2,12 @@
 
 import pytest
 
-from marless.rpc.param_store import Head, PolicyListing
+from marless.rpc.param_store import PolicyListing, VersionHead
 from services.coordinator.execution.stored_gradients import StoredGradients
 
 
 def listed(version: int = 1) -> PolicyListing:
-    return PolicyListing(Head("", version, 0, 0.0), "", (version,), ())
+    return PolicyListing(VersionHead("", version, 0, 0.0), "", (version,), ())
 
 
 PRESENT = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.data.replay import Replay, ReplayCounts, ReplaySchema
+from marless.data.replay import ReplayBuffer, ReplayCounts, ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, SpecError, StaleError, UnavailableError
@@ -83,7 +83,7 @@ def _last(trajectory: Trajectory, name: str, b: int, t: int, shape: tuple[int, .
     return np.full(shape, kind == "mask")
 
 
-def contents(replay: Replay, schema: ReplaySchema) -> dict[bytes, dict[str, np.ndarray]]:
+def contents(replay: ReplayBuffer, schema: ReplaySchema) -> dict[bytes, dict[str, np.ndarray]]:
     """All segments, by what was first seen in them."""
     everything = replay.draw_episodes(np.random.default_rng(0), replay.episodes)
     assert len(set(everything.first.tolist())) == replay.episodes
@@ -106,7 +106,7 @@ def same(one, other) -> None:
 def test_it_holds_what_a_list_of_rounds_holds(data):
     # rounds of 1 to 3 actors with 1 to 3 copies and up to 5 steps; deaths, early ends, cuts in mid-rollout
     capacity = data.draw(st.integers(10, 120))
-    replay, model = Replay(EVERYTHING, capacity), []
+    replay, model = ReplayBuffer(EVERYTHING, capacity), []
     for number in range(data.draw(st.integers(1, 12))):
         actors = data.draw(st.integers(1, 3))
         batch, steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
@@ -137,7 +137,7 @@ def test_it_holds_what_a_list_of_rounds_holds(data):
 
 
 def test_as_many_env_steps_are_drawn_from_as_came_in_and_none_of_them_is_a_last_frame():
-    replay = Replay(EVERYTHING, 500)
+    replay = ReplayBuffer(EVERYTHING, 500)
     for number in range(3):
         replay.insert(number, [trajectory(DISCRETE, number)])
     assert (replay.size, replay.counts.inserted) == (90, 90)
@@ -148,7 +148,7 @@ def test_as_many_env_steps_are_drawn_from_as_came_in_and_none_of_them_is_a_last_
 
 
 def test_the_oldest_rounds_make_room_and_a_round_may_go_around_the_end():
-    replay = Replay(PLAIN, 16)  # rounds of 2 segments of 2 steps: 6 frames
+    replay = ReplayBuffer(PLAIN, 16)  # rounds of 2 segments of 2 steps: 6 frames
     seen = []
     for number in range(5):
         replay.insert(number, [flat_round([10 * number + i for i in range(4)], steps=2)])
@@ -160,7 +160,7 @@ def test_the_oldest_rounds_make_room_and_a_round_may_go_around_the_end():
 
 
 def test_what_is_left_at_the_end_of_the_ring_goes_before_what_is_newer():
-    replay = Replay(PLAIN, 10)
+    replay = ReplayBuffer(PLAIN, 10)
     for number, steps in enumerate([3, 3, 1, 5, 4]):  # frames 0-3, 4-7, 8-9; then 0-5; then 6-9 would not do: 0-4
         replay.insert(number, [flat_round([10.0 * number] * steps, steps=steps)])
     assert (replay.size, replay.counts.dropped) == (4, 3 + 3 + 1 + 5)
@@ -168,23 +168,23 @@ def test_what_is_left_at_the_end_of_the_ring_goes_before_what_is_newer():
 
 
 def test_of_a_round_larger_than_all_the_first_segments_are_kept():
-    replay = Replay(PLAIN, 7)
+    replay = ReplayBuffer(PLAIN, 7)
     replay.insert(0, [flat_round([1, 2, 3, 4], steps=2), flat_round([5, 6, 7, 8], steps=2)])
     assert (replay.size, replay.episodes, replay.counts.dropped) == (4, 2, 4)
 
 
 def test_a_capacity_below_one_episode_is_refused():
     with pytest.raises(SpecError, match="capacity 2 does not hold one episode"):
-        Replay(PLAIN, 2).insert(0, [flat_round([1, 2], steps=2)])
+        ReplayBuffer(PLAIN, 2).insert(0, [flat_round([1, 2], steps=2)])
 
 
 def test_nothing_is_drawn_from_nothing():
     with pytest.raises(SpecError, match="empty"):
-        Replay(PLAIN, 5).draw(np.random.default_rng(0), 1)
+        ReplayBuffer(PLAIN, 5).draw(np.random.default_rng(0), 1)
 
 
 def test_the_successor_of_a_row_is_the_next_and_its_last_view_follows_a_segment():
-    replay = Replay(PLAIN, 50)
+    replay = ReplayBuffer(PLAIN, 50)
     replay.insert(0, [flat_round([1, 2, 3, 4], steps=2)])
     rows = np.arange(6)
     assert replay.take("obs/0", rows).ravel().tolist() == [1, 2, 102, 3, 4, 104]
@@ -194,14 +194,14 @@ def test_the_successor_of_a_row_is_the_next_and_its_last_view_follows_a_segment(
 
 
 def test_after_an_end_nothing_is_seen():
-    replay = Replay(PLAIN, 50)
+    replay = ReplayBuffer(PLAIN, 50)
     replay.insert(0, [flat_round([1, 2], steps=2, over=True)])
     assert replay.take("obs/0", np.arange(3)).ravel().tolist() == [1, 2, 0]
     assert replay.take("terminated/0", np.arange(3)).ravel().tolist() == [False, True, False]
 
 
 def test_everybody_lives_and_everything_is_legal_where_nothing_else_is_known():
-    replay = Replay(PLAIN, 50)
+    replay = ReplayBuffer(PLAIN, 50)
     assert replay.take("alive/0", np.zeros((2, 3), np.int64)).shape == (2, 3, 1)
     assert replay.take("mask/0", np.zeros(4, np.int64)).all()
     with pytest.raises(KeyError, match="reward/1"):
@@ -216,7 +216,7 @@ def test_bytes_are_counted_by_hand():
 
 
 def test_uniform_draws_are_uniform_and_episodes_come_once():
-    replay = Replay(PLAIN, 100)
+    replay = ReplayBuffer(PLAIN, 100)
     replay.insert(0, [flat_round([float(i) for i in range(8)], steps=4)])
     rng = np.random.default_rng(3)
     drawn = np.bincount(replay.take("obs/0", replay.draw(rng, 8000).row).ravel().astype(int), minlength=8)
@@ -230,7 +230,7 @@ def test_uniform_draws_are_uniform_and_episodes_come_once():
 class TestPrioritised:
     @pytest.fixture
     def replay(self):
-        replay = Replay(PLAIN, 50, alpha=0.5)
+        replay = ReplayBuffer(PLAIN, 50, alpha=0.5)
         replay.insert(0, [flat_round([1, 2, 3, 4], steps=4)])
         replay.reprioritise(np.arange(4), np.array([1.0, 4.0, 9.0, 16.0]))  # to the power 0.5: 1, 2, 3, 4 of 10
         return replay
@@ -259,11 +259,11 @@ class TestPrioritised:
         assert drawn.tolist() == [1, 2, 2, 3, 3, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6]
 
     def test_the_priority_of_the_first_samples_is_no_floor_of_the_highest(self):
-        replay = Replay(PLAIN, 50, alpha=0.5)
+        replay = ReplayBuffer(PLAIN, 50, alpha=0.5)
         replay.insert(0, [flat_round([1, 2, 3], steps=3)])
         replay.reprioritise(np.arange(3), np.array([0.01, 0.04, 0.09]))  # to the power 0.5: 1, 2, 3 tenths
         replay.insert(1, [flat_round([4, 5], steps=2)])  # 3 tenths each, of 12
-        again = Replay(PLAIN, 50, alpha=0.5)
+        again = ReplayBuffer(PLAIN, 50, alpha=0.5)
         again.insert(0, [flat_round([1, 2, 3], steps=3)])
         again.insert(1, [flat_round([4, 5], steps=2)])
         again.restore(replay.arrays())
@@ -276,7 +276,7 @@ class TestPrioritised:
         assert replay.draw(np.random.default_rng(0), 10).row.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
 
     def test_what_was_dropped_meanwhile_gets_no_priority(self):
-        replay = Replay(PLAIN, 6, alpha=1.0)
+        replay = ReplayBuffer(PLAIN, 6, alpha=1.0)
         replay.insert(0, [flat_round([1, 2], steps=2)])
         replay.insert(1, [flat_round([3, 4], steps=2)])
         replay.insert(2, [flat_round([5], steps=1)])  # over the first, which left frame 2
@@ -290,7 +290,7 @@ class TestPrioritised:
         assert set(row.tolist()) == {1, 3}
 
     def test_episodes(self):
-        replay = Replay(PLAIN, 50, alpha=1.0, unit="episodes")
+        replay = ReplayBuffer(PLAIN, 50, alpha=1.0, unit="episodes")
         replay.insert(0, [flat_round([1, 2, 3, 4], steps=2)])
         replay.reprioritise(np.array([0, 3]), np.array([3.0, 1.0]))
         draw = replay.draw_episodes(np.random.default_rng(0), 4, beta=1.0)
@@ -299,7 +299,7 @@ class TestPrioritised:
         assert set(replay.draw(np.random.default_rng(0), 100).row.tolist()) == {0, 1, 3, 4}  # uniform, as ever
 
 
-def work(replay: Replay, number: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+def work(replay: ReplayBuffer, number: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     """What an update does to a replay; returns what it learned from."""
     made = [trajectory(DISCRETE, 100 * number + i) for i in range(1 + number % 3)]
     replay.insert(number, made)
@@ -323,7 +323,7 @@ class TestGoingOn:
 
     @pytest.fixture(params=[None, 0.6], ids=["uniform", "prioritised"])
     def make(self, request, tmp_path):
-        return lambda name="r", capacity=200: Replay(EVERYTHING, capacity, tmp_path / name, alpha=request.param)
+        return lambda name="r", capacity=200: ReplayBuffer(EVERYTHING, capacity, tmp_path / name, alpha=request.param)
 
     def undisturbed(self, make):
         replay, learned, published = make("undisturbed"), [], []
@@ -504,13 +504,13 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UnavailableError, match=r"No space left.*lower algorithm\.replay\.capacity"):
-        Replay(PLAIN, 10, tmp_path / "r")
+        ReplayBuffer(PLAIN, 10, tmp_path / "r")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_replay_that_is_no_longer_used_leaves_its_lock(tmp_path):
     for number, _ in pairwise(range(4)):
-        replay = Replay(PLAIN, 10, tmp_path / "r")
+        replay = ReplayBuffer(PLAIN, 10, tmp_path / "r")
         replay.insert(number, [flat_round([1, 2], steps=2)])
         inode = (tmp_path / "r").stat().st_ino
         del replay
@@ -518,7 +518,7 @@ def test_a_replay_that_is_no_longer_used_leaves_its_lock(tmp_path):
 
 
 def test_counts_are_what_an_update_reports():
-    replay = Replay(PLAIN, 10)
+    replay = ReplayBuffer(PLAIN, 10)
     replay.insert(0, [flat_round([1, 2], steps=2)])
     assert replay.report() == {"size": 2.0, "inserted": 2.0, "dropped": 0.0, "lost": 0.0, "drawn": 0.0}
     assert [each.name for each in dataclasses.fields(ReplayCounts)] == ["inserted", "dropped", "lost", "drawn"]

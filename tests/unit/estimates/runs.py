@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from marless.core.group import Group
-from marless.job import Job, prepare
-from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
+from marless.job import PreparedJob, prepare
+from marless.record import Distances, EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.spec import JobSpec, parse
 from services.coordinator.execution.planning import Planner
@@ -45,7 +45,7 @@ def run_of(spec: JobSpec, rounds: int, seed: int = 0) -> tuple[RoundRecord, ...]
     return tuple(made)
 
 
-def _round(job: Job, plan, returns: Returns, rng, *, similarity: bool, before) -> RoundRecord:
+def _round(job: PreparedJob, plan, returns: EpisodeReturns, rng, *, similarity: bool, before) -> RoundRecord:
     start_s = before.ended_s + 0.01 if before else 1000.0
     actors, rollout_s = _actors(plan.actors, start_s, rng)
     update_s = start_s + rollout_s
@@ -76,13 +76,13 @@ def _round(job: Job, plan, returns: Returns, rng, *, similarity: bool, before) -
     )
 
 
-def _returns(job: Job, rng) -> Returns:
+def _returns(job: PreparedJob, rng) -> EpisodeReturns:
     per_agent = {agent: float(rng.normal(-20.0, 3.0)) for agent in job.spaces.agents}
     mean = sum(per_agent.values()) / len(per_agent)
-    return Returns(episodes=8, mean=mean, per_agent=per_agent, standard_error=0.5)
+    return EpisodeReturns(episodes=8, mean=mean, per_agent=per_agent, standard_error=0.5)
 
 
-def _distances(job: Job, rng) -> tuple[Distances, ...]:
+def _distances(job: PreparedJob, rng) -> tuple[Distances, ...]:
     found = []
     for each in job.spaces.classes:
         values = rng.uniform(0.1, 5.0, (len(each.agents), len(each.agents)))
@@ -113,7 +113,7 @@ def _actors(count: int, start_s: float, rng) -> tuple[list[InvocationRecord], fl
     return found, max(slots) - start_s + 0.002
 
 
-def _learners(job: Job, groups: tuple[Group, ...], actors: int, start_s: float, rng, similarity: bool):
+def _learners(job: PreparedJob, groups: tuple[Group, ...], actors: int, start_s: float, rng, similarity: bool):
     """One learner a class: a tenth of a second of reading, then passes that take as long as the work in them."""
     found, longest = [], 0.0
     for index, agents in enumerate(job.spaces.classes):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
 from marless.fleet.attempts import MAX_ATTEMPTS
-from marless.fleet.attendance import Attendance, Homes
+from marless.fleet.attendance import ConnectedWorkers, Homes
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.machine import Machine
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
 
@@ -69,11 +69,11 @@ async def test_an_arrival_costs_the_same_however_many_workers_are_waited_for():
 def worker(name: str) -> Worker:
     async def send(_message: PoolMessage) -> None: ...
 
-    return Worker(WorkerHello(worker=name), send, 0.0, Machines().arrive(Machine(id="m"), 0.0))
+    return Worker(WorkerHello(worker=name), send, 0.0, MachineAccounts().arrive(Machine(id="m"), 0.0))
 
 
 async def test_waiting_for_several_workers_ends_once_all_are_there_at_the_same_time():
-    here, a, b = Attendance(), worker("a"), worker("b")
+    here, a, b = ConnectedWorkers(), worker("a"), worker("b")
     waiting = asyncio.create_task(here.present(["a", "b"]))
     await asyncio.sleep(0)
     here.arrive("a", a)
@@ -88,7 +88,7 @@ async def test_waiting_for_several_workers_ends_once_all_are_there_at_the_same_t
 
 
 async def test_a_worker_that_was_replaced_leaves_nothing():
-    here, first, second = Attendance(), worker("a"), worker("a")
+    here, first, second = ConnectedWorkers(), worker("a"), worker("a")
     here.arrive("a", first)
     here.arrive("a", second)
     here.leave("a", first)

@@ -15,7 +15,7 @@ import pytest
 from marless.errors import SpecError
 from marless.fleet import environment
 from marless.fleet.launchers import containers, docker
-from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.containers import Pool
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.engine import Engine
@@ -35,7 +35,7 @@ def server(tmp_path):
 
 def program(place, *arguments):
     given = ("--place", str(place), *arguments)
-    return Program(MODULE, given, {"SECRET": "of the pool"}, lambda: "token of the role", environment.ACTOR)
+    return WorkerProgram(MODULE, given, {"SECRET": "of the pool"}, lambda: "token of the role", environment.ACTOR)
 
 
 def options(server, **more):
@@ -65,7 +65,7 @@ async def test_it_passes_the_contract(server):
 
 
 async def test_a_container_has_limits_and_no_rights_and_shows_no_secret(server, launcher, tmp_path):
-    assert await launcher.launch([Order("one", "ticket of one", ("--more",))]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket of one", ("--more",))]) == [ACCEPTED]
     found = await facts(tmp_path, "one")
     assert found["handover"] == {"ticket": "ticket of one", "token": "token of the role"}
     [container] = server.created
@@ -87,13 +87,13 @@ async def test_a_container_has_limits_and_no_rights_and_shows_no_secret(server, 
 
 @pytest.mark.parametrize(("worker", "how"), [("exits", "exit code 3"), ("dies", "exit code -15")])
 async def test_how_a_worker_ended_is_told(launcher, tmp_path, worker, how):
-    assert await launcher.launch([Order(worker, "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder(worker, "ticket")]) == [ACCEPTED]
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe(worker) == how
 
 
 async def test_a_worker_that_needs_more_memory_than_its_limit_is_told(server, launcher, tmp_path):
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await facts(tmp_path, "one")
     [container] = server.created
     container.is_out_of_memory = True
@@ -104,7 +104,7 @@ async def test_a_worker_that_needs_more_memory_than_its_limit_is_told(server, la
 
 async def test_workers_end_with_their_pool(server, launcher, tmp_path):
     """As in a pool that is killed, the connection closes, and nobody kills."""
-    await launcher.launch([Order("one", "ticket")])
+    await launcher.launch([LaunchOrder("one", "ticket")])
     await facts(tmp_path, "one")
     launcher._workers["one"]._writer.transport.abort()
     [container] = server.created
@@ -116,7 +116,7 @@ async def test_a_new_token_reaches_running_workers(server, tmp_path, monkeypatch
     tokens = ["first"]
     given = dataclasses.replace(program(tmp_path), token=lambda: tokens[-1])
     launcher = docker.make(given, options(server))
-    await launcher.launch([Order("one", "ticket")])
+    await launcher.launch([LaunchOrder("one", "ticket")])
     for token in ("first", "second"):
         assert (await facts(tmp_path, "one"))["handover"]["token"] == token
         (tmp_path / "one").unlink()
@@ -128,7 +128,7 @@ async def test_a_new_token_reaches_running_workers(server, tmp_path, monkeypatch
 @pytest.mark.parametrize("fault", [DROPPED, DONE_AND_DROPPED])
 async def test_a_lost_answer_is_looked_up_and_nothing_is_doubled(server, launcher, tmp_path, call, fault):
     server.faults[call].append(fault)
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await facts(tmp_path, "one")
     assert len(server.created) == len(server.containers) == 1
 
@@ -136,15 +136,15 @@ async def test_a_lost_answer_is_looked_up_and_nothing_is_doubled(server, launche
 async def test_what_is_not_known_to_run_is_removed_before_it_is_ordered_again(server, launcher, tmp_path):
     server.faults["create"].append(DONE_AND_DROPPED)
     server.faults["inspect"].append(DROPPED)
-    [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch.outcome is Outcome.UNKNOWN
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+    assert launch.outcome is LaunchOutcome.UNKNOWN
     assert launch.reason.startswith("cannot inspect container marless-")
     assert len(server.containers) == 1
     server.faults["remove"].append(DROPPED)
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe("one") == launch.reason
     assert server.containers == {}
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await facts(tmp_path, "one")
     assert len(server.containers) == 1
 
@@ -175,22 +175,22 @@ async def test_the_engine_s_errors_are_told_and_the_worker_may_be_ordered_again(
     server, launcher, tmp_path, call, fault, said
 ):
     server.faults[call].append(fault)
-    [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch.outcome is Outcome.REFUSED
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert re.search(said, launch.reason), launch.reason
     assert server.containers == {}
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await facts(tmp_path, "one")
 
 
 async def test_an_engine_that_hangs_is_given_up_and_does_not_block_the_pool(server, tmp_path):
     launcher = docker.make(program(tmp_path), options(server, engine_s=str(SLOW_S)))
     server.faults["image"].append(Fault(hangs=True))
-    launching = asyncio.create_task(launcher.launch([Order("one", "ticket")]))
+    launching = asyncio.create_task(launcher.launch([LaunchOrder("one", "ticket")]))
     await asyncio.sleep(0)
     assert not launching.done()
     [launch] = await launching
-    assert launch.outcome is Outcome.REFUSED
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert f"cannot inspect image workers: no answer within {SLOW_S} s from the container engine" in launch.reason
     await launcher.close()
 
@@ -207,8 +207,8 @@ async def test_an_engine_that_is_not_there_is_told(server, tmp_path, url, said):
         taken.bind(("127.0.0.1", 0))
         address = url.format(port=taken.getsockname()[1])
         launcher = docker.make(program(tmp_path), options(server, engine=address))
-        [launch] = await launcher.launch([Order("one", "ticket")])
-        assert launch.outcome is Outcome.REFUSED
+        [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+        assert launch.outcome is LaunchOutcome.REFUSED
         assert re.search(said, launch.reason), launch.reason
         condition = await launcher.check()
         assert condition.advice
@@ -221,9 +221,9 @@ async def test_a_socket_that_the_user_may_not_use_is_told(server, tmp_path, monk
 
     monkeypatch.setattr("socket.socket.connect", connect)
     launcher = docker.make(program(tmp_path), options(server))
-    [launch] = await launcher.launch([Order("one", "ticket")])
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     monkeypatch.undo()
-    assert launch.outcome is Outcome.REFUSED
+    assert launch.outcome is LaunchOutcome.REFUSED
     assert f"user {os.getuid()} may not use the container engine at {server.address}; add the user to" in launch.reason
     await launcher.close()
 
@@ -235,9 +235,9 @@ async def test_images_that_run_as_root_are_refused(server, tmp_path):
         given["user"] = "1000"
     settings = dataclasses.replace(containers.read(program(tmp_path), given), user="")
     launcher = docker.DockerLauncher(program(tmp_path), settings, Engine(server.address, 15.0))
-    [launch] = await launcher.launch([Order("one", "ticket")])
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     assert (launch.outcome, launch.reason) == (
-        Outcome.REFUSED,
+        LaunchOutcome.REFUSED,
         "image workers runs as root, and workers do not; give user=, such as user=1000",
     )
     await launcher.close()
@@ -370,7 +370,7 @@ def test_containers_of_dead_pools_are_found_and_no_others(server, left):
 async def test_a_pool_s_first_launch_removes_what_dead_pools_left(server, left, tmp_path):
     kept = server.containers.keys() - left
     launcher = docker.make(program(tmp_path), options(server))
-    await launcher.launch([Order("one", "ticket")])
+    await launcher.launch([LaunchOrder("one", "ticket")])
     await launcher.close()
     assert server.containers.keys() == kept
     server.containers.clear()
@@ -383,7 +383,7 @@ def test_a_pool_knows_itself_by_its_label():
 
 
 async def test_many_are_started_a_few_at_a_time(server, launcher, tmp_path):
-    orders = [Order(f"w{number}", "ticket") for number in range(2 * docker.CALLS)]
+    orders = [LaunchOrder(f"w{number}", "ticket") for number in range(2 * docker.CALLS)]
     started_s = time.monotonic()
     assert await launcher.launch(orders) == [ACCEPTED] * len(orders)
     assert time.monotonic() - started_s < PATIENCE_S

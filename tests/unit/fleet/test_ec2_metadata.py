@@ -7,7 +7,7 @@ import pytest
 
 from marless.fleet.hosts.surroundings import Identity
 from marless.fleet.launchers.ec2 import metadata as imds
-from marless.fleet.launchers.ec2.metadata import Instance, Metadata
+from marless.fleet.launchers.ec2.metadata import InstanceMetadata, Metadata
 from tests.fake_metadata import metadata
 
 
@@ -21,13 +21,13 @@ def service():
 async def first(service, monkeypatch):
     """Waits for the next notice."""
     monkeypatch.setattr(imds, "POLL_S", 0.02)
-    notices = Instance(Metadata(service.address)).notices()
+    notices = InstanceMetadata(Metadata(service.address)).notices()
     yield lambda: anext(notices)
     await notices.aclose()
 
 
 async def test_an_instance_knows_its_type_market_and_zone(service):
-    identity = await Instance(Metadata(service.address)).identify()
+    identity = await InstanceMetadata(Metadata(service.address)).identify()
     launched_s = datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
     machine = f"id=i-0abc,provider=aws,type=c6a.4xlarge,market=spot,zone=eu-central-1a,launched_s={launched_s:.0f}"
     assert identity == Identity("i-0abc", machine)
@@ -35,7 +35,7 @@ async def test_an_instance_knows_its_type_market_and_zone(service):
 
 async def test_an_instance_without_a_life_cycle_is_on_demand(service):
     del service.texts["meta-data/instance-life-cycle"]
-    assert "market=on-demand," in (await Instance(Metadata(service.address)).identify()).machine
+    assert "market=on-demand," in (await InstanceMetadata(Metadata(service.address)).identify()).machine
 
 
 def test_an_expired_token_is_renewed(service):

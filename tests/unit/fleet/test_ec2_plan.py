@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.fleet.launchers.ec2.plan import Demand, Group, Instance, Load, Plan, plan
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.plan import GroupInstance, Load, MachineDemand, Plan, ScalingGroup, plan
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 
-SETTINGS = Settings("actors", "eu-central-1", idle_s=300.0, boot_s=600.0)
+SETTINGS = Ec2Settings("actors", "eu-central-1", idle_s=300.0, boot_s=600.0)
 BUSY, IDLE = Load(workers=2), Load(workers=0, idle_s=301.0)
 
 
-def group(*states: str, desired: int | None = None, most: int = 8, least: int = 0) -> Group:
+def group(*states: str, desired: int | None = None, most: int = 8, least: int = 0) -> ScalingGroup:
     """Protected machines "i-0", "i-1", … in these states."""
-    machines = tuple(Instance(f"i-{n}", state, is_protected=True) for n, state in enumerate(states))
-    return Group("actors", least, most, len(machines) if desired is None else desired, machines)
+    machines = tuple(GroupInstance(f"i-{n}", state, is_protected=True) for n, state in enumerate(states))
+    return ScalingGroup("actors", least, most, len(machines) if desired is None else desired, machines)
 
 
-def decided(found: Group, loads: dict[str, Load], *, waiting: int = 0, slots: int = 2, silent_s=None) -> Plan:
-    return plan(found, loads, silent_s or {}, Demand(waiting, slots), SETTINGS)
+def decided(found: ScalingGroup, loads: dict[str, Load], *, waiting: int = 0, slots: int = 2, silent_s=None) -> Plan:
+    return plan(found, loads, silent_s or {}, MachineDemand(waiting, slots), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_machine_that_does_not_dial_in_is_ended_and_replaced():
 
 def test_machines_with_work_and_unknown_ones_are_protected():
     machines = tuple(
-        Instance(f"i-{n}", state) for n, state in enumerate(("InService", "InService", "InService", "Pending"))
+        GroupInstance(f"i-{n}", state) for n, state in enumerate(("InService", "InService", "InService", "Pending"))
     )
-    found = Group("actors", 0, 8, 4, machines)
+    found = ScalingGroup("actors", 0, 8, 4, machines)
     loads = {"i-0": BUSY, "i-1": Load(0, 1.0)}
     assert decided(found, loads).protect == ("i-0", "i-2")
 
@@ -108,13 +108,14 @@ LOADS = st.builds(
 @st.composite
 def situations(draw):
     machines = [
-        Instance(f"i-{n}", draw(st.sampled_from(STATES)), draw(st.booleans())) for n in range(draw(st.integers(0, 8)))
+        GroupInstance(f"i-{n}", draw(st.sampled_from(STATES)), draw(st.booleans()))
+        for n in range(draw(st.integers(0, 8)))
     ]
     loads = {each.id: draw(LOADS) for each in machines if draw(st.booleans())}
     loads = {name: dataclasses.replace(load, idle_s=0.0) if load.workers else load for name, load in loads.items()}
     silent_s = {each.id: draw(st.floats(0, 1200)) for each in machines if each.id not in loads}
-    found = Group("actors", 0, draw(st.integers(1, 12)), draw(st.integers(0, 12)), tuple(machines))
-    return found, loads, silent_s, Demand(draw(st.integers(0, 50)), draw(st.integers(0, 5)))
+    found = ScalingGroup("actors", 0, draw(st.integers(1, 12)), draw(st.integers(0, 12)), tuple(machines))
+    return found, loads, silent_s, MachineDemand(draw(st.integers(0, 50)), draw(st.integers(0, 5)))
 
 
 @given(situations())

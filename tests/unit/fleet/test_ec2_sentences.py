@@ -4,13 +4,13 @@ import pytest
 
 from marless.errors import SpecError
 from marless.fleet import environment
-from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.base import WorkerProgram
 from marless.fleet.launchers.ec2 import sentences
-from marless.fleet.launchers.ec2.plan import Group, Instance
-from marless.fleet.launchers.ec2.settings import Settings, read
+from marless.fleet.launchers.ec2.plan import GroupInstance, ScalingGroup
+from marless.fleet.launchers.ec2.settings import Ec2Settings, read
 
-ACTORS = Program("services.actor_pool.worker", (), {}, str, environment.ACTOR)
-SETTINGS = Settings("actors", "eu-central-1", "actor")
+ACTORS = WorkerProgram("services.actor_pool.worker", (), {}, str, environment.ACTOR)
+SETTINGS = Ec2Settings("actors", "eu-central-1", "actor")
 CALL = "autoscaling:SetDesiredCapacity"
 
 
@@ -88,32 +88,32 @@ def test_why_a_machine_is_not_launched(said, meaning):
 
 
 def test_a_group_of_other_workers_or_with_a_least_size_is_refused():
-    assert sentences.unfit(Group("actors", 0, 4, 0, tags={"marless:role": "actor"}), SETTINGS) == ""
-    assert sentences.unfit(Group("actors", 0, 4, 0), SETTINGS) == ""
-    assert sentences.unfit(Group("actors", 0, 4, 0, tags={"marless:role": "learner"}), SETTINGS) == (
+    assert sentences.unfit(ScalingGroup("actors", 0, 4, 0, tags={"marless:role": "actor"}), SETTINGS) == ""
+    assert sentences.unfit(ScalingGroup("actors", 0, 4, 0), SETTINGS) == ""
+    assert sentences.unfit(ScalingGroup("actors", 0, 4, 0, tags={"marless:role": "learner"}), SETTINGS) == (
         "group actors in eu-central-1 is for learner workers (its tag marless:role): give the actor pool one of its own"
     )
-    assert sentences.unfit(Group("actors", 2, 4, 2), SETTINGS) == (
+    assert sentences.unfit(ScalingGroup("actors", 2, 4, 2), SETTINGS) == (
         "group actors in eu-central-1 keeps 2 machines (its min_size), also without work: set that to 0"
     )
 
 
 def test_what_a_worker_waits_for_is_told():
-    running = (Instance("i-0", "InService"), Instance("i-1", "Pending"))
-    assert sentences.waiting(Group("actors", 0, 4, 2, running), SETTINGS, 1) == (
+    running = (GroupInstance("i-0", "InService"), GroupInstance("i-1", "Pending"))
+    assert sentences.waiting(ScalingGroup("actors", 0, 4, 2, running), SETTINGS, 1) == (
         "1 of 2 machines of group actors in eu-central-1 start; workers follow when they have dialled in"
     )
-    assert sentences.waiting(Group("actors", 0, 2, 2, running), SETTINGS, 0) == (
+    assert sentences.waiting(ScalingGroup("actors", 0, 2, 2, running), SETTINGS, 0) == (
         "all 2 machines of group actors in eu-central-1 are full, and that is its max_size: raise it, or wait"
     )
-    assert sentences.waiting(Group("actors", 0, 4, 3, running), SETTINGS, 0) == (
+    assert sentences.waiting(ScalingGroup("actors", 0, 4, 3, running), SETTINGS, 0) == (
         "a machine of group actors in eu-central-1 is ordered (2 of 3 run)"
     )
 
 
 def test_options_are_read_and_the_role_is_put_into_the_name_of_the_group():
     given = {"group": "fleet-{role}", "region": "eu-west-1", "slots": "16", "idle_s": "60"}
-    assert read(ACTORS.module, given) == Settings("fleet-actor", "eu-west-1", "actor", slots=16, idle_s=60.0)
+    assert read(ACTORS.module, given) == Ec2Settings("fleet-actor", "eu-west-1", "actor", slots=16, idle_s=60.0)
 
 
 @pytest.mark.parametrize(

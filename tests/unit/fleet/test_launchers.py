@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from marless.errors import SpecError
-from marless.fleet.launchers.base import ACCEPTED, Condition, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, Condition, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.external import ExternalLauncher
 from marless.fleet.launchers.local import LocalLauncher
 from marless.fleet.launchers.options import Choice, parse
 from marless.fleet.launchers.registry import launching
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersResponse
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.common_pb2 import WorkerInfo
@@ -24,7 +24,7 @@ from services.actor_pool import config as actors
 from services.learner_pool import config as learners
 from tests import tokens
 
-PROGRAM = Program("services.actor_pool.worker", (), {}, lambda: "")
+PROGRAM = WorkerProgram("services.actor_pool.worker", (), {}, lambda: "")
 
 
 class Their(ExternalLauncher):
@@ -55,8 +55,8 @@ async def test_ours_are_found_with_their_options():
         assert (launcher.connect_s, launcher.capacity()) == (7.0, None)
     async with launching(parse("external"), PROGRAM) as launcher:
         assert launcher.capacity() == 0
-        [launch] = await launcher.launch([Order("one", "ticket")])
-        assert launch.outcome is Outcome.REFUSED
+        [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+        assert launch.outcome is LaunchOutcome.REFUSED
         await launcher.drain("one", 0.0)
         assert await launcher.observe("one") == "not started"
 
@@ -72,7 +72,7 @@ async def test_external_says_how_many_workers_are_attached(tmp_path, monkeypatch
 
     @asynccontextmanager
     async def build(_address):
-        yield Service(partial(add_ActorPoolServiceServicer_to_server, Pool()))
+        yield ServedService(partial(add_ActorPoolServiceServicer_to_server, Pool()))
 
     options = ServerOptions("127.0.0.1:0", Security(known.of(Role.SERVICE), tokens=known))
     async with serving(options, build) as address:

@@ -13,8 +13,8 @@ import pytest
 
 from marless.fleet import orphans
 from marless.fleet.launchers import forking, template
-from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome, Program
-from marless.fleet.launchers.forking import Template
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
+from marless.fleet.launchers.forking import TemplateProcess
 from marless.fleet.launchers.local import LocalLauncher
 
 MODULE = "tests.unit.fleet.scripted_worker"
@@ -27,8 +27,8 @@ ROOM, TASKS = (
 )
 
 
-def program(place: Path, module: str = MODULE) -> Program:
-    return Program(module, ("--place", str(place)), os.environ, lambda: "token of the role")
+def program(place: Path, module: str = MODULE) -> WorkerProgram:
+    return WorkerProgram(module, ("--place", str(place)), os.environ, lambda: "token of the role")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def facts(place: Path, worker: str):
 
 
 async def launched(launcher: LocalLauncher, place: Path, worker: str):
-    [launch] = await launcher.launch([Order(worker, f"ticket of {worker}")])
+    [launch] = await launcher.launch([LaunchOrder(worker, f"ticket of {worker}")])
     assert launch == ACCEPTED
     return await facts(place, worker)
 
@@ -56,7 +56,10 @@ def process_of(found) -> psutil.Process:
 
 
 async def test_a_worker_finds_what_is_its_own_and_nothing_of_others(launcher, tmp_path):
-    assert await launcher.launch([Order("one", "ticket of one"), Order("two", "ticket of two")]) == [ACCEPTED] * 2
+    assert (
+        await launcher.launch([LaunchOrder("one", "ticket of one"), LaunchOrder("two", "ticket of two")])
+        == [ACCEPTED] * 2
+    )
     one, two = await facts(tmp_path, "one"), await facts(tmp_path, "two")
     for name, found in (("one", one), ("two", two)):
         process = process_of(found)
@@ -105,8 +108,8 @@ async def test_a_template_that_hangs_is_given_up(launcher, tmp_path, monkeypatch
     found = await launched(launcher, tmp_path, "one")
     process_of(found).parent().suspend()
     monkeypatch.setattr(forking, "FORK_S", 0.05)
-    [launch] = await launcher.launch([Order("two", "ticket")])
-    assert launch.outcome is Outcome.REFUSED
+    [launch] = await launcher.launch([LaunchOrder("two", "ticket")])
+    assert launch.outcome is LaunchOutcome.REFUSED
     said = "its template did not fork it within 0.05 s; the machine is too busy, it is tried again"
     assert launch.reason == f"cannot start worker two: {said}"
     monkeypatch.undo()
@@ -116,15 +119,15 @@ async def test_a_template_that_hangs_is_given_up(launcher, tmp_path, monkeypatch
 
 async def test_a_module_that_cannot_be_imported_is_said(tmp_path, capfd):
     launcher = LocalLauncher(program(tmp_path, "tests.unit.fleet.missing"))
-    [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch.outcome is Outcome.FAILED
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+    assert launch.outcome is LaunchOutcome.FAILED
     assert launch.reason == "worker one could not start (its template: exit code 1); see the pool's log"
     assert "No module named 'tests.unit.fleet.missing'" in capfd.readouterr().err
     await launcher.close()
 
 
 async def test_a_template_may_be_shared_and_is_not_ended_with_a_launcher(tmp_path):
-    shared = Template(MODULE, ("--place", str(tmp_path)), os.environ)
+    shared = TemplateProcess(MODULE, ("--place", str(tmp_path)), os.environ)
     found = []
     for name in ("one", "two"):
         launcher = LocalLauncher(program(tmp_path), shared=shared)
@@ -144,17 +147,17 @@ async def test_a_machine_that_has_no_room_for_a_process_refuses(tmp_path, monkey
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, "")
 
-    class Full(Template):
+    class Full(TemplateProcess):
         def _start(self) -> None:
             self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             monkeypatch.setattr(os, "fork", fork)
-            self.loop = threading.Thread(target=template.Template(theirs).run)
+            self.loop = threading.Thread(target=template.TemplateLoop(theirs).run)
             self.loop.start()
 
     full = Full(MODULE, (), {})
     launcher = LocalLauncher(program(tmp_path), shared=full)
-    [launch] = await launcher.launch([Order("one", "ticket")])
-    assert launch == Launch(Outcome.REFUSED, ROOM.format("one", TASKS))
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
+    assert launch == Launch(LaunchOutcome.REFUSED, ROOM.format("one", TASKS))
     full._orders.close()
     full.loop.join()
 
@@ -172,8 +175,8 @@ async def test_a_pool_without_descriptors_refuses_and_leaves_no_process(launcher
         return said, [], *rest
 
     monkeypatch.setattr(socket, "recv_fds", without_room)
-    [launch] = await launcher.launch([Order("two", "ticket")])
-    assert launch == Launch(Outcome.REFUSED, ROOM.format("two", "no descriptor in its pool (`ulimit -n`)"))
+    [launch] = await launcher.launch([LaunchOrder("two", "ticket")])
+    assert launch == Launch(LaunchOutcome.REFUSED, ROOM.format("two", "no descriptor in its pool (`ulimit -n`)"))
     assert parents == [process_of(found).ppid()]
     forked[0].wait(PATIENCE_S)
 
@@ -181,8 +184,16 @@ async def test_a_pool_without_descriptors_refuses_and_leaves_no_process(launcher
 @pytest.mark.parametrize(
     ("ended", "outcome", "said"),
     [
-        ("killed by signal 9", Outcome.REFUSED, "cannot start worker one: its template was killed by signal 9; it is"),
-        ("exit code 1", Outcome.FAILED, "worker one could not start (its template: exit code 1); see the pool's log"),
+        (
+            "killed by signal 9",
+            LaunchOutcome.REFUSED,
+            "cannot start worker one: its template was killed by signal 9; it is",
+        ),
+        (
+            "exit code 1",
+            LaunchOutcome.FAILED,
+            "worker one could not start (its template: exit code 1); see the pool's log",
+        ),
     ],
 )
 async def test_a_template_that_is_killed_is_tried_again_and_one_that_is_broken_is_not(
@@ -191,7 +202,7 @@ async def test_a_template_that_is_killed_is_tried_again_and_one_that_is_broken_i
     async def fork(*_given):
         raise forking.TemplateEndedError(ended)
 
-    monkeypatch.setattr(Template, "fork", fork)
-    [launch] = await launcher.launch([Order("one", "ticket")])
+    monkeypatch.setattr(TemplateProcess, "fork", fork)
+    [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     assert launch.outcome is outcome
     assert launch.reason.startswith(said)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.fleet.machines import EARLIER_S, FORGET_S, Machines, Presence
+from marless.fleet.machines import EARLIER_S, FORGET_S, MachineAccounts, Presence
 from marless.machine import Machine
 
 WALL_S = 1_700_000_000.0
@@ -29,13 +29,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def machines(clock) -> Machines:
-    made = Machines("local", clock=clock, wall=clock.wall)
+def machines(clock) -> MachineAccounts:
+    made = MachineAccounts("local", clock=clock, wall=clock.wall)
     clock.now += 10_000.0  # the pool has run for a while
     return made
 
 
-def told(machines: Machines, job: str) -> list[tuple[str, float, float, float]]:
+def told(machines: MachineAccounts, job: str) -> list[tuple[str, float, float, float]]:
     return [
         (use.presence.machine.id, use.account.starting_s, use.account.work_s, use.account.waiting_s)
         for use in machines.of(job)
@@ -136,7 +136,7 @@ def test_a_machine_ends_with_its_last_worker(machines, clock):
 
 def test_a_machine_that_its_launcher_keeps_goes_on_without_workers(clock):
     kept = {"m"}
-    machines = Machines("ec2", lambda: kept, clock=clock, wall=clock.wall)
+    machines = MachineAccounts("ec2", lambda: kept, clock=clock, wall=clock.wall)
     presence = machines.arrive(Machine(id="m"), took_s=0.0)
     machines.begin(presence, "j")
     clock.now += 2.0
@@ -198,7 +198,7 @@ EVENTS = st.lists(
 def test_all_time_of_all_machines_is_divided_and_nothing_shrinks(events):
     """The sum over jobs, and what no job had, is the time from each beginning to each end: nothing twice, none lost."""
     clock = Clock()
-    machines = Machines(clock=clock, wall=clock.wall)
+    machines = MachineAccounts(clock=clock, wall=clock.wall)
     clock.now += 10_000.0
     present: dict[str, Presence] = {}
     ever: set[Presence] = set()
@@ -238,7 +238,7 @@ def test_all_time_of_all_machines_is_divided_and_nothing_shrinks(events):
 
 def test_a_price_is_the_launchers_where_the_machine_does_not_say_it(clock):
     known: dict[str, float] = {}
-    machines = Machines("ec2", usd_h=lambda machine: known.get(machine.type), clock=clock, wall=clock.wall)
+    machines = MachineAccounts("ec2", usd_h=lambda machine: known.get(machine.type), clock=clock, wall=clock.wall)
     silent = machines.arrive(Machine(id="i-1", type="c6a.4xlarge", market="spot"), 0.0)
     says = machines.arrive(Machine(id="i-2", type="c6a.4xlarge", usd_h=0.3), 0.0)
     for presence in (silent, says):

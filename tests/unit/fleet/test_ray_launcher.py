@@ -8,12 +8,12 @@ import pytest
 
 from marless.errors import SpecError
 from marless.fleet import environment
-from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.ray import driving, host, launcher, sentences
 from marless.fleet.launchers.ray.sentences import Cluster
-from marless.fleet.launchers.ray.settings import Assignment, Demand, read
+from marless.fleet.launchers.ray.settings import Assignment, WorkerResources, read
 
-PROGRAM = Program("module", ("--pool", "unix:/pool"), {"PATH": "/bin"}, lambda: "token", environment.ACTOR)
+PROGRAM = WorkerProgram("module", ("--pool", "unix:/pool"), {"PATH": "/bin"}, lambda: "token", environment.ACTOR)
 NODES = [
     {"Alive": True, "Resources": {"CPU": 4.0, "memory": 8 * 2.0**30, "node:here": 1.0, "object_store_memory": 9.0}},
     {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0, "spot": 2.0}},
@@ -44,7 +44,7 @@ def scripted(tmp_path, monkeypatch):
     """A driver that answers as its script does; `-m MODULE` runs it."""
     (tmp_path / "scripted_driver.py").write_text(DRIVER)
     monkeypatch.setattr(driving, "_MODULE", "scripted_driver")
-    return Program("module", (), {"PYTHONPATH": str(tmp_path)}, lambda: "token", environment.ACTOR)
+    return WorkerProgram("module", (), {"PYTHONPATH": str(tmp_path)}, lambda: "token", environment.ACTOR)
 
 
 def test_options_become_what_ray_counts():
@@ -54,7 +54,7 @@ def test_options_become_what_ray_counts():
     assert str(settings.demand) == "0.5 CPUs, 1 GPU, 2.0 GiB, 1 spot, 0.25 a100"
     assignment = Assignment.of(PROGRAM, settings)
     assert Assignment.from_line(assignment.to_line()) == assignment
-    assert read(PROGRAM, {}).demand == Demand(cpus=1.0)
+    assert read(PROGRAM, {}).demand == WorkerResources(cpus=1.0)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_a_cluster_is_told_with_what_is_free():
 @pytest.mark.parametrize(
     ("demand", "said"),
     [
-        (Demand(cpus=2.0), "for a worker of 2 CPUs: 2 nodes with 6 CPUs (1 free), "),
-        (Demand(cpus=5.0), "for a worker of 5 CPUs: no node has 5 CPUs (2 nodes"),
-        (Demand(cpus=1.0, gpus=2.0), "for a worker of 1 CPU, 2 GPUs: no node has 2 GPUs (2 nodes"),
-        (Demand(cpus=1.0), "for a worker of 1 CPU on one node, or does not start it in time: 2 nodes"),
+        (WorkerResources(cpus=2.0), "for a worker of 2 CPUs: 2 nodes with 6 CPUs (1 free), "),
+        (WorkerResources(cpus=5.0), "for a worker of 5 CPUs: no node has 5 CPUs (2 nodes"),
+        (WorkerResources(cpus=1.0, gpus=2.0), "for a worker of 1 CPU, 2 GPUs: no node has 2 GPUs (2 nodes"),
+        (WorkerResources(cpus=1.0), "for a worker of 1 CPU on one node, or does not start it in time: 2 nodes"),
     ],
 )
 def test_why_there_is_no_room_is_told(demand, said):
@@ -129,10 +129,10 @@ def test_why_no_cluster_is_connected_is_told(error, said):
 
 async def test_answers_of_the_driver_are_those_of_the_launcher(scripted, capfd):
     made = launcher.RayLauncher(scripted, read(scripted, {}))
-    orders = [Order("one", "ticket of one"), Order("full", "ticket")]
+    orders = [LaunchOrder("one", "ticket of one"), LaunchOrder("full", "ticket")]
     first, second = await made.launch(orders)
     assert first == ACCEPTED
-    assert (second.outcome, second.reason) == (Outcome.REFUSED, "no room")
+    assert (second.outcome, second.reason) == (LaunchOutcome.REFUSED, "no room")
     observed = asyncio.create_task(made.observe("one"))
     await made.drain("one", 0.0)
     assert await observed == "exit code 5"
@@ -146,12 +146,12 @@ async def test_answers_of_the_driver_are_those_of_the_launcher(scripted, capfd):
 
 async def test_of_a_driver_that_ends_in_mid_launch_nothing_is_known(scripted):
     made = launcher.RayLauncher(scripted, read(scripted, {}))
-    [lost] = await made.launch([Order("lost", "ticket")])
+    [lost] = await made.launch([LaunchOrder("lost", "ticket")])
     how = "the connection to Ray is lost (its driver ended: exit code 7)"
-    assert (lost.outcome, lost.reason) == (Outcome.UNKNOWN, f"{how}; it is made again")
+    assert (lost.outcome, lost.reason) == (LaunchOutcome.UNKNOWN, f"{how}; it is made again")
     assert await made.observe("lost") == how
     await made.drain("lost", 0.0)
-    assert await made.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await made.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
     await made.close()
 
 

@@ -13,7 +13,7 @@ from marless.rpc.refs import write_new
 from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
 from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
 from services.learner_pool import unpublished
-from services.learner_pool.computed import Computed, check_published
+from services.learner_pool.computed import UpdateResultCache, check_published
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
@@ -60,8 +60,8 @@ def store() -> Store:
 
 
 @pytest.fixture
-def computed(store, buffer) -> Computed:
-    return Computed("job", store, buffer)
+def computed(store, buffer) -> UpdateResultCache:
+    return UpdateResultCache("job", store, buffer)
 
 
 def request(epoch: int = 1, *, agents: str = "ab", versions: str = "xy") -> UpdateRequest:
@@ -88,7 +88,7 @@ class Borrowed:
         write_new(self.path, self.limit, ranges, content)
 
 
-async def fenced(computed: Computed, buffer: TrajectoryBuffer, scope: int = 0) -> Path:
+async def fenced(computed: UpdateResultCache, buffer: TrajectoryBuffer, scope: int = 0) -> Path:
     """A scope's learner was refused, and has left what it computed."""
     path = buffer.spare()
     write = PolicyWrite(f"policy-{scope}", 1, f"job/0/policy-{scope}", BLOBS)
@@ -97,7 +97,7 @@ async def fenced(computed: Computed, buffer: TrajectoryBuffer, scope: int = 0) -
     return path
 
 
-def versions(computed: Computed) -> dict[int, list[tuple[str, int]]]:
+def versions(computed: UpdateResultCache) -> dict[int, list[tuple[str, int]]]:
     return {
         scope: [(each.policy, each.version) for each in result.versions] for scope, result in computed.results.items()
     }

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from marless.envs import registry as environments
-from marless.fleet.machines import Machines
+from marless.fleet.machines import MachineAccounts
 from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import parse, spaces_to_json
@@ -19,7 +19,7 @@ class Dispatcher:
     """One worker, whose first task is cold."""
 
     def __init__(self) -> None:
-        self.tasks, self.machines = 0, Machines()
+        self.tasks, self.machines = 0, MachineAccounts()
 
     async def run(self, task, payload, *, timeout_s, setting, affinity):
         self.tasks += 1

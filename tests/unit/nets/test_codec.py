@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from marless.errors import CorruptError
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.layout import GRULayout, Layout, generator
 
 LAYOUTS = [Layout(3, (4,), 2), GRULayout(3, (4,), 2)]
@@ -18,7 +18,7 @@ LAYOUTS = [Layout(3, (4,), 2), GRULayout(3, (4,), 2)]
 @pytest.mark.parametrize("target", [True, False])
 @pytest.mark.parametrize("moments", [True, False])
 def test_rows_round_trip(layout: Layout | GRULayout, acts: bool, target: bool, moments: bool) -> None:
-    codec = Codec("critic", layout, 1.0, acts, moments=moments, target=target)
+    codec = StateCodec("critic", layout, 1.0, acts, moments=moments, target=target)
     fresh = codec.fresh(generator(1, "x"))
     assert set(fresh) == {"flat", "first", "second", "count", *["moments"] * moments, *["target"] * target}
     row = {key: torch.rand_like(tensor) for key, tensor in fresh.items()} | {"count": torch.tensor(7.0).double()}
@@ -33,14 +33,14 @@ def test_rows_round_trip(layout: Layout | GRULayout, acts: bool, target: bool, m
 
 
 def test_a_target_net_begins_as_the_net_and_in_memory_of_its_own() -> None:
-    row = Codec("policy", LAYOUTS[0], 1.0, acts=True, target=True).fresh(generator(1, "x"))
+    row = StateCodec("policy", LAYOUTS[0], 1.0, acts=True, target=True).fresh(generator(1, "x"))
     assert torch.equal(row["target"], row["flat"])
     row["flat"].add_(1.0)
     assert not torch.equal(row["target"], row["flat"])
 
 
 def test_a_target_that_is_missing_or_does_not_fit_is_named() -> None:
-    codec = Codec("policy", LAYOUTS[0], 1.0, acts=True, target=True)
+    codec = StateCodec("policy", LAYOUTS[0], 1.0, acts=True, target=True)
     acting, learning = codec.write(codec.fresh(generator(1, "x")))
     without = {name: array for name, array in learning.items() if name != "policy.target"}
     with pytest.raises(CorruptError, match="target is missing"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marless.checkpoint import Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from marless.envs.base import Box, Discrete
 from marless.nets import actions, serial
 from marless.nets.acting import ActingState
@@ -42,7 +42,7 @@ def save(
         name: SavedPolicy(version=10 + round_, blobs={"acting": serial.encode_acting(each), "learning": b"later"})
         for name, each in states.items()
     }
-    progress = Progress(round=round_, env_steps=100, seed=0, actors=1, groups=groups)
+    progress = CheckpointProgress(round=round_, env_steps=100, seed=0, actors=1, groups=groups)
     DiskCheckpoints(run / "checkpoints").save(Checkpoint(progress=progress, policies=policies), keep)
     return run / "checkpoints" / f"round-{round_:06d}"
 

@@ -18,7 +18,7 @@ import marless
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import LearnerContext
-from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedLane, SavedPolicy
+from marless.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedLane, SavedPolicy
 from marless.core.group import Group
 from marless.envs import registry
 from marless.envs.base import Box, Discrete
@@ -102,7 +102,7 @@ def test_what_a_learner_publishes(tmp_path, algorithm):
         groups |= {group.policy: group.agents for group in chosen}
         states = [learner.initial(group.policy, 1) for group in chosen]
         expected.append(ActingPolicies.from_states(agents, states))
-    progress = Progress(round=1, env_steps=1, seed=1, actors=1, groups=groups)
+    progress = CheckpointProgress(round=1, env_steps=1, seed=1, actors=1, groups=groups)
     DiskCheckpoints(tmp_path).save(Checkpoint(progress=progress, policies=policies), 1)
     team = marless.load_policy(tmp_path / "round-000001")
     for agents, acting in zip(spaces.classes, expected, strict=True):

@@ -15,7 +15,7 @@ from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.certificates import check_served, check_shown
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
-from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from tests import tokens
@@ -25,7 +25,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @asynccontextmanager
 async def built(_address):
-    yield Service(lambda server: None)
+    yield ServedService(lambda server: None)
 
 
 def security(tls, name="server", **others) -> Security:
@@ -94,7 +94,7 @@ async def test_a_service_is_built_with_what_others_dial_and_it_can_be_dialled(tl
     @asynccontextmanager
     async def build(address):
         told.append(address)
-        yield Service(lambda server: None)
+        yield ServedService(lambda server: None)
 
     ours = security(tls, tokens=tokens.made(tmp_path / "tokens"), mutual=True)
     async with serving(ServerOptions("0.0.0.0:0", ours, advertise="127.0.0.1"), build) as address:

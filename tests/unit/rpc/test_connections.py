@@ -26,7 +26,7 @@ async def forgetful(address):
 
     @asynccontextmanager
     async def build(_address):
-        yield server.Service(lambda _server: None)
+        yield server.ServedService(lambda _server: None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "_OPTIONS", options)

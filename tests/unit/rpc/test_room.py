@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from marless.errors import OverloadedError
-from marless.rpc.room import Room
+from marless.rpc.room import ByteBudget
 
 
 class Asking:
     """Requests of one room, by name."""
 
     def __init__(self, limit: int, **options: int) -> None:
-        self.room = Room("test", "--limit", limit, **options)
+        self.room = ByteBudget("test", "--limit", limit, **options)
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, job: str, size: int, wait_s: float | None = None) -> asyncio.Task[None]:

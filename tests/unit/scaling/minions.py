@@ -3,20 +3,20 @@
 import numpy as np
 
 from marless.scaling.minions.features import FEATURES
-from marless.scaling.minions.model import Curves, Line, RunModel
-from marless.scaling.minions.scheduler import Saving, Scheduler, Task, save
+from marless.scaling.minions.model import QuantityCurves, RunModel, StepCost
+from marless.scaling.minions.scheduler import Saving, Scheduler, SchedulerTask, save
 from marless.spec import parse
 
 NONE = np.zeros(1)
 ONE = np.ones(1)
 
 
-def task(**changes) -> Task:
+def task(**changes) -> SchedulerTask:
     fields = {"rounds": 10, "max_actors": 4, "target": 0.0, "budget_usd": None, "usd_per_gb_s": 0.5, "beta": 0.1}
-    return Task(**fields | changes)
+    return SchedulerTask(**fields | changes)
 
 
-def scheduler(*, of: Task | None = None, **biases: float) -> Scheduler:
+def scheduler(*, of: SchedulerTask | None = None, **biases: float) -> Scheduler:
     """Prefers 1 actor, and with `return_=x` 4 actors where the last return is below x; center 0, scale 1."""
     of = of or task()
     sizes = (len(FEATURES), 64, 64, of.max_actors)
@@ -37,9 +37,9 @@ def saved(directory, given: Scheduler | None = None, cheapest: Scheduler | None 
     return directory
 
 
-def straight(*finals: float, end: float = 400.0) -> Curves:
+def straight(*finals: float, end: float = 400.0) -> QuantityCurves:
     """Runs that rise evenly from 0."""
-    return Curves(end=end, values=np.array([np.linspace(0.0, final, 5) for final in finals]), residuals=NONE)
+    return QuantityCurves(end=end, values=np.array([np.linspace(0.0, final, 5) for final in finals]), residuals=NONE)
 
 
 def model(**changes) -> RunModel:
@@ -50,8 +50,8 @@ def model(**changes) -> RunModel:
         "returns": straight(40.0),
         "actor_s": np.array([2.0]),
         "actor_gb": 1.0,
-        "learner_s": Line(fixed=1.0, per_step=0.1, ratios=ONE),
-        "learner_gb_s": Line(fixed=2.0, per_step=0.2, ratios=ONE),
+        "learner_s": StepCost(fixed=1.0, per_step=0.1, ratios=ONE),
+        "learner_gb_s": StepCost(fixed=2.0, per_step=0.2, ratios=ONE),
     }
     fields |= changes
     runs = len(fields["returns"].values)

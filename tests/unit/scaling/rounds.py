@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from marless.core.group import Group
-from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record import Decision, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
 from marless.scaling.base import ScalingContext, ScalingDecision
 
 
@@ -27,7 +27,7 @@ def record(
     env_steps: int | None = None,
     decided: tuple[str, ScalingDecision] | None = None,
 ) -> RoundRecord:
-    returns = None if mean is None else Returns(episodes=1, mean=mean, per_agent={"a": mean}, standard_error=0.0)
+    returns = None if mean is None else EpisodeReturns(episodes=1, mean=mean, per_agent={"a": mean}, standard_error=0.0)
     decisions = ()
     if decided:
         rule, decision = decided

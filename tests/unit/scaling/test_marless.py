@@ -8,15 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from marless.errors import SpecError
-from marless.scaling.bounds import Bounds
-from marless.scaling.marless import SCALING, MarlessConfig, lone_average, outlier_safe, score
+from marless.scaling.bounds import ActorRange
+from marless.scaling.marless import SCALING, MarlessScalingConfig, lone_average, outlier_safe, score
 from tests.unit.scaling.rounds import actors, context, groups, measured
 
 THREE = ("a", "b", "c")
 
 
 def make(*policies: str, most: int = 50, agents: int = 0, **settings):
-    return SCALING.make(MarlessConfig(**settings), context(*policies, most=most, agents=agents))
+    return SCALING.make(MarlessScalingConfig(**settings), context(*policies, most=most, agents=agents))
 
 
 def test_the_lowest_ratio_of_a_window_asks_for_most():
@@ -131,8 +131,8 @@ def test_more_than_the_job_gets_is_refused():
 
 
 def test_the_paper_s_defaults_are_safe_with_six_and_four_policies_but_not_with_three_or_two():
-    bounds = Bounds(50 / 6, 50)
-    limit = MarlessConfig().limit(bounds)
+    bounds = ActorRange(50 / 6, 50)
+    limit = MarlessScalingConfig().limit(bounds)
     assert limit == pytest.approx(20.83, abs=0.01)
     averages = {policies: lone_average(bounds, policies) for policies in (6, 4, 3, 2)}
     assert averages == pytest.approx({6: 15.28, 4: 18.75, 3: 22.22, 2: 29.17}, abs=0.01)
@@ -149,10 +149,10 @@ def test_the_paper_s_defaults_are_safe_with_six_and_four_policies_but_not_with_t
 def test_one_policy_forces_the_maximum_exactly_where_the_condition_fails(most, low, policies, beta, form):
     assume(low <= most)
     names = [f"p{number}" for number in range(policies)]
-    config = MarlessConfig(min_actors=low, beta=beta, threshold=form)
+    config = MarlessScalingConfig(min_actors=low, beta=beta, threshold=form)
     ratios = {name: [2.0, 1.0] if number == 0 else [1.0, 2.0] for number, name in enumerate(names)}
     found = SCALING.make(config, context(*names, most=most)).decide(measured("curvature", ratios), groups(*names))
-    bounds = Bounds(float(low), most)
+    bounds = ActorRange(float(low), most)
     average = low + (most - low) / policies
     assert found.inputs["average"] == pytest.approx(average)
     safe = outlier_safe(bounds, policies, config.limit(bounds))

@@ -9,7 +9,7 @@ import torch
 from marless.errors import SpecError
 from marless.record import PhaseSeconds
 from marless.scaling.minions.features import FEATURES
-from marless.scaling.minions.model import Curves, Line, _line, fit, synthetic, task_of
+from marless.scaling.minions.model import QuantityCurves, StepCost, _line, fit, synthetic, task_of
 from marless.scaling.minions.scheduler import forward
 from marless.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
 from marless.scaling.minions.training import PPOSettings, _bump, _discounted, _Learning, _look, compare, score, train
@@ -60,7 +60,7 @@ def test_a_simulated_run_is_the_model_round_by_round():
 
 
 def test_chance_is_seen_and_not_rewarded():
-    noisy = model(returns=Curves(end=400.0, values=np.zeros((1, 5)), residuals=np.array([-1.0, 1.0])))
+    noisy = model(returns=QuantityCurves(end=400.0, values=np.zeros((1, 5)), residuals=np.array([-1.0, 1.0])))
     runs = play(noisy, task(rounds=9, target=0.0, beta=0.0), fixed(3), 5, SEED)
     assert set(runs.observations[1:, :, FEATURES.index("return")].ravel().tolist()) == {-1.0, 1.0}
     assert (runs.returns == 0).all()
@@ -72,7 +72,7 @@ def test_returns_stay_where_the_records_end():
 
 
 def test_the_longest_of_many_actors_takes_longer_than_their_mean():
-    even = model(actor_s=np.linspace(0.0, 1.0, 101), learner_s=Line(fixed=0.0, per_step=0.0, ratios=np.ones(1)))
+    even = model(actor_s=np.linspace(0.0, 1.0, 101), learner_s=StepCost(fixed=0.0, per_step=0.0, ratios=np.ones(1)))
     for actors in (1, 4):
         runs = play(even, task(rounds=2, max_actors=4), fixed(actors), 4000, SEED)
         assert runs.round_s.mean() == pytest.approx(actors / (actors + 1), abs=0.01)  # of uniform durations
@@ -82,7 +82,7 @@ def test_the_longest_of_many_actors_takes_longer_than_their_mean():
 
 
 def test_chance_is_the_same_whatever_was_chosen_and_runs_take_turns():
-    noisy = model(learner_s=Line(fixed=1.0, per_step=0.0, ratios=np.linspace(0.5, 1.5, 9)))
+    noisy = model(learner_s=StepCost(fixed=1.0, per_step=0.0, ratios=np.linspace(0.5, 1.5, 9)))
     one, four = (play(noisy, task(), fixed(actors), 5, SEED).round_s for actors in (1, 4))
     assert one == pytest.approx(four)
     assert len(np.unique(one)) > 5
@@ -221,7 +221,7 @@ def known():
     comes near: it cannot know which kind of run it is in, while the first returns tell.
     """
     rises = np.array([[0.0, 20.0, 40.0, 60.0, 60.0, 60.0, 60.0, 60.0, 60.0], np.linspace(0.0, 60.0, 9)])
-    of = model(returns=Curves(end=320.0, values=rises, residuals=np.zeros(1)))
+    of = model(returns=QuantityCurves(end=320.0, values=rises, residuals=np.zeros(1)))
     return of, task(rounds=12, max_actors=4, target=60.0, beta=0.5), -29.5
 
 

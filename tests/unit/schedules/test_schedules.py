@@ -8,7 +8,7 @@ import pytest
 from marless.algos.algorithm import AlgorithmConfig
 from marless.algos.registry import ALGORITHMS, algorithm
 from marless.errors import InternalError, SpecError
-from marless.schedules.base import RollOut, State, Train
+from marless.schedules.base import RollOut, ScheduleState, Train
 from marless.schedules.contract import check_schedule
 from marless.schedules.evaluating import is_due
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
@@ -28,8 +28,8 @@ def test_ours_keep_the_contract(name):
 
 
 def test_a_synchronous_round_is_rolled_out_then_trained():
-    assert SYNCHRONOUS.due(State(recorded=3)) == (RollOut(3, decided=3),)
-    assert SYNCHRONOUS.due(State(recorded=3, rolled_out=frozenset((3,)))) == (Train(3),)
+    assert SYNCHRONOUS.due(ScheduleState(recorded=3)) == (RollOut(3, decided=3),)
+    assert SYNCHRONOUS.due(ScheduleState(recorded=3, rolled_out=frozenset((3,)))) == (Train(3),)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_a_synchronous_round_is_rolled_out_then_trained():
     ],
 )
 def test_a_pipelined_round_is_rolled_out_while_the_one_before_is_trained(rolled_out, last, due):
-    assert PIPELINED.due(State(recorded=3, rolled_out=frozenset(rolled_out), last=last)) == due
+    assert PIPELINED.due(ScheduleState(recorded=3, rolled_out=frozenset(rolled_out), last=last)) == due
 
 
 def test_the_first_two_pipelined_rounds_act_with_the_first_versions():
-    assert PIPELINED.due(State(recorded=0)) == (RollOut(0, decided=0),)
-    assert PIPELINED.due(State(recorded=0, rolled_out=frozenset((0,)))) == (Train(0), RollOut(1, decided=0))
+    assert PIPELINED.due(ScheduleState(recorded=0)) == (RollOut(0, decided=0),)
+    assert PIPELINED.due(ScheduleState(recorded=0, rolled_out=frozenset((0,)))) == (Train(0), RollOut(1, decided=0))
 
 
 class Scripted:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from marless.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
 from marless.errors import InternalError, SpecError
 from marless.schedules.arrivals import Arrival, read, written
-from marless.schedules.stellaris import Learn, Progress, Publish, Sample, Stellaris, Step
+from marless.schedules.stellaris import Learn, Publish, Sample, Stellaris, StellarisProgress, StellarisStep
 from marless.schedules.stellaris_config import StellarisConfig
 
 RULES = [StellarisRule, SoftsyncRule, SSPRule, AsyncRule, SyncRule]
@@ -207,11 +207,11 @@ class _Course:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self.progress = Progress(actors=1)
+        self.progress = StellarisProgress(actors=1)
         self.commands = []
         self.arrivals = []
 
-    def take(self, step: Step) -> None:
+    def take(self, step: StellarisStep) -> None:
         self.progress, progress = step.progress, step.progress
         self.commands += step.commands
         assert progress.sampling or progress.learning, "nothing is under way: the job stands still"

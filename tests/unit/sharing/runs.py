@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record import Decision, Distances, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.sharing.base import Sharing, SharingDecision
 from marless.sharing.groups import initial_groups
@@ -23,17 +23,17 @@ def policy(spaces: EnvSpaces = SIX, **settings: object) -> Sharing:
     return SHARING.make(config, initial_groups("independent", spaces), spaces)
 
 
-def returns(per_agent: Mapping[str, float] | None) -> Returns | None:
+def returns(per_agent: Mapping[str, float] | None) -> EpisodeReturns | None:
     if per_agent is None:
         return None
     mean = sum(per_agent.values()) / len(per_agent)
-    return Returns(episodes=4, mean=mean, per_agent=per_agent, standard_error=0.0)
+    return EpisodeReturns(episodes=4, mean=mean, per_agent=per_agent, standard_error=0.0)
 
 
 def record(
     number: int,
     decision: SharingDecision,
-    seen: Returns | None,
+    seen: EpisodeReturns | None,
     *,
     curvature: Mapping[str, float] | None = None,
     distances: Sequence[Distances] = (),

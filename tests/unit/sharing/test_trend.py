@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.errors import SpecError
-from marless.sharing.trend import Detector, Seen, steepest
+from marless.sharing.trend import Detector, TrendState, steepest
 
 SIX = tuple(f"agent_{i}" for i in range(6))
 
@@ -15,7 +15,7 @@ def detector(agents=("a",), window=3, threshold=0.1, **options):
 
 
 def after(watch, *returns):
-    seen = Seen()
+    seen = TrendState()
     for each in returns:
         seen = watch.see(seen, each if isinstance(each, dict) else dict.fromkeys(watch.agents, each))
     return seen
@@ -88,7 +88,7 @@ def test_it_fires_below_the_threshold_and_not_at_it():
 
 def test_clearing_keeps_the_range():
     seen = after(detector(), 0.0, 4.0, 2.0).cleared()
-    assert seen == Seen((), (0.0,), (4.0,))
+    assert seen == TrendState((), (0.0,), (4.0,))
     assert detector().trend(detector().see(seen, {"a": 3.0})) == (0.75,)
 
 

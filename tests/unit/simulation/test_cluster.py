@@ -13,7 +13,7 @@ from marless.record import PhaseSeconds
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.simulation.cluster import (
     ModelledRun,
-    Task,
+    SimulatedFunction,
     lanes,
     makespan,
     modelled,
@@ -46,25 +46,31 @@ def phases(rollout: float = 0.0, update: float = 0.0, evaluation: float = 0.0) -
     [(1, 14.0), (2, 8.0), (3, 6.0), (4, 5.0)],  # on two 5+3 | 3+3, on three 5 | 3+3 | 3
 )
 def test_longest_tasks_come_first(slots, seconds):
-    tasks = [Task(s) for s in (3.0, 3.0, 5.0, 3.0)]
+    tasks = [SimulatedFunction(s) for s in (3.0, 3.0, 5.0, 3.0)]
     assert makespan(schedule(tasks, slots)) == seconds
 
 
 def test_a_schedule_says_when_and_where():
-    placed = schedule([Task(1.0), Task(4.0), Task(2.0)], 2)
+    placed = schedule([SimulatedFunction(1.0), SimulatedFunction(4.0), SimulatedFunction(2.0)], 2)
     assert [(each.lane, each.start_s, each.end_s) for each in placed] == [(1, 2.0, 3.0), (0, 0.0, 4.0), (1, 0.0, 2.0)]
 
 
 def test_of_tasks_that_become_ready_at_one_moment_the_longest_is_next():
     # 0 and 1 end at 1; then 3 (5 s) must not wait behind 2 (1 s), which only 0 held back.
-    tasks = [Task(1.0), Task(1.0), Task(1.0, (0,)), Task(5.0, (1,)), Task(5.0, (1,))]
+    tasks = [
+        SimulatedFunction(1.0),
+        SimulatedFunction(1.0),
+        SimulatedFunction(1.0, (0,)),
+        SimulatedFunction(5.0, (1,)),
+        SimulatedFunction(5.0, (1,)),
+    ]
     placed = schedule(tasks, 2)
     assert [placed[number].start_s for number in (2, 3, 4)] == [6.0, 1.0, 1.0]
 
 
 def test_a_circle_is_a_defect():
     with pytest.raises(ValueError, match="circle"):
-        schedule([Task(1.0, (1,)), Task(1.0, (0,))], 2)
+        schedule([SimulatedFunction(1.0, (1,)), SimulatedFunction(1.0, (0,))], 2)
 
 
 def test_actors_that_queued_run_at_once_where_there_are_slots():
@@ -211,7 +217,12 @@ def test_actors_beside_an_update_take_the_slots_that_learners_leave(slots, first
 
 def test_lanes_that_are_taken_are_free_later():
     """Two of three lanes are free from 2 s on: 4 | 3 | 1 + 1, the last two after 2 s."""
-    placed = schedule([Task(4.0), Task(3.0), Task(1.0), Task(1.0)], 3, taken=2, until_s=2.0)
+    placed = schedule(
+        [SimulatedFunction(4.0), SimulatedFunction(3.0), SimulatedFunction(1.0), SimulatedFunction(1.0)],
+        3,
+        taken=2,
+        until_s=2.0,
+    )
     assert [(each.lane, each.start_s, each.end_s) for each in placed[:2]] == [(0, 0.0, 4.0), (1, 2.0, 5.0)]
     assert [(each.lane, each.start_s, each.end_s) for each in placed[2:]] == [(2, 2.0, 3.0), (2, 3.0, 4.0)]
 
@@ -253,7 +264,7 @@ def graphs(draw):
     found = []
     for number, seconds in enumerate(draw(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12))):
         before = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
-        found.append(Task(seconds, tuple(sorted(before))))
+        found.append(SimulatedFunction(seconds, tuple(sorted(before))))
     return found
 
 

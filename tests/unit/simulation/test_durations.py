@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.record import GroupRecord
-from marless.simulation.durations import ENOUGH, Durations, Line, fit, sampled
+from marless.simulation.durations import ENOUGH, DurationModel, LinearSeconds, fit, sampled
 from tests.unit.billing.rounds import invocation, round_of
 
 
@@ -20,16 +20,16 @@ def test_a_line_through_two_sizes_is_found():
 
 
 def test_one_size_says_nothing_of_the_slope_so_time_is_proportional_or_constant_as_asked():
-    assert fit([(4.0, 1.0), (4.0, 3.0)], one_size="proportional") == Line(0.0, 0.5, 1)
-    assert fit([(4.0, 1.0), (4.0, 3.0)], one_size="constant") == Line(2.0, 0.0, 1)
+    assert fit([(4.0, 1.0), (4.0, 3.0)], one_size="proportional") == LinearSeconds(0.0, 0.5, 1)
+    assert fit([(4.0, 1.0), (4.0, 3.0)], one_size="constant") == LinearSeconds(2.0, 0.0, 1)
 
 
 def test_a_line_starts_at_zero_or_above_and_does_not_fall():
-    assert fit([(1.0, 0.0), (3.0, 4.0)], one_size="proportional") == Line(
+    assert fit([(1.0, 0.0), (3.0, 4.0)], one_size="proportional") == LinearSeconds(
         0.0, 1.2, 2
     )  # (1·0 + 3·4) / (1 + 9), as the free one begins at -2
-    assert fit([(1.0, 4.0), (3.0, 2.0)], one_size="proportional") == Line(3.0, 0.0, 2)
-    assert fit([(0.0, 1.0)], one_size="proportional") == Line(0.0, 0.0, 1)
+    assert fit([(1.0, 4.0), (3.0, 2.0)], one_size="proportional") == LinearSeconds(3.0, 0.0, 2)
+    assert fit([(0.0, 1.0)], one_size="proportional") == LinearSeconds(0.0, 0.0, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 1e3)), min_size=1, max_size=20))
@@ -41,13 +41,13 @@ def test_no_line_makes_time_negative_or_shorter_for_more_samples(points):
 
 
 def test_samples_of_a_learner():
-    durations = Durations([round_of()], "pooled")
+    durations = DurationModel([round_of()], "pooled")
     assert durations.samples("policy", 3, 100, "pooled") == 300.0
     assert durations.samples("policy", 3, 100, "drawn") == 100.0
 
 
 def test_who_draws_from_a_replay_goes_over_as_much_in_every_round():
-    durations = Durations([round_of()], "pooled", drawn=40)
+    durations = DurationModel([round_of()], "pooled", drawn=40)
     assert durations.samples("policy", 3, 100, "pooled") == 120.0
     assert durations.samples("mixer", 1, 100, "pooled") == 40.0
     assert durations.samples("post_process", 1, 100, "pooled") == 100.0
@@ -55,8 +55,8 @@ def test_who_draws_from_a_replay_goes_over_as_much_in_every_round():
 
 def test_drawn_batches_take_as_long_in_a_larger_round_and_as_members_ask():
     runs = (invocation("post_process", 0.0, 2.0, name="team"), invocation("policy", 2.0, 3.0, name="a"))
-    durations = Durations([replace(round_of(*runs, policies=("a",)), env_steps=100)], "pooled", drawn=40)
-    assert durations.lines["post_process"] == Line(2.0, 0.0, 1)
+    durations = DurationModel([replace(round_of(*runs, policies=("a",)), env_steps=100)], "pooled", drawn=40)
+    assert durations.lines["post_process"] == LinearSeconds(2.0, 0.0, 1)
     assert durations.ratio("post_process", 100.0, 900.0) == 1.0
     assert durations.ratio("policy", 40.0, 120.0) == pytest.approx(3.0)
 
@@ -75,10 +75,10 @@ def test_policies_of_groups_are_fitted_to_their_members_samples_and_post_process
         return replace(round_of(*runs, round_=round_), groups=groups, env_steps=100 * (round_ + 1))
 
     records = [learned(1.0, 1, 0), learned(2.0, 3, 1)]
-    pooled, drawn = Durations(records, "pooled"), Durations(records, "drawn")
-    assert pooled.lines["policy"] == Line(pytest.approx(0.5), pytest.approx(0.005), 2)
+    pooled, drawn = DurationModel(records, "pooled"), DurationModel(records, "drawn")
+    assert pooled.lines["policy"] == LinearSeconds(pytest.approx(0.5), pytest.approx(0.005), 2)
     assert drawn.lines["policy"].sizes == 1
-    assert pooled.lines["post_process"] == Line(0.0, pytest.approx(0.02), 1)
+    assert pooled.lines["post_process"] == LinearSeconds(0.0, pytest.approx(0.02), 1)
     assert pooled.ratio("policy", 100.0, 300.0) == pytest.approx(2.0)
     assert pooled.ratio("curvature", 100.0, 300.0) == 1.0
 
@@ -88,20 +88,20 @@ def test_actors_are_drawn_from_their_round_and_from_the_nearest_if_they_are_few(
         return round_of(*(invocation("actor", 0.0, 1.0 + round_, index=i) for i in range(count)), round_=round_)
 
     def drawn(records, number: int) -> set[float]:
-        found = Durations(records, "pooled").actors(number, 200, np.random.default_rng(0))
+        found = DurationModel(records, "pooled").actors(number, 200, np.random.default_rng(0))
         assert len(found) == 200
         return {each.end_s for each in found}
 
     assert drawn([rolled_out(ENOUGH, n) for n in range(3)], 1) == {2.0}
     assert drawn([rolled_out(ENOUGH - 1, n) for n in range(3)], 1) == {1.0, 2.0}
     assert drawn([rolled_out(1, n) for n in range(3)], 1) == {1.0, 2.0, 3.0}
-    assert Durations([round_of()], "pooled").actors(0, 3, np.random.default_rng(0)) == []
+    assert DurationModel([round_of()], "pooled").actors(0, 3, np.random.default_rng(0)) == []
 
 
 def test_similarity_is_that_of_the_nearest_round_that_measured_it():
     records = [
         round_of(*([invocation("similarity", 0.0, float(n + 1))] if n in (0, 3) else []), round_=n) for n in range(6)
     ]
-    durations = Durations(records, "pooled")
+    durations = DurationModel(records, "pooled")
     assert [durations.similarity(n)[0].end_s for n in range(6)] == [1.0, 1.0, 4.0, 4.0, 4.0, 4.0]
-    assert Durations([round_of()], "pooled").similarity(0) == []
+    assert DurationModel([round_of()], "pooled").similarity(0) == []

@@ -14,7 +14,7 @@ from marless.job import Function
 from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.simulation.durations import Durations
+from marless.simulation.durations import DurationModel
 from marless.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
 from marless.simulation.timelines import Timelines
 from tests.unit.billing.rounds import invocation, round_of
@@ -54,7 +54,7 @@ def source(record) -> Source:
         env_steps=100,
         pooling="pooled",
         curvature=any(each.function == "curvature" for each in record.invocations),
-        durations=Durations([record], "pooled"),
+        durations=DurationModel([record], "pooled"),
         distances=record.distances,
         distances_round=record.round,
         rng=np.random.default_rng(0),
@@ -200,7 +200,9 @@ def test_similarity_that_was_not_measured_here_takes_what_it_took_nearby_and_cou
     one, distances = recorded(), (Distances(agents=("a", "b"), values=((0.0, 1.0), (1.0, 0.0))),)
     near = recorded(round_=1, distances=distances)
     near = replace(near, invocations=(*near.invocations, invocation("similarity", 110.0, 111.5, name="class")))
-    borrowing = replace(source(one), durations=Durations([one, near], "pooled"), distances=distances, distances_round=1)
+    borrowing = replace(
+        source(one), durations=DurationModel([one, near], "pooled"), distances=distances, distances_round=1
+    )
     found = rebuild(borrowing, plan(similarity=True), MACHINE, before=None, timelines=ON_TIME)
     assert of(found.record, "similarity")["class"].vcpu_s == 1.5
     assert found.record.distances == distances
@@ -244,7 +246,7 @@ def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_group
         FunctionNode("mixer", "b", after=("post_process/team",)),
         *(FunctionNode("policy", group.policy, after=("mixer/b",)) for group in groups),
     ]
-    durations, TEAM = Durations([one], "pooled", drawn=50), Scope(0, (0, 1), "team")
+    durations, TEAM = DurationModel([one], "pooled", drawn=50), Scope(0, (0, 1), "team")
     asked = plan(*groups, actors=4, functions=tuple(Function(TEAM, node) for node in nodes))
     found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, timelines=ON_TIME).record
     assert {name: each.vcpu_s for name, each in of(found, "policy").items()} == {"b": 2.0, "c": 1.0, "d": 1.0}

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from marless.record import Returns
+from marless.record import EpisodeReturns
 from marless.sinks import contract
 from marless.sinks.scalars import scalars, settings
 from marless.spec import parse
 
-RANDOM = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
+RANDOM = EpisodeReturns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
 SPEC = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}, "sinks": ["tensorboard"]}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from marless.errors import NotFoundError, UnavailableError
 from marless.fleet.launchers.ec2 import sentences
-from marless.fleet.launchers.ec2.plan import Group, Instance
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.plan import GroupInstance, ScalingGroup
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 
 LEASE = "marless-lease"
 """Name of the scheduled action that sets a group's desired capacity to 0 unless its pool puts it off."""
@@ -37,11 +37,11 @@ def client(service: str, region: str, aws_s: float) -> Any:  # Any: the SDK make
 class AutoScaling:
     """One group. Methods raise UnavailableError with a sentence for people."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Ec2Settings) -> None:
         self._settings = settings
         self._group = {"AutoScalingGroupName": settings.group}
 
-    def describe(self) -> Group:
+    def describe(self) -> ScalingGroup:
         """The group as it is; raises NotFoundError if there is none."""
         said = self._call("describe_auto_scaling_groups", AutoScalingGroupNames=[self._settings.group])
         if not said["AutoScalingGroups"]:
@@ -104,7 +104,7 @@ class AutoScaling:
         return said
 
 
-def made(call: Callable[[], Any], name: str, settings: Settings, gone: str = "") -> Any:  # Any: what the SDK returns
+def made(call: Callable[[], Any], name: str, settings: Ec2Settings, gone: str = "") -> Any:  # Any: what the SDK returns
     """What a call returns; {} if it fails with an error that says `gone`. Raises UnavailableError for all others.
 
     `name` is service and method, such as "ec2:terminate_instances".
@@ -121,13 +121,13 @@ def made(call: Callable[[], Any], name: str, settings: Settings, gone: str = "")
         raise UnavailableError(sentences.cannot(action, settings.where, error)) from None
 
 
-def group_of(said: Json) -> Group:
+def group_of(said: Json) -> ScalingGroup:
     """A group as `DescribeAutoScalingGroups` has it."""
     instances = [
-        Instance(each["InstanceId"], each["LifecycleState"], each.get("ProtectedFromScaleIn", False))
+        GroupInstance(each["InstanceId"], each["LifecycleState"], each.get("ProtectedFromScaleIn", False))
         for each in said.get("Instances", ())
     ]
-    return Group(
+    return ScalingGroup(
         *(said["AutoScalingGroupName"], said["MinSize"], said["MaxSize"], said["DesiredCapacity"], tuple(instances)),
         tags={each["Key"]: each.get("Value", "") for each in said.get("Tags", ())},
     )

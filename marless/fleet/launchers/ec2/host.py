@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from marless.errors import MarlessError, SpecError
 from marless.fleet.hosts.options import host_options, option_parser
 from marless.fleet.hosts.program import run
-from marless.fleet.launchers.ec2.metadata import ADDRESS, Instance, Metadata
+from marless.fleet.launchers.ec2.metadata import ADDRESS, InstanceMetadata, Metadata
 from marless.rpc.process import add_option, configure_logging
 
 _PROGRAM = "python -m marless.fleet.launchers.ec2.host"
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_option(parser, "--metadata", ADDRESS, "address of the instance metadata service")
     try:
         args = parser.parse_args(arguments)
-        code = run(host_options(args), Instance(Metadata(args.metadata)))
+        code = run(host_options(args), InstanceMetadata(Metadata(args.metadata)))
     except MarlessError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         code = 2 if isinstance(error, SpecError) else 1

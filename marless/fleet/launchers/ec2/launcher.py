@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from marless.errors import NotFoundError, UnavailableError
 from marless.fleet.hosts.host import Send
 from marless.fleet.hosts.pool import Hosts, Messages
-from marless.fleet.launchers.base import Condition, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.group import AutoScaling
 from marless.fleet.launchers.ec2.scaling import Scaling
-from marless.fleet.launchers.ec2.settings import Settings, check_installed, read
+from marless.fleet.launchers.ec2.settings import Ec2Settings, check_installed, read
 from marless.fleet.launchers.ec2.spot import SpotPrices
 from marless.machine import Machine
 
@@ -20,7 +20,7 @@ from marless.machine import Machine
 class Ec2Launcher:
     """Starts workers on machines that dial in, and has its group get and end machines."""
 
-    def __init__(self, program: Program, settings: Settings) -> None:
+    def __init__(self, program: WorkerProgram, settings: Ec2Settings) -> None:
         self.connect_s = settings.connect_s
         self._settings = settings
         self._aws = AutoScaling(settings)
@@ -32,7 +32,7 @@ class Ec2Launcher:
         """Room on the machines that are connected; further ones come when workers wait."""
         return self._hosts.free
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Start workers where there is room; for others the group grows, and the pool orders them again."""
         return await asyncio.gather(*(self._launch(order) for order in orders))
 
@@ -81,9 +81,9 @@ class Ec2Launcher:
         ends = f"ends are announced by its hook {hook}" if hook else "it has no hook that announces ends"
         return Condition(f"{self._settings.where}: {most}; {ends}")
 
-    async def _launch(self, order: Order) -> Launch:
+    async def _launch(self, order: LaunchOrder) -> Launch:
         if not self._hosts.free:
-            return Launch(Outcome.REFUSED, self._scaling.ask(order.worker))
+            return Launch(LaunchOutcome.REFUSED, self._scaling.ask(order.worker))
         self._scaling.found_room(order.worker)  # before it starts, which may take seconds
         return await self._hosts.start(order)
 
@@ -92,8 +92,8 @@ class Ec2Launcher:
         self._prices.learn(host.machine for host in self._hosts.connected.values())
 
 
-def make(program: Program, options: Options) -> Launcher:
-    """The launcher `ec2`; its options are those of `marless.fleet.launchers.ec2.settings.Settings`."""
+def make(program: WorkerProgram, options: Options) -> Launcher:
+    """The launcher `ec2`; its options are those of `marless.fleet.launchers.ec2.settings.Ec2Settings`."""
     check_installed()
     return Ec2Launcher(program, read(program.module, options))
 

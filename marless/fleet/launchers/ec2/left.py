@@ -8,8 +8,8 @@ from typing import Any
 
 from marless.errors import NotFoundError
 from marless.fleet.launchers.ec2.group import LEASE, AutoScaling, Json, client, group_of, made
-from marless.fleet.launchers.ec2.plan import FLEET, ROLE, Group
-from marless.fleet.launchers.ec2.settings import NAME, Settings
+from marless.fleet.launchers.ec2.plan import FLEET, ROLE, ScalingGroup
+from marless.fleet.launchers.ec2.settings import NAME, Ec2Settings
 from marless.fleet.orphans import Orphan
 
 _OF_GROUP = "aws:autoscaling:groupName"
@@ -19,10 +19,10 @@ _ROLES = ["actor", "learner"]
 _COSTS = ["pending", "running", "stopping", "stopped"]
 
 
-class Machines:
+class LeftoverMachines:
     """The machines of the fleet to which the group of the settings belongs. Methods raise UnavailableError."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Ec2Settings) -> None:
         self._settings = settings
 
     def of_dead_pools(self) -> list[Orphan]:
@@ -40,7 +40,7 @@ class Machines:
         """End these machines, and have their groups start no others."""
         left = [each.id for each in found]
         for name in {each.pool for each in found if each.pool}:
-            group = AutoScaling(Settings(name, self._settings.region, aws_s=self._settings.aws_s))
+            group = AutoScaling(Ec2Settings(name, self._settings.region, aws_s=self._settings.aws_s))
             try:
                 members = [each for each in group.describe().instances if each.id in left]
             except NotFoundError:
@@ -51,7 +51,7 @@ class Machines:
             aws = self._client("ec2")
             made(lambda: aws.terminate_instances(InstanceIds=left), "ec2:terminate_instances", self._settings)
 
-    def _groups(self, fleet: str) -> Iterator[Group]:
+    def _groups(self, fleet: str) -> Iterator[ScalingGroup]:
         filters = [{"Name": f"tag:{FLEET}", "Values": [fleet]}]
         for each in self._pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=filters):
             yield group_of(each)

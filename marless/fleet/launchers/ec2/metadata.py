@@ -54,7 +54,7 @@ class Metadata:
         return text
 
 
-class Instance:
+class InstanceMetadata:
     """An EC2 instance, as `marless.fleet.hosts.surroundings.Surroundings`."""
 
     def __init__(self, metadata: Metadata) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 
 FLEET, ROLE = "marless:fleet", "marless:role"
 """Tags of groups, and of the instances that they launch."""
@@ -15,7 +15,7 @@ IN_SERVICE, WAITS_TO_END = "InService", "Terminating:Wait"
 
 
 @dataclass(frozen=True)
-class Instance:
+class GroupInstance:
     """One machine of a group, as AWS sees it."""
 
     id: str
@@ -29,18 +29,18 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Group:
+class ScalingGroup:
     """An Auto Scaling group, as AWS sees it."""
 
     name: str
     least: int
     most: int
     desired: int
-    instances: Sequence[Instance] = ()
+    instances: Sequence[GroupInstance] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def serving(self) -> list[Instance]:
+    def serving(self) -> list[GroupInstance]:
         """The machines that run, or are about to."""
         return [each for each in self.instances if each.serves]
 
@@ -64,7 +64,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Demand:
+class MachineDemand:
     """What the pool needs in addition."""
 
     waiting: int
@@ -93,7 +93,11 @@ class Plan:
 
 
 def plan(
-    group: Group, loads: Mapping[str, Load], silent_s: Mapping[str, float], demand: Demand, settings: Settings
+    group: ScalingGroup,
+    loads: Mapping[str, Load],
+    silent_s: Mapping[str, float],
+    demand: MachineDemand,
+    settings: Ec2Settings,
 ) -> Plan:
     """What to do now; `silent_s` has the seconds for which machines without a host have been known to have none."""
     end = _left(group, loads) | _lost(group, silent_s, settings)
@@ -109,24 +113,26 @@ def plan(
     )
 
 
-def _left(group: Group, loads: Mapping[str, Load]) -> dict[str, str]:
+def _left(group: ScalingGroup, loads: Mapping[str, Load]) -> dict[str, str]:
     known = {each.id: loads[each.id] for each in group.serving if each.id in loads}
     return {name: load.leaving for name, load in known.items() if load.leaving and load.is_free}
 
 
-def _lost(group: Group, silent_s: Mapping[str, float], settings: Settings) -> dict[str, str]:
+def _lost(group: ScalingGroup, silent_s: Mapping[str, float], settings: Ec2Settings) -> dict[str, str]:
     late = [each.id for each in group.serving if silent_s.get(each.id, 0.0) > settings.boot_s]
     return dict.fromkeys(late, f"its host program has not dialled in for {settings.boot_s:g} s; see its console output")
 
 
-def _idle(group: Group, loads: Mapping[str, Load], settings: Settings) -> dict[str, str]:
+def _idle(group: ScalingGroup, loads: Mapping[str, Load], settings: Ec2Settings) -> dict[str, str]:
     known = [(each.id, loads[each.id]) for each in group.serving if each.id in loads]
     idle = [(name, load) for name, load in known if not load.workers and load.idle_s >= settings.idle_s]
     oldest_first = sorted(idle, key=lambda each: -each[1].idle_s)
     return {name: load.leaving or f"idle for {load.idle_s:.0f} s" for name, load in oldest_first}
 
 
-def _desired(group: Group, loads: Mapping[str, Load], end: Mapping[str, str], demand: Demand) -> int | None:
+def _desired(
+    group: ScalingGroup, loads: Mapping[str, Load], end: Mapping[str, str], demand: MachineDemand
+) -> int | None:
     """The capacity to ask for; None to leave it. Machines that are leaving count until they have left."""
     serving = group.serving
     if not demand.waiting:
@@ -137,16 +143,16 @@ def _desired(group: Group, loads: Mapping[str, Load], end: Mapping[str, str], de
     return wanted if wanted > group.desired else None
 
 
-def _needs_protection(instance: Instance, loads: Mapping[str, Load], end: Mapping[str, str]) -> bool:
+def _needs_protection(instance: GroupInstance, loads: Mapping[str, Load], end: Mapping[str, str]) -> bool:
     """Machines with work, and those whose work is not known because their host is not connected."""
     has_work = instance.id not in loads or loads[instance.id].workers > 0
     return has_work and instance.id not in end and _can_change(instance, protected=False)
 
 
-def _can_change(instance: Instance, *, protected: bool) -> bool:
+def _can_change(instance: GroupInstance, *, protected: bool) -> bool:
     """True if AWS takes a change of its protection, and it is protected or not, as given."""
     return instance.state == IN_SERVICE and instance.is_protected == protected
 
 
-def _is_free(instance: Instance, loads: Mapping[str, Load]) -> bool:
+def _is_free(instance: GroupInstance, loads: Mapping[str, Load]) -> bool:
     return instance.id not in loads or loads[instance.id].is_free

@@ -13,8 +13,8 @@ from marless.fleet.hosts.host import Host
 from marless.fleet.hosts.pool import Hosts
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.group import AutoScaling
-from marless.fleet.launchers.ec2.plan import WAITS_TO_END, Demand, Group, Load, Plan, plan
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.plan import WAITS_TO_END, Load, MachineDemand, Plan, ScalingGroup, plan
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 from marless.log import structlog
 
 ASKED_S = 12.0
@@ -57,7 +57,7 @@ def load_of(host: Host) -> Load:
 class Scaling:
     """The size of one group. It does nothing until a worker waits, or a host dials in."""
 
-    def __init__(self, aws: AutoScaling, hosts: Hosts, settings: Settings) -> None:
+    def __init__(self, aws: AutoScaling, hosts: Hosts, settings: Ec2Settings) -> None:
         self._aws = aws
         self._hosts = hosts
         self._settings = settings
@@ -65,7 +65,7 @@ class Scaling:
         """When workers asked for room, by name."""
         self._slots = settings.slots
         self._silent_since_s: dict[str, float] = {}
-        self._group: Group | None = None
+        self._group: ScalingGroup | None = None
         self._hook = ""
         self._leased_s = float("-inf")
         self._trouble = ""
@@ -160,7 +160,7 @@ class Scaling:
         longest_s: float = min(LONGEST_S, self._settings.poll_s * 2 ** min(self._failures, 6))
         return random.uniform(0.5, 1.0) * longest_s  # pools that failed together ask again one by one
 
-    def _plan(self, group: Group) -> Plan:
+    def _plan(self, group: ScalingGroup) -> Plan:
         now_s = time.monotonic()
         self._waiting = {name: asked_s for name, asked_s in self._waiting.items() if now_s - asked_s < ASKED_S}
         hosts = self._hosts.connected
@@ -176,11 +176,11 @@ class Scaling:
             group,
             {name: load_of(host) for name, host in hosts.items()},
             {name: now_s - since_s for name, since_s in self._silent_since_s.items()},
-            Demand(without_room, self._slots),
+            MachineDemand(without_room, self._slots),
             self._settings,
         )
 
-    async def _carry_out(self, group: Group, to_do: Plan) -> None:
+    async def _carry_out(self, group: ScalingGroup, to_do: Plan) -> None:
         """Make the calls; raises the first error after all of them."""
         calls = Calls()
         if group.desired or group.instances or to_do.desired:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marless.errors import told
-from marless.fleet.launchers.ec2.plan import ROLE, Group
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.plan import ROLE, ScalingGroup
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 
 NO_PERMISSION = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 THROTTLED = (
@@ -80,7 +80,7 @@ def _not_called(error: BaseException) -> str:
     return told(error)
 
 
-def not_launched(settings: Settings, said: str) -> str:
+def not_launched(settings: Ec2Settings, said: str) -> str:
     """Why a group has not launched a machine; `said` is the message of its activity."""
     for pattern, meaning in _LAUNCHES.items():
         if re.search(pattern, said):
@@ -88,7 +88,7 @@ def not_launched(settings: Settings, said: str) -> str:
     return f"{settings.where} cannot launch a machine: {_short(said)}"
 
 
-def unfit(group: Group, settings: Settings) -> str:
+def unfit(group: ScalingGroup, settings: Ec2Settings) -> str:
     """Why a pool cannot use a group; "" if it can."""
     role = group.tags.get(ROLE, settings.role)
     if settings.role and role != settings.role:
@@ -98,7 +98,7 @@ def unfit(group: Group, settings: Settings) -> str:
     return ""
 
 
-def waiting(group: Group, settings: Settings, booting: int) -> str:
+def waiting(group: ScalingGroup, settings: Ec2Settings, booting: int) -> str:
     """Why a worker waits for a machine, if nothing is wrong."""
     running = len(group.serving)
     if booting:
@@ -108,7 +108,7 @@ def waiting(group: Group, settings: Settings, booting: int) -> str:
     return f"a machine of {settings.where} is ordered ({running} of {group.desired} run)"
 
 
-def no_group(settings: Settings) -> str:
+def no_group(settings: Ec2Settings) -> str:
     """There is no group of that name."""
     return f"there is no Auto Scaling {settings.where}: create it (`terraform apply`), or correct group= and region="
 

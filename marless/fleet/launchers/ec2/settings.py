@@ -18,7 +18,7 @@ _ROLE = re.compile(r"services\.(actor|learner)_pool\b")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Ec2Settings:
     """Options of the launcher."""
 
     group: str
@@ -54,7 +54,7 @@ def check_installed() -> None:
         raise SpecError(f"launcher {NAME}: the package `boto3` is missing: pip install 'marless[aws]'")
 
 
-def read(module: str, options: Options) -> Settings:
+def read(module: str, options: Options) -> Ec2Settings:
     """The launcher's options, for workers of this module; raises SpecError."""
     check_names(NAME, options, _OPTIONS)
     role = found[1] if (found := _ROLE.match(module)) else ""
@@ -63,13 +63,13 @@ def read(module: str, options: Options) -> Settings:
         raise SpecError(
             f"launcher {NAME}: give the Auto Scaling group of the pool: {NAME},group=NAME,region=eu-central-1"
         )
-    default = Settings("", "")
+    default = Ec2Settings("", "")
     seconds = {
         key: above_0(NAME, options, key, getattr(default, key), "seconds")
         for key in ("idle_s", "boot_s", "poll_s", "lease_s", "aws_s", CONNECT_S)
     }
     region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "")
-    return Settings(group, region, role, _slots(options), **seconds)
+    return Ec2Settings(group, region, role, _slots(options), **seconds)
 
 
 def _slots(options: Options) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from marless.errors import SpecError, UnavailableError
 from marless.fleet.launchers.ec2.group import client, made
-from marless.fleet.launchers.ec2.settings import Settings
+from marless.fleet.launchers.ec2.settings import Ec2Settings
 from marless.log import structlog
 from marless.machine import MAX_USD_H, Machine
 
@@ -27,7 +27,7 @@ class SpotPrices:
     """Asks AWS in the background. Without an answer, or the permission, prices are not known; nothing else depends on
     them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Ec2Settings) -> None:
         self._settings = settings
         self._usd_h: dict[Place, float] = {}
         self._asked_m: dict[Place, float] = {}
@@ -73,7 +73,7 @@ def _place(text: str) -> Place | None:
     return None
 
 
-def _asked(places: set[Place], settings: Settings) -> dict[Place, float]:
+def _asked(places: set[Place], settings: Ec2Settings) -> dict[Place, float]:
     """The present prices, of these types in these zones; raises UnavailableError."""
     now = datetime.now(UTC)  # as both ends of a period: the prices of now
     given = {

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from marless.errors import told
 from marless.fleet.launchers.ray.places import Places
 from marless.fleet.launchers.ray.sentences import Cluster, no_room, not_connected
-from marless.fleet.launchers.ray.settings import Assignment, Demand
+from marless.fleet.launchers.ray.settings import Assignment, WorkerResources
 
 _LINE_BYTES = 2**20
 _REACH_S = 3.0
@@ -72,13 +72,13 @@ class Driver:
         return {}
 
     async def _launch(self, told_: Told) -> Told:
-        demand = Demand(cpus=0.0) if "--background" in told_["arguments"] else self._assignment.demand
+        demand = WorkerResources(cpus=0.0) if "--background" in told_["arguments"] else self._assignment.demand
         reason = await self._places.start(told_["worker"], told_["arguments"], told_["handover"], demand)
         if reason is None:
             return {"outcome": "refused", "reason": no_room(demand, await self._cluster())}
         return {"outcome": reason.outcome.value, "reason": reason.reason}
 
-    async def _has_room(self, demand: Demand) -> bool:
+    async def _has_room(self, demand: WorkerResources) -> bool:
         cluster = await self._cluster()
         return bool(cluster and cluster.has_free(demand))
 

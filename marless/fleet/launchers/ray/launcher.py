@@ -11,9 +11,9 @@ from typing import Any
 
 from marless.errors import SpecError, UnavailableError
 from marless.fleet.handover import Handover
-from marless.fleet.launchers.base import Condition, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.ray.driving import Driven, LostError
-from marless.fleet.launchers.ray.settings import NAME, Assignment, Settings, read
+from marless.fleet.launchers.ray.settings import NAME, Assignment, RaySettings, read
 
 CHECK_S = 1.0
 """Seconds between checks for a new token to send to the workers."""
@@ -24,7 +24,7 @@ END_S = 6.0
 class RayLauncher:
     """Starts workers in actors of a Ray cluster."""
 
-    def __init__(self, program: Program, settings: Settings) -> None:
+    def __init__(self, program: WorkerProgram, settings: RaySettings) -> None:
         """A changed token of the program is sent to running workers."""
         self.connect_s = settings.connect_s
         self._program = program
@@ -39,12 +39,12 @@ class RayLauncher:
         """Ray says so when it has no room, and an autoscaler may make some."""
         return
 
-    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+    async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Have Ray place actors, and start workers in them. What Ray has no room for is ordered again by the pool."""
         try:
             driver = await self._connected()
         except UnavailableError as error:
-            return [Launch(Outcome.REFUSED, str(error))] * len(orders)
+            return [Launch(LaunchOutcome.REFUSED, str(error))] * len(orders)
         return await asyncio.gather(*(self._launch(driver, order) for order in orders))
 
     async def observe(self, worker: str) -> str:
@@ -97,7 +97,7 @@ class RayLauncher:
                 self._driver = await Driven.start(assignment, self._program.environment, self._on_end, self._on_loss)
             return self._driver
 
-    async def _launch(self, driver: Driven, order: Order) -> Launch:
+    async def _launch(self, driver: Driven, order: LaunchOrder) -> Launch:
         worker = _Worker(partial(self._handover, order.ticket))
         self._workers[order.worker] = worker
         call = {"call": "launch", "worker": order.worker, "handover": worker.line()}
@@ -106,9 +106,9 @@ class RayLauncher:
         try:
             said = await driver.ask(call | {"arguments": arguments}, patience_s)
         except LostError as error:
-            return Launch(Outcome.UNKNOWN, str(error))
-        launch = Launch(Outcome(said["outcome"]), said["reason"])
-        if launch.outcome is Outcome.REFUSED:
+            return Launch(LaunchOutcome.UNKNOWN, str(error))
+        launch = Launch(LaunchOutcome(said["outcome"]), said["reason"])
+        if launch.outcome is LaunchOutcome.REFUSED:
             self._workers.pop(order.worker, None)
         elif self._handing is None or self._handing.done():
             self._handing = asyncio.create_task(self._hand_over())
@@ -146,8 +146,8 @@ class RayLauncher:
             worker.end(how)
 
 
-def make(program: Program, options: Options) -> Launcher:
-    """The launcher `ray`; its options are those of `marless.fleet.launchers.ray.settings.Settings`."""
+def make(program: WorkerProgram, options: Options) -> Launcher:
+    """The launcher `ray`; its options are those of `marless.fleet.launchers.ray.settings.RaySettings`."""
     if importlib.util.find_spec("ray") is None:
         raise SpecError(f"launcher {NAME}: the package `ray` is missing: pip install 'marless[ray]'")
     return RayLauncher(program, read(program, options))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marless.errors import told
-from marless.fleet.launchers.base import ACCEPTED, Launch, Outcome
+from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOutcome
 from marless.fleet.launchers.ray import sentences
 from marless.fleet.launchers.ray.host import WorkerHost
-from marless.fleet.launchers.ray.settings import Assignment, Demand
+from marless.fleet.launchers.ray.settings import Assignment, WorkerResources
 
 KEEP_S = 12.0
 """Seconds for which a place is kept that no worker uses, or that Ray has not found yet. A pool asks for refused workers
@@ -22,16 +22,16 @@ again after five: meanwhile an autoscaler must see what they need."""
 END_S = 2.0
 """Seconds in which an actor must have ended its worker; then Ray kills the actor. A lost node never answers."""
 _CHECK_S = 1.0
-HasRoom = Callable[[Demand], Awaitable[bool]]
+HasRoom = Callable[[WorkerResources], Awaitable[bool]]
 SayEnd = Callable[[str, str], None]
 
 
 @dataclass(eq=False)
-class Place:
+class ActorPlace:
     """One actor, placed or not."""
 
     actor: Any  # Any: Ray has no types
-    demand: Demand
+    demand: WorkerResources
     looked: asyncio.Future[str]
     """What the actor has found on its node, as soon as it is placed."""
     used_s: float = field(default_factory=time.monotonic)
@@ -49,11 +49,13 @@ class Places:
         self._assignment = assignment
         self._has_room = has_room
         self._say_end = say_end
-        self._idle: list[Place] = []
-        self._busy: dict[str, Place] = {}
+        self._idle: list[ActorPlace] = []
+        self._busy: dict[str, ActorPlace] = {}
         self._sweeping = asyncio.create_task(self._sweep())
 
-    async def start(self, worker: str, arguments: Sequence[str], handover: str, demand: Demand) -> Launch | None:
+    async def start(
+        self, worker: str, arguments: Sequence[str], handover: str, demand: WorkerResources
+    ) -> Launch | None:
         """Start a worker in a place; None if Ray finds none in time. Then what it needs stays asked for."""
         place = await self._taken(demand)
         await asyncio.wait([place.looked], timeout=self._assignment.place_s)
@@ -66,10 +68,10 @@ class Places:
             node = json.loads(place.looked.result())
         except Exception as error:  # noqa: BLE001  # whatever Ray raises
             self._kill(place)
-            return Launch(Outcome.REFUSED, sentences.no_place(error))
+            return Launch(LaunchOutcome.REFUSED, sentences.no_place(error))
         if reason := sentences.unfit(node, self._assignment.arguments):
             self._kill(place)
-            return Launch(Outcome.REFUSED, reason)
+            return Launch(LaunchOutcome.REFUSED, reason)
         return await self._started(place, worker, arguments, handover)
 
     async def end(self, worker: str) -> None:
@@ -96,7 +98,7 @@ class Places:
             self._kill(place)
         self._idle.clear()
 
-    async def _taken(self, demand: Demand) -> Place:
+    async def _taken(self, demand: WorkerResources) -> ActorPlace:
         """A place that is not used: rather one that Ray has found already, if its node still answers."""
         while fitting := [each for each in self._idle if each.demand == demand]:
             place = next((each for each in fitting if each.looked.done()), fitting[0])
@@ -106,12 +108,12 @@ class Places:
             self._kill(place)
         return self._asked_for(demand)
 
-    async def _answers(self, place: Place) -> bool:
+    async def _answers(self, place: ActorPlace) -> bool:
         place.looked = self._look(place.actor)
         await asyncio.wait([place.looked], timeout=END_S)
         return place.looked.done() and place.looked.exception() is None
 
-    def _asked_for(self, demand: Demand) -> Place:
+    def _asked_for(self, demand: WorkerResources) -> ActorPlace:
         wanted = demand.of_ray()
         actor = self._kind.options(
             num_cpus=wanted.pop("CPU", 0),
@@ -121,14 +123,14 @@ class Places:
             max_restarts=0,  # a lost node is a lost worker, which its pool replaces
             max_task_retries=0,
         ).remote()
-        return Place(actor, demand, self._look(actor))
+        return ActorPlace(actor, demand, self._look(actor))
 
     def _look(self, actor: Any) -> asyncio.Future[str]:  # Any: Ray has no types
         looked = asyncio.ensure_future(_of_ray(actor.look.remote(json.dumps(self._assignment.arguments))))
         looked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody asks again
         return looked
 
-    async def _started(self, place: Place, worker: str, arguments: Sequence[str], handover: str) -> Launch:
+    async def _started(self, place: ActorPlace, worker: str, arguments: Sequence[str], handover: str) -> Launch:
         order = {
             "worker": worker,
             "module": self._assignment.module,
@@ -141,11 +143,11 @@ class Places:
                 await _of_ray(place.actor.start.remote(json.dumps(order), handover))
         except Exception as error:  # noqa: BLE001  # whatever Ray raises
             self._give_up(worker, place, "its actor was lost")
-            return Launch(Outcome.UNKNOWN, f"Ray lost the actor of worker {worker}: {told(error)}")
+            return Launch(LaunchOutcome.UNKNOWN, f"Ray lost the actor of worker {worker}: {told(error)}")
         place.ended = asyncio.create_task(self._follow(worker, place))
         return ACCEPTED
 
-    async def _follow(self, worker: str, place: Place) -> None:
+    async def _follow(self, worker: str, place: ActorPlace) -> None:
         try:
             ended = str(await _of_ray(place.actor.wait.remote()))
         except Exception as error:  # noqa: BLE001  # whatever Ray raises
@@ -156,17 +158,17 @@ class Places:
             self._keep(place)
             self._say_end(worker, ended)
 
-    def _give_up(self, worker: str, place: Place, how: str) -> None:
+    def _give_up(self, worker: str, place: ActorPlace, how: str) -> None:
         self._kill(place)
         if self._busy.get(worker) is place:
             del self._busy[worker]
             self._say_end(worker, how)
 
-    def _keep(self, place: Place) -> None:
+    def _keep(self, place: ActorPlace) -> None:
         place.used_s = time.monotonic()
         self._idle.append(place)
 
-    def _kill(self, place: Place) -> None:
+    def _kill(self, place: ActorPlace) -> None:
         place.looked.cancel()
         with suppress(Exception):  # it is dead already, or Ray is
             self._ray.kill(place.actor)

@@ -9,7 +9,7 @@ from typing import Any
 
 from marless.errors import told
 from marless.fleet.launchers.ray.host import boot
-from marless.fleet.launchers.ray.settings import Demand, amount_of
+from marless.fleet.launchers.ray.settings import WorkerResources, amount_of
 from marless.rpc.addresses import is_local
 
 _SHOWN = ("CPU", "GPU", "memory")
@@ -34,12 +34,12 @@ class Cluster:
         total = {name: sum(each.get(name, 0.0) for each in alive) for name in names}
         return cls(len(alive), total, free, {name: max(each.get(name, 0.0) for each in alive) for name in names})
 
-    def lacks(self, demand: Demand) -> str:
+    def lacks(self, demand: WorkerResources) -> str:
         """The resource that no node has enough of for one worker; "" if there is none."""
         wanted = demand.of_ray().items()
         return next((name for name, amount in wanted if self.largest.get(name, 0.0) < amount), "")
 
-    def has_free(self, demand: Demand) -> bool:
+    def has_free(self, demand: WorkerResources) -> bool:
         """Whether as much is free, on all nodes together."""
         return all(self.free.get(name, 0.0) >= amount for name, amount in demand.of_ray().items())
 
@@ -55,7 +55,7 @@ class Cluster:
         return amount_of(name, free) if name == "memory" else f"{free:g}"
 
 
-def no_room(demand: Demand, cluster: Cluster | None) -> str:
+def no_room(demand: WorkerResources, cluster: Cluster | None) -> str:
     """Why a worker waits for a place."""
     begin = f"Ray has no room for a worker of {demand}"
     if cluster is None:
@@ -67,7 +67,7 @@ def no_room(demand: Demand, cluster: Cluster | None) -> str:
     return f"{begin}: {cluster}; add nodes, or end something else; an autoscaler adds nodes by itself"
 
 
-def _at_least(demand: Demand, name: str) -> str:
+def _at_least(demand: WorkerResources, name: str) -> str:
     return amount_of(name, demand.of_ray()[name])
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from marless.errors import SpecError
-from marless.fleet.launchers.base import Options, Program
+from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
 
 NAME = "ray"
@@ -17,7 +17,7 @@ _OPTIONS = ("address", "cpus", "gpus", "memory", "resources", "place_s", "ray_s"
 
 
 @dataclass(frozen=True)
-class Demand:
+class WorkerResources:
     """What a worker occupies of a node, as Ray counts it; Ray does not enforce it."""
 
     cpus: float
@@ -38,12 +38,12 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaySettings:
     """Options of the launcher."""
 
     address: str
     """As `ray.init` takes it: "auto" for the cluster of this host, HOST:PORT of its head, or ray://HOST:PORT."""
-    demand: Demand
+    demand: WorkerResources
     place_s: float
     """Seconds that Ray may take to place a worker before the pool shows that there is no room."""
     ray_s: float
@@ -62,12 +62,12 @@ class Assignment:
     """Of each worker, in addition to those of its order."""
     settings: Mapping[str, str]
     """Environment variables that a worker needs on any node."""
-    demand: Demand
+    demand: WorkerResources
     place_s: float
     ray_s: float
 
     @classmethod
-    def of(cls, program: Program, settings: Settings) -> Self:
+    def of(cls, program: WorkerProgram, settings: RaySettings) -> Self:
         """The assignment of a launcher's driver."""
         of_all = program.module, tuple(program.arguments), dict(program.settings)
         return cls(settings.address, *of_all, settings.demand, settings.place_s, settings.ray_s)
@@ -80,20 +80,20 @@ class Assignment:
     def from_line(cls, line: bytes) -> Self:
         """Decode the output of `to_line`."""
         read = json.loads(line)
-        return cls(**read | {"arguments": tuple(read["arguments"]), "demand": Demand(**read["demand"])})
+        return cls(**read | {"arguments": tuple(read["arguments"]), "demand": WorkerResources(**read["demand"])})
 
 
-def read(program: Program, options: Options) -> Settings:
+def read(program: WorkerProgram, options: Options) -> RaySettings:
     """The launcher's options; raises SpecError."""
     check_names(NAME, options, _OPTIONS)
     threads = float(program.settings.get("OMP_NUM_THREADS", 1))
-    demand = Demand(
+    demand = WorkerResources(
         cpus=above_0(NAME, options, "cpus", threads, "CPUs"),
         gpus=above_0(NAME, options, "gpus", 1.0, "GPUs") if "gpus" in options else 0.0,
         memory_bytes=size_bytes(NAME, options, "memory", "") if "memory" in options else 0,
         resources=_resources(options.get("resources", "")),
     )
-    return Settings(
+    return RaySettings(
         *(options.get("address", "auto"), demand),
         place_s=above_0(NAME, options, "place_s", 10.0, "seconds"),
         ray_s=above_0(NAME, options, "ray_s", 15.0, "seconds"),

@@ -17,7 +17,7 @@ from marless.algos.ddpg.learner import DDPGLearner
 from marless.algos.ddpg.views import views
 from marless.algos.learner import LearnerContext, Scope
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.algos.training.policy_batching import row_stacks
 from marless.core.group import Group
 from marless.core.state import PolicyState
@@ -96,9 +96,9 @@ def _priorities(
     given = rounds.inputs(groups, [_round(spaces, 9)], 2)
     [batch] = rounds.draws(made, given, 8)
     training = made._training(given, copies=True)
-    everyone = training._views(batch, Meter())
-    errors = [training._gradients(each, everyone, Meter())[2] for each in training._ensembles]
-    return made._training(given, copies=True).gradients(batch, Meter())[1], errors
+    everyone = training._views(batch, PassTimer())
+    errors = [training._gradients(each, everyone, PassTimer())[2] for each in training._ensembles]
+    return made._training(given, copies=True).gradients(batch, PassTimer())[1], errors
 
 
 @BOTH

@@ -12,7 +12,7 @@ from marless.algos.ddpg.actor_critics import Actors
 from marless.algos.ddpg.critic_inputs import JointInputs, Sizes
 from marless.algos.ddpg.maddpg import MADDPGConfig
 from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.objective import PolicyObjective, Sampled
+from marless.algos.ddpg.objective import PolicyObjective, SampledStack
 from marless.algos.learner import RoundInput
 from marless.algos.training import measuring
 from marless.algos.training.policy_batching import row_stacks
@@ -48,7 +48,7 @@ class _Stack:
         )
         self.built = self.inputs.build([self.view.now], [self.view.action])
         self.objective = PolicyObjective(self.actors, {"flat": self.flat})
-        self.samples = Sampled(self.actors, self.view, self.built)
+        self.samples = SampledStack(self.actors, self.view, self.built)
 
     def value(self, flat_PD: Tensor, hard: bool) -> Tensor:
         """Of each policy, [P]: the mean over its rows; differentiable."""

@@ -15,7 +15,7 @@ from marless.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.algos.ddpg.iddpg import IDDPGConfig
 from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.views import View
+from marless.algos.ddpg.views import SampleView
 from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete
@@ -31,7 +31,7 @@ def flat_rows(layout: Layout, nets: int, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([layout.initial(generator(seed + i, "net"), 1.0) for i in range(nets)]))
 
 
-def drawn_view(agents: AgentClass, seed: int) -> View:
+def drawn_view(agents: AgentClass, seed: int) -> SampleView:
     n, a, draw = len(agents.agents), agents.action.n, torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -43,7 +43,7 @@ def drawn_view(agents: AgentClass, seed: int) -> View:
     for each in legal:
         if each is not None:
             each[:, 0] = True
-    return View(
+    return SampleView(
         now=features[0],
         after=features[1],
         action=torch.nn.functional.one_hot(normal(n, a, SAMPLES).argmax(1), a).float().transpose(1, 2)
@@ -120,13 +120,13 @@ class _Team:
         return ActorCritics(self.inputs, actors, critics, regularisation=REGULARISATION)
 
 
-def weights(view: View, row: int) -> Tensor:
+def weights(view: SampleView, row: int) -> Tensor:
     assert view.importance is not None
     alive_M = view.alive[row, 0]
     return alive_M / alive_M.sum().clamp_min(1) * view.importance[row, 0]
 
 
-def _target_action(team: _Team, k: int, view: View, row: int) -> Tensor:
+def _target_action(team: _Team, k: int, view: SampleView, row: int) -> Tensor:
     seats = team.chosen[k]
     owner = seats.owners[seats.agents.tolist().index(row)]
     output_AM = mlp(team.layouts[k], team.policy_targets[k][owner], view.after[row])
@@ -141,7 +141,9 @@ def _target_action(team: _Team, k: int, view: View, row: int) -> Tensor:
     return action_AM
 
 
-def _policy_action(team: _Team, k: int, view: View, row: int, flat_D: Tensor, straight: bool) -> tuple[Tensor, Tensor]:
+def _policy_action(
+    team: _Team, k: int, view: SampleView, row: int, flat_D: Tensor, straight: bool
+) -> tuple[Tensor, Tensor]:
     output_AM = mlp(team.layouts[k], flat_D, view.now[row])
     if not isinstance(team.classes[k].action, Discrete):
         return torch.tanh(output_AM), output_AM
@@ -153,7 +155,7 @@ def _policy_action(team: _Team, k: int, view: View, row: int, flat_D: Tensor, st
 
 
 def _seen(
-    team: _Team, views: Sequence[View], features: list[list[Tensor]], actions: list[list[Tensor]], agent: int
+    team: _Team, views: Sequence[SampleView], features: list[list[Tensor]], actions: list[list[Tensor]], agent: int
 ) -> Tensor:
     """What the critic of an agent, counted over all classes, reads."""
     if team.joint:
@@ -163,7 +165,7 @@ def _seen(
     return torch.cat([*rows_, torch.ones(1, SAMPLES)])
 
 
-def _oracle(team: _Team, views: Sequence[View], straight: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _oracle(team: _Team, views: Sequence[SampleView], straight: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of each stack of critics, and of the policies of each class, means over the rows of a net."""
     where = [(k, row) for k, view in enumerate(views) for row in range(len(view.now))]
     critics = [flat.clone().requires_grad_() for flat in team.critics]
@@ -197,7 +199,7 @@ def _oracle(team: _Team, views: Sequence[View], straight: bool) -> tuple[list[Te
     return list(torch.autograd.grad(critic_loss, critics)), list(torch.autograd.grad(policy_loss, policies))
 
 
-def _check(team: _Team, views: Sequence[View], straight: bool = True) -> None:
+def _check(team: _Team, views: Sequence[SampleView], straight: bool = True) -> None:
     ours = team.ours()
     built = ours.built(views)
     critics, _ = ours.critic_gradients(views, built)

@@ -9,7 +9,7 @@ import torch
 from marless.algos.learner import RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import OffPolicyLearner, Training
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.algos.training.step_metrics import PRESENT, step_means
 from marless.core.group import Group
 from marless.core.state import PolicyState
@@ -67,7 +67,7 @@ def _priorities(made: OffPolicyLearner, given: RoundInput) -> tuple[Batch, Train
     """A batch with its training, and the priorities of its env steps by time step."""
     [batch] = rounds.draws(made, given, 32)
     training = made._training(given, copies=True)
-    _, found = training.gradients(batch, Meter())
+    _, found = training.gradients(batch, PassTimer())
     assert found is not None
     assert batch.importance is not None
     assert batch.importance.min() < 0.9
@@ -94,7 +94,7 @@ def test_an_episode_is_as_urgent_as_its_mean_sample():
     """The seven samples that count have errors 1, six times, and 2."""
     made, given = _learner("iql", rounds.INDEPENDENT, replay={"draw": "prioritised", "unit": "episodes"}, batch=2)
     [batch] = rounds.draws(made, given, 2)
-    _, found = made._training(given, copies=True).gradients(batch, Meter())
+    _, found = made._training(given, copies=True).gradients(batch, PassTimer())
     assert found is not None
     assert found.tolist() == pytest.approx([8 / 7, 8 / 7])
 
@@ -128,7 +128,7 @@ def test_a_step_without_samples_of_an_agent_is_no_value_of_it(name):
         made._replay.reprioritise(np.array(wanted), np.full(32, 1e6))
         [batch] = rounds.draws(made, given, 32)
         assert set(batch.row.tolist()) == set(wanted)
-        training.gradients(batch, Meter())
+        training.gradients(batch, PassTimer())
     values = [found["value"] for found in training.metrics().values() if "value" in found]
     assert values == pytest.approx([VALUE] * 4)
 
@@ -138,7 +138,7 @@ def test_members_of_a_shared_policy_leave_the_rest_of_a_batch_as_urgent_as_it_wa
     made, given = _learner("iddpg", EVERYONE, batch=30)
     given = RoundInput(given.round, given.env_steps, given.seed, EVERYONE, given.trajectories, "drawn")
     [batch] = rounds.draws(made, given, 30)
-    _, found = made._training(given, copies=True).gradients(batch, Meter())
+    _, found = made._training(given, copies=True).gradients(batch, PassTimer())
     assert found is not None
     assert found[-2:].isnan().all()
     assert not found[:-2].isnan().any()

@@ -13,7 +13,7 @@ from marless.algos.q.iql import IQLConfig
 from marless.algos.team import RewardRule
 from marless.algos.training.rewards import RewardMoments, rewarded
 from marless.data.frames import ReplaySchema
-from marless.data.replay import Draw, Replay
+from marless.data.replay import Draw, ReplayBuffer
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.nets.inputs import Inputs
@@ -25,14 +25,14 @@ KNOWING = Inputs(last_action=True, known=rounds.AGENTS)
 
 def source(
     *, team: bool = False, spaces=rounds.DISCRETE, seen=None, memory=(), units=0, **settings: object
-) -> tuple[BatchSource, Replay]:
+) -> tuple[BatchSource, ReplayBuffer]:
     config = IQLConfig.model_validate(
         {"gamma": GAMMA, "reward_normalisation": False, "warmup": 0, "batch": 1, **settings}
     )
     classes = tuple(range(len(spaces.classes)))
     schema = ReplaySchema(spaces, classes, with_state=True, memory=memory)
     alpha = config.replay.alpha if config.replay.draw == "prioritised" else None
-    replay = Replay(schema, 200, None, alpha=alpha, unit=config.replay.unit)
+    replay = ReplayBuffer(schema, 200, None, alpha=alpha, unit=config.replay.unit)
     rule = RewardRule("sum", joint=True) if team else RewardRule()
     synthetic = [rounds.trajectory(spaces, seed, memory=memory) for seed in (1, 2)]
     replay.insert(0, [rewarded(each, spaces, rule) for each in synthetic])
@@ -76,11 +76,11 @@ def test_batches_that_are_drawn_together_say_what_each_would_alone(frames, sizes
         assert torch.equal(alone.follows, batch.follows)
 
 
-def at(replay: Replay, name: str, row: int) -> np.ndarray:
+def at(replay: ReplayBuffer, name: str, row: int) -> np.ndarray:
     return replay.take(name, np.array([row]))[0]
 
 
-def truncated(replay: Replay, row: int) -> bool:
+def truncated(replay: ReplayBuffer, row: int) -> bool:
     """An agent left in this step, and did not terminate."""
     return any(
         (at(replay, f"alive/{k}", row) & ~at(replay, f"terminated/{k}", row) & ~at(replay, f"alive/{k}", row + 1)).any()
@@ -143,7 +143,7 @@ def test_sums_end_where_an_agent_is_truncated_and_its_last_view_comes_after():
         "boot_index": np.array([3], np.int32),
     }
     schema = ReplaySchema(spaces, (0,), with_state=False)
-    replay = Replay(schema, 20)
+    replay = ReplayBuffer(schema, 20)
     replay.insert(0, [Trajectory(arrays)])
     config = IQLConfig.model_validate({"gamma": 0.5, "n_step": 3, "reward_normalisation": False, "warmup": 0})
     classes = ((0, spaces.classes[0], Inputs()),)

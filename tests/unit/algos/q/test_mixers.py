@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from marless.algos.q.mixers import MonotoneMixer, Sum
 from marless.errors import CorruptError
-from marless.nets.codec import Codec
+from marless.nets.codec import StateCodec
 from marless.nets.mixing import MixingLayout
 
 LAYOUT = MixingLayout(inputs=4, agents=3, embed=5, hypernet=6)
@@ -107,7 +107,7 @@ def test_a_state_that_is_missing_is_missed():
 
 
 def test_parameters_have_names_and_come_back():
-    codec = Codec("mixer", LAYOUT, output_gain=0.3, acts=False, target=True)
+    codec = StateCodec("mixer", LAYOUT, output_gain=0.3, acts=False, target=True)
     row = codec.fresh(np.random.default_rng(4))
     acting, learning = codec.write(row)
     assert not acting

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marless.algos.training.meter import Meter
+from marless.algos.training.meter import PassTimer
 from marless.core.functions import FunctionRun
 
 
@@ -17,7 +17,7 @@ def _clock(*readings: float) -> Iterator[float]:
 
 def test_passes_add_up_and_are_shared_evenly() -> None:
     seconds, now = _clock(0.0, 2.0, 2.0, 3.0, 3.0, 7.0), _clock(100, 102, 102, 103, 110, 114)
-    meter = Meter(seconds=lambda: next(seconds), now=lambda: next(now))
+    meter = PassTimer(seconds=lambda: next(seconds), now=lambda: next(now))
     with meter.measure("critic", ["x", "y"]):
         pass
     with meter.measure("policy", ["x"]):
@@ -32,7 +32,7 @@ def test_passes_add_up_and_are_shared_evenly() -> None:
 
 
 def test_a_pass_that_raises_is_not_counted() -> None:
-    meter = Meter()
+    meter = PassTimer()
     with pytest.raises(KeyError), meter.measure("mixer", ["team"]):
         raise KeyError
     assert meter.runs() == ()
@@ -45,7 +45,7 @@ def test_passes_of_several_threads_are_all_counted() -> None:
         local.now = getattr(local, "now", 0.0) + 1.0
         return local.now
 
-    meter = Meter(seconds=seconds)
+    meter = PassTimer(seconds=seconds)
 
     def work() -> None:
         for _ in range(200):

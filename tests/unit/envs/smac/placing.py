@@ -4,7 +4,7 @@ import numpy as np
 
 from marless.envs.smac.kinds import FACTS
 from marless.envs.smac.maps import find
-from marless.envs.smac.units import Team, Units
+from marless.envs.smac.units import Units, UnitTeam
 
 
 def team(kinds, *places, batch=1, **changes):
@@ -21,7 +21,7 @@ def team(kinds, *places, batch=1, **changes):
         "health_max": [FACTS[kind].health for kind in kinds],
     } | changes
     dtype = {"kind": np.int8}
-    return Team(
+    return UnitTeam(
         **{k: np.repeat(np.array(v, dtype.get(k, np.float32))[:, None], batch, axis=1) for k, v in rows.items()}
     )
 
