@@ -164,8 +164,8 @@ class _Seat:
     def begin(self, batch: int) -> None:
         self._trained.begin(batch)
 
-    def forget(self, anew_NB: BoolArray) -> None:
-        self._trained.forget(anew_NB)
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        self._trained.reset_memory(anew_NB)
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator

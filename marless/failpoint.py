@@ -58,7 +58,7 @@ def _trap() -> _Trap | None:
     return _Trap(setting) if setting else None
 
 
-def reach(name: str) -> None:
+def failpoint(name: str) -> None:
     """Kill this process here if $MARLESS_FAILPOINT says so; otherwise nearly free.
 
     Raises SpecError if the variable names an unknown failpoint.

@@ -11,7 +11,7 @@ from marless.algos import registry as algorithms
 from marless.algos.algorithm import Setting, remembered, scopes
 from marless.algos.learner import Scope
 from marless.algos.off_policy.config import OffPolicyConfig
-from marless.algos.weighing import published_bytes
+from marless.algos.state_sizes import published_bytes
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES

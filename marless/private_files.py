@@ -187,7 +187,7 @@ class Claim:
                 raise
         return cls(path, lock)
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Remove the directory and its contents; idempotent."""
         if self.lock < 0:
             return

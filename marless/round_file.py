@@ -132,9 +132,9 @@ class RoundReader:
         with file:
             known, at = self._next
             found = at if known == first and _starts(file, at, first) else _offset(file, self._path, first)
-            return [] if found is None else self._take(file, first, found)
+            return [] if found is None else self._read_lines(file, first, found)
 
-    def _take(self, file: BinaryIO, first: int, start: int) -> list[str]:
+    def _read_lines(self, file: BinaryIO, first: int, start: int) -> list[str]:
         lines: list[str] = []
         file.seek(start)
         end = start

@@ -9,5 +9,5 @@ class Memoryless:
     def begin(self, batch: int) -> None:
         """Where an episode starts in each copy."""
 
-    def forget(self, anew_NB: object) -> None:
+    def reset_memory(self, anew_NB: object) -> None:
         """Where agents begin anew in some."""

@@ -16,7 +16,7 @@ from marless.cli.output import console, duration, harmless, say, show_objects
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
-    from marless.fleet.launchers.ec2.left import LeftoverMachines
+    from marless.fleet.launchers.ec2.leftover_machines import LeftoverMachines
     from marless.fleet.launchers.engine import Engine
     from marless.fleet.orphans import Orphan
 
@@ -89,10 +89,10 @@ def _cloud() -> LeftoverMachines | None:
     choice = options.parse(os.environ.get("MARLESS_LAUNCHER", ""))
     if choice.name != "ec2":
         return None
-    from marless.fleet.launchers.ec2 import left, settings
+    from marless.fleet.launchers.ec2 import leftover_machines, settings
 
     settings.check_installed()
-    return left.LeftoverMachines(settings.read("services.actor_pool.worker", choice.options))
+    return leftover_machines.LeftoverMachines(settings.read("services.actor_pool.worker", choice.options))
 
 
 def _of_cloud(cloud: LeftoverMachines | None) -> list[Orphan]:

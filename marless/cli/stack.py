@@ -222,7 +222,7 @@ class LocalStack:
             raise UnavailableError(
                 f"{denied(error)}; set TMPDIR to a directory of yours, for the services' sockets"
             ) from None
-        self._held.callback(claim.drop)
+        self._held.callback(claim.release)
         self._claimed = claim.lock
 
     async def _stop_all(self) -> None:

@@ -169,7 +169,7 @@ class _Beside(Generic[Result]):
         self._before = asyncio.all_tasks(self._loop)
         self._step = step
         self._outcome: Future[Result] = Future()
-        self._thread = threading.Thread(target=self._take, name="marless-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_step, name="marless-client", daemon=True)
 
     def result(self) -> Result:
         """Wait for the result; Ctrl-C, or a notebook's interrupt, cancels the step's tasks."""
@@ -182,7 +182,7 @@ class _Beside(Generic[Result]):
         finally:
             self._thread.join()
 
-    def _take(self) -> None:
+    def _run_step(self) -> None:
         try:
             self._outcome.set_result(self._step())
         except BaseException as error:  # noqa: BLE001  # passed to the caller's thread

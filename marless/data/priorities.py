@@ -36,7 +36,7 @@ class Priorities:
         new = self._highest or FIRST
         self._tree.set(each.samples(self.unit), new if each.priorities is None else each.priorities)
 
-    def drop(self, each: RingRound) -> None:
+    def discard(self, each: RingRound) -> None:
         """Remove the samples of a round."""
         if each.rows is not None:
             self._tree.set(each.samples(self.unit), 0.0)

@@ -43,7 +43,7 @@ class ActingPolicy(Protocol):
         """Reset the memory of all `batch` copies: new episodes start."""
         ...
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """Reset the memory of agents that begin anew in some copies: a new episode starts, or they have come back."""
         ...
 
@@ -280,7 +280,7 @@ def step(
         if before is not None and after_NB is not None:
             anew_NB = anew_NB | returned(np.stack([before[k], after_NB]))[1]
         if anew_NB.any():
-            policy.forget(anew_NB)
+            policy.reset_memory(anew_NB)
     return transition
 
 

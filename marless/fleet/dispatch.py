@@ -27,7 +27,7 @@ from marless.fleet.attached import (
     machine_of,
 )
 from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, too_slow
-from marless.fleet.attendance import ConnectedWorkers, Homes
+from marless.fleet.connected_workers import ConnectedWorkers, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
 from marless.fleet.machines import MachineAccounts
@@ -244,12 +244,12 @@ class Dispatcher:
     def depart(self, worker: Worker) -> None:
         """Remove a worker whose stream has ended."""
         worker.lose()
-        self._workers.leave(worker.hello.worker, worker)
+        self._workers.release(worker.hello.worker, worker)
         self._idle.remove(worker)
-        self._homes.leave(worker)
+        self._homes.release(worker)
         self._task_ends(worker)
         self._tenancy.leaves(worker)
-        self.machines.leave(worker.presence)
+        self.machines.release(worker.presence)
         _log.info("worker.disconnected", worker=worker.hello.worker, invocations=worker.invocations)
 
     def _since_launch(self, worker: str) -> float:
@@ -339,7 +339,7 @@ class Dispatcher:
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
             if worker not in self._recalled:
-                self._let_go(worker, running)
+                self._release_worker(worker, running)
         if running.cancelled():
             raise WorkerLostError
         return running.result()
@@ -357,7 +357,7 @@ class Dispatcher:
             self.machines.end(worker.presence, worker.job)
             worker.job = ""
 
-    def _let_go(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
+    def _release_worker(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
         """Release a worker after its task. If it has not answered, it is disconnected: its late result is ignored."""
         if not running.done():
             worker.lose()
@@ -384,7 +384,7 @@ class Dispatcher:
         except grpc.aio.BaseError as error:
             _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
-            self._let_go(worker, running)
+            self._release_worker(worker, running)
 
     async def _acquire(self, job: str, affinity: str, *, again: bool) -> Worker:
         if self._closed:

@@ -276,7 +276,7 @@ class Fleet:
                 return ended.result() if ended.done() else f"not connected within {connect_s:g} s"
             self._stillborn, self._given_up = 0, False
             stream = asyncio.create_task(self._dispatcher.disconnected(name))
-            leaving = asyncio.create_task(self._leave(name))
+            leaving = asyncio.create_task(self._announce_end(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([ended], timeout=TOLD_S)  # of a worker that died, the stream often ends first
             return ended.result() if ended.done() else "stream ended"
@@ -284,7 +284,7 @@ class Fleet:
             for task in (ended, stream, *([leaving] if leaving else [])):
                 task.cancel()
 
-    async def _leave(self, name: str) -> None:
+    async def _announce_end(self, name: str) -> None:
         """Have a worker finish its task and exit once its machine is about to end; another one takes its place."""
         if isinstance(self._launcher, Leaving):
             why = await self._launcher.leaving(name)

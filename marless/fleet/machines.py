@@ -140,7 +140,7 @@ class MachineAccounts:
         presence.workers += 1
         return presence
 
-    def leave(self, presence: Presence) -> None:
+    def release(self, presence: Presence) -> None:
         """A worker on this machine is gone; without any, the machine is released, unless its launcher keeps it."""
         presence.workers -= 1
         if not presence.workers:

@@ -14,7 +14,7 @@ from marless.fleet.attached import Worker
 from marless.fleet.dispatch import Dispatcher
 from marless.log import structlog
 from marless.rpc.admission import Streams
-from marless.rpc.gathering import Batcher
+from marless.rpc.batcher import Batcher
 from marless.rpc.requests import check_text
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 
@@ -54,7 +54,7 @@ class Relayed:
             for task in (reading, *others):
                 task.cancel()
             for number in tuple(self._workers):
-                self._leave(number)
+                self._disconnect(number)
         if reading.done():
             reading.result()
 
@@ -72,13 +72,13 @@ class Relayed:
         try:
             if found := self._workers.get(number):
                 if said.ended:
-                    self._leave(number)
+                    self._disconnect(number)
                 else:
                     found[0].hear(said.message)
             elif number > self._last and not said.ended:  # else it comes late, of a stream that the pool has ended
                 self._arrive(number, said.message)
         except MarlessError as error:
-            self._leave(number)
+            self._disconnect(number)
             self._tell(number, ended=True, error_code=type(error).__name__, error=str(error))
 
     def _arrive(self, number: int, first: common_pb2.WorkerMessage) -> None:
@@ -99,10 +99,10 @@ class Relayed:
 
     def _end(self, number: int) -> None:
         """The pool has given the worker up, or another stream has its name."""
-        if self._leave(number):
+        if self._disconnect(number):
             self._tell(number, ended=True)
 
-    def _leave(self, number: int) -> bool:
+    def _disconnect(self, number: int) -> bool:
         if not (found := self._workers.pop(number, None)):
             return False
         worker, dispatcher = found

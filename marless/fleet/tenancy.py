@@ -17,7 +17,7 @@ from collections.abc import Collection, Sized
 import grpc
 
 from marless.fleet.attached import Worker
-from marless.fleet.attendance import ConnectedWorkers
+from marless.fleet.connected_workers import ConnectedWorkers
 from marless.fleet.idle import Idle
 from marless.log import structlog
 from marless.rpc.fair_queue import FairQueue

@@ -54,8 +54,8 @@ class ActingPolicies:
 
     Shapes: N agents of the class, B environment copies, O observation size, A actions or action components.
     Policies may have memory: then each call of `sample`, `greedy` or `outputs` is one step, and the caller marks where
-    agents begin anew (`begin`, `forget`). Not thread-safe: buffers are reused between calls; returned arrays are the
-    caller's own.
+    agents begin anew (`begin`, `reset_memory`). Not thread-safe: buffers are reused between calls; returned arrays are
+    the caller's own.
     """
 
     def __init__(self, agent_class: AgentClass, net: ActingNet, head: ActingHead, inputs: Inputs) -> None:
@@ -106,10 +106,10 @@ class ActingPolicies:
         if known := len(self._inputs.known):
             input_NIB[:, -1 - known : -1] = self._inputs.ids(self.agent_class.agents)[:, :, None]
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """Reset the memory of agents in the copies in which they begin anew."""
         if self.remembers:
-            self._net.forget(anew_NB)
+            self._net.reset_memory(anew_NB)
             if self._inputs.last_action:
                 self._last_NAB.swapaxes(1, 2)[anew_NB] = 0
 

@@ -32,7 +32,7 @@ class ActingNet(Protocol):
         """
         ...
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """Reset the memory of these agents in these copies."""
         ...
 
@@ -65,7 +65,7 @@ class ActingPerceptrons:
         self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
         return self._buffers[0]
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`; without effect."""
 
     def memory(self) -> FloatArray | None:
@@ -102,7 +102,7 @@ class ActingGatedUnits:
         self._hidden_NHB[:, -1] = 1
         return self._body.allocate(agents, batch)
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`."""
         self._hidden_NHB[:, :-1].swapaxes(1, 2)[anew_NB] = 0
 
@@ -147,7 +147,7 @@ class AnyKind:
         self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
         return self._input
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`."""
         self._hidden_NHB.swapaxes(1, 2)[anew_NB] = 0
 

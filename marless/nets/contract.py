@@ -137,7 +137,7 @@ class _Trial:
         )
         buffer, found = net.allocate(_NETS, _COPIES), []
         for t in range(_STEPS):
-            net.forget(np.broadcast_to(self.resets[t].numpy(), (_NETS, _COPIES)))
+            net.reset_memory(np.broadcast_to(self.resets[t].numpy(), (_NETS, _COPIES)))
             buffer[:] = self.input[:, :, t * _COPIES : (t + 1) * _COPIES].numpy()
             found.append(net.output())
         _require(all(each.dtype == np.float32 for each in found), f"{self.where}: actors do not compute in float32")

@@ -67,7 +67,7 @@ class Chance:
     def begin(self, batch: int) -> None:
         """See `ActingPolicy`."""
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         """See `ActingPolicy`."""
 
     def sample(

@@ -68,7 +68,7 @@ class Team:
                     f"got {list(anew_B.shape)}"
                 )
         for agent in begun:
-            self._players[agent].forget(anew_B[None])
+            self._players[agent].reset_memory(anew_B[None])
 
     def act(
         self,

@@ -71,10 +71,10 @@ class FairSemaphore:
             await turn
         except asyncio.CancelledError:
             if not self.waiting.discard(job, turn) and not turn.cancelled():
-                self.give_back()  # it had its turn in the moment in which its caller went away
+                self.release()  # it had its turn in the moment in which its caller went away
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """End a turn; the next one begins."""
         while self.waiting:
             turn = self.waiting.take()
@@ -111,7 +111,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         try:
             if turns := self._turns.get(name):
                 await turns.take(_job_of(handler_call_details))
-                _after_this_call(turns.give_back)
+                _after_this_call(turns.release)
             else:
                 self._count(name)
         except OverloadedError as error:

@@ -20,7 +20,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv, agents_checksum
 from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError, shown
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.record import LaneRecord, returns_of
@@ -122,12 +122,12 @@ class Actor:
         living, trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, self._lanes, loaded))
         left, returned = carries.after(start, carry), carries.is_returned(carry, task.actors)
         kept = {} if returned else {left: carry}
-        reach("actor.carry.before")
+        failpoint("actor.carry.before")
         uploaded, _ = await both(
             self._deliver(task, trajectory),
             carries.publish(self._store, task.job, task.settings.epoch, task.round, kept),
         )
-        reach("actor.carry.after")
+        failpoint("actor.carry.after")
         living.digest = left.digest
         receipt = _receipt(task, stats, uploaded)
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))

@@ -12,8 +12,8 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.machine_report import used_by
 from marless.fleet.relayed import Relayed
-from marless.fleet.told import used_by
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
 from services.actor_pool.background import Background

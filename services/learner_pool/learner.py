@@ -23,7 +23,7 @@ from marless.data.frames import ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import EnvSpaces
 from marless.errors import ConflictError, CorruptError, SpecError, UnavailableError
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.job import replay_of
 from marless.log import structlog
 from marless.nets import serial
@@ -108,7 +108,7 @@ class Learning:
         scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
         device, why = choose_device(spec.learner.device)
         _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
-        self._let_go(task)
+        self._evict(task)
         mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
         replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
         carried = spec.actors.episodes == "carried"
@@ -118,18 +118,18 @@ class Learning:
             make_similarity(similarity)  # imports its libraries now, so that no round waits for them
         self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
         while len(self._held) > _HELD_LEARNERS:
-            self._drop(next(iter(self._held)))
+            self._discard_learner(next(iter(self._held)))
 
-    def _let_go(self, task: learner_pool_pb2.LearnTask) -> None:
+    def _evict(self, task: learner_pool_pb2.LearnTask) -> None:
         """Drop cached learners of other epochs or specs of this task's scope, and those whose replay file is gone.
 
         The memory of a removed replay file stays in use for as long as a learner maps it.
         """
         for key, held in list(self._held.items()):
             if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
-                self._drop(key)
+                self._discard_learner(key)
 
-    def _drop(self, key: _Key) -> None:
+    def _discard_learner(self, key: _Key) -> None:
         if mirror := self._held.pop(key).mirror:
             mirror.remove()
 
@@ -148,12 +148,12 @@ class Learning:
                 mirrored = [key for key, held in self._held.items() if held.mirror]
                 if not mirrored:
                     raise
-                self._drop(mirrored[0])
+                self._discard_learner(mirrored[0])
 
     def close(self) -> None:
         """Remove all copies of replay files."""
         if self._claim:
-            self._claim.drop()
+            self._claim.release()
 
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
@@ -214,7 +214,7 @@ class Learning:
         try:
             result.MergeFrom(update_results.result(await self._publish(task, held, writes)))
         except unpublished.PASSING as error:
-            result.unpublished.CopyFrom(await unpublished.leave(self._borrowed, task.spare, writes, error))
+            result.unpublished.CopyFrom(await unpublished.set_aside(self._borrowed, task.spare, writes, error))
         return result
 
     async def _gradient(
@@ -243,14 +243,14 @@ class Learning:
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         write = gradient_results.write(task, output.gradients, result)
-        reach("learner.publish.before")
+        failpoint("learner.publish.before")
         try:
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
         except ConflictError:
             known = (await self._store.list(task.job)).policies.get(write.policy)
             again = replace(write, expected=known.head.version if known else 0)  # it may be gone meanwhile
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [again])
-        reach("learner.publish.after")
+        failpoint("learner.publish.after")
         return gradient_results.located(task, versions[write.policy], result)
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
@@ -275,9 +275,9 @@ class Learning:
     async def _publish(
         self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]
     ) -> Mapping[str, int]:
-        reach("learner.publish.before")
+        failpoint("learner.publish.before")
         versions = await self._store.publish(task.job, task.epoch, task.round, writes, keep=task.keep)
-        reach("learner.publish.after")
+        failpoint("learner.publish.after")
         held.versions.update(versions)
         return versions
 

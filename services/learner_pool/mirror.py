@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from marless import private_files
 from marless.data.frame_file import allocate
 from marless.data.frames import ReplaySchema
-from marless.data.replay import byte_ranges
+from marless.data.replay_buffer import byte_ranges
 from marless.rpc.concurrency import gather
 from marless.rpc.refs import Borrowed, Ref
 

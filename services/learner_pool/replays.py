@@ -104,31 +104,31 @@ class Replays:
             if more["lost"]:
                 _log.warning("replay.lost", job=job, scope=scope, lost=more["lost"], size=int(now["size"]))
 
-    def forget(self, job: str) -> None:
+    def evict(self, job: str) -> None:
         """Close a job and keep its files, for when it is opened again."""
         for path in self._open.pop(job, {}).values():
             self._reported.pop(path, None)
 
     def close(self, job: str) -> None:
         """Close a job and remove its files; calling it twice is safe."""
-        self.forget(job)
+        self.evict(job)
         for path in self._directory.glob(f"{quote(job, safe='')}@*"):
             path.unlink(missing_ok=True)
         self._account()
 
     def shutdown(self) -> None:
         """Release the directory, and remove it if it is empty; files stay."""
-        self._let_go()
+        self._evict()
         with suppress(OSError):
             self._directory.rmdir()
 
     def _hold(self) -> None:
         """Lock the directory, so that other pools do not remove its files, however old they look."""
-        self._let_go()
+        self._evict()
         self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
-    def _let_go(self) -> None:
+    def _evict(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

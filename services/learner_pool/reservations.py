@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from marless.errors import NotFoundError, OverloadedError, TooLargeError
 from marless.log import structlog
-from marless.rpc.room import ByteBudget
+from marless.rpc.byte_budget import ByteBudget
 
 UPLOAD_WAIT_S = 20.0
 """Seconds that an upload without a reservation waits for room; until then, only its first message is read, with 1 MiB
@@ -116,12 +116,12 @@ class SpoolReservations:
             elif not self._grow(job, holding, wanted):
                 if holding.updating:
                     raise OverloadedError(f"no room in the learner pool: an update of job {job} still uses what it has")
-                self._forget(job, holding)
+                self._release_holding(job, holding)
                 await self._turn(job, wanted)
                 self._check_open(job, holding, wanted)
                 before = holding.held_bytes
                 holding.promised_bytes = wanted
-                self._room.give_back(job, wanted - (holding.held_bytes - before))
+                self._room.release(job, wanted - (holding.held_bytes - before))
             holding.round, holding.actors, holding.touched_s = round_, actors, time.monotonic()
 
     async def _beside(self, job: str, holding: _Holding, wanted: int) -> None:
@@ -134,7 +134,7 @@ class SpoolReservations:
     def _check_open(self, job: str, holding: _Holding, taken: int = 0) -> None:
         """Raise NotFoundError if the job was closed while it waited; gives back what it has taken."""
         if self._jobs.get(job) is not holding:
-            self._room.give_back(job, taken)
+            self._room.release(job, taken)
             raise NotFoundError(f"job {job!r} was closed while it waited for room")
 
     def keep(self, job: str, round_: int) -> int:
@@ -210,7 +210,7 @@ class SpoolReservations:
                 holding.actors = 0
                 self._change(job, holding, promised=0)
             else:
-                self._forget(job, holding)
+                self._release_holding(job, holding)
             full = self._room.full(more, f"round {holding.round + 1} of job {job} has taken all that it reserved")
             raise OverloadedError(str(full), retry_after_s=_AFTER_S)
         self._change(job, holding, used=size)
@@ -248,15 +248,15 @@ class SpoolReservations:
                 for other, holding in list(self._jobs.items()):
                     if holding.idle():
                         _log.warning("spool.taken_back", job=other, bytes=holding.held_bytes, for_job=job)
-                        self._forget(other, holding)
+                        self._release_holding(other, holding)
                 await asyncio.wait([taking], timeout=LOOK_S)
             await taking
         except BaseException:
             if not taking.cancel() and not taking.cancelled() and taking.exception() is None:
-                self._room.give_back(job, wanted)  # it was admitted while it was being cancelled
+                self._room.release(job, wanted)  # it was admitted while it was being cancelled
             raise
 
-    def _forget(self, job: str, holding: _Holding) -> None:
+    def _release_holding(self, job: str, holding: _Holding) -> None:
         """Drop a job's buffered trajectories and cancel its reservation; its round is sampled again."""
         holding.actors = 0
         self._drop(job)
@@ -267,4 +267,4 @@ class SpoolReservations:
         holding.used_bytes += used
         if promised is not None:
             holding.promised_bytes = promised
-        self._room.give_back(job, before - holding.held_bytes)
+        self._room.release(job, before - holding.held_bytes)

@@ -10,7 +10,7 @@ import grpc
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
-from marless.fleet.told import used_by
+from marless.fleet.machine_report import used_by
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2

@@ -24,9 +24,9 @@ from marless.rpc.concurrency import gather
 from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_number, message
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.learner_pool.computed import UpdateResultCache
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from services.learner_pool.update_result_cache import UpdateResultCache
 
 MAX_ROLLOUTS = 4096
 """Rollouts of one gradient or update."""

@@ -26,8 +26,8 @@ from marless.errors import (
     shown,
 )
 from marless.rpc import chunks
+from marless.rpc.byte_budget import ByteBudget
 from marless.rpc.requests import check_number
-from marless.rpc.room import ByteBudget
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
 from services.learner_pool.content import (
@@ -190,7 +190,7 @@ class TrajectoryBuffer:
         self.reservations.stored(job, size)
         return True
 
-    def drop(self, job: str, path: Path) -> None:
+    def discard(self, job: str, path: Path) -> None:
         """Remove a file that `keep` was called with; calling it twice is safe."""
         path.unlink(missing_ok=True)
         if job in self._jobs and (size := self._jobs[job].kept.pop(path, 0)):
@@ -219,7 +219,7 @@ class TrajectoryBuffer:
         known = self._known(job)
         for rollout in rollouts:
             if file := known.waiting.pop((rollout, 0), None):
-                self._drop(file)
+                self._discard_file(file)
         self.advance(job, oldest)
 
     async def receive(self, stream: AsyncIterator[bytes]) -> bool:
@@ -252,13 +252,13 @@ class TrajectoryBuffer:
     ) -> learner_pool_pb2.UploadOutcome:
         try:
             with self._counting():
-                applied = self._take(header, content, is_valid=is_valid)
+                applied = self._accept_upload(header, content, is_valid=is_valid)
         except MarlessError as error:
             return learner_pool_pb2.UploadOutcome(error_code=type(error).__name__, error=str(error))
         self._count("applied" if applied else "duplicate")
         return learner_pool_pb2.UploadOutcome(duplicate=not applied)
 
-    def _take(self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
+    def _accept_upload(self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
         """As `_receive`, for an upload whose bytes are all here; it waits for nothing."""
         if header is None:
             raise CorruptError("an upload does not start with an UploadHeader")
@@ -304,7 +304,7 @@ class TrajectoryBuffer:
     def _store(self, known: _OpenJob, file: TrajectoryFile) -> None:
         key = (file.header.round, file.header.index)
         if displaced := known.waiting.pop(key, None):
-            self._drop(displaced)
+            self._discard_file(displaced)
         known.waiting[key] = file
         self.reservations.stored(file.header.job, file.size_bytes)
 
@@ -324,7 +324,7 @@ class TrajectoryBuffer:
 
     def shutdown(self) -> None:
         """Drop all files and the directory."""
-        self._claim.drop()
+        self._claim.release()
 
     def _go_to(self, job: str, round_: int) -> int:
         """Accept trajectories of `round_` and those ahead of it, and drop those of other rounds.
@@ -333,10 +333,10 @@ class TrajectoryBuffer:
         """
         known = self._jobs[job]
         for key in [key for key in known.waiting if not round_ <= key[0] <= round_ + known.ahead]:
-            self._drop(known.waiting.pop(key))
+            self._discard_file(known.waiting.pop(key))
         if known.ahead <= 1:  # else they belong to no round, and an update may still need them
             for path in list(known.kept):
-                self.drop(job, path)
+                self.discard(job, path)
         known.round = round_
         return self.reservations.keep(job, round_)
 
@@ -357,11 +357,11 @@ class TrajectoryBuffer:
         """Drop all files of a job."""
         known = self._jobs[job]
         while known.waiting:
-            self._drop(known.waiting.popitem()[1])
+            self._discard_file(known.waiting.popitem()[1])
         for path in list(known.kept):
-            self.drop(job, path)
+            self.discard(job, path)
 
-    def _drop(self, file: TrajectoryFile) -> None:
+    def _discard_file(self, file: TrajectoryFile) -> None:
         file.path.unlink(missing_ok=True)
         self.reservations.dropped(file.header.job, file.size_bytes)
 

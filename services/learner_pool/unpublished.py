@@ -25,7 +25,7 @@ UnauthenticatedError: with the next token."""
 _log = structlog.get_logger("learner")
 
 
-async def leave(
+async def set_aside(
     borrowed: Borrowed, spare: common_pb2.Ref, writes: Sequence[PolicyWrite], error: MarlessError
 ) -> learner_pool_pb2.Unpublished:
     """Write the blobs that were not published because of `error` to the task's spare file, which is the pool's.

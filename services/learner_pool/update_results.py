@@ -96,7 +96,7 @@ async def published(
     parts |= await _parts(store, job, {name: policies[name].head.version for name in others})
     found = result({name: policies[name].head.version for name in parts})
     for name, part in parts.items():
-        _take(part, found, name)
+        _add_report(part, found, name)
     return found
 
 
@@ -105,7 +105,7 @@ async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> di
     return {name: json.loads(bytes(each.blobs[PART])) for name, each in stored.items()}
 
 
-def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
+def _add_report(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
     """Add the content of one policy's report part to a result."""
     found.metrics[name].values.update(part["metrics"])
     for id_, function, served, index, start_s, end_s, vcpu_s, *after in part["functions"]:

@@ -19,7 +19,6 @@ from marless.rpc.v1 import learner_pool_pb2
 from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import update_results
-from services.learner_pool.computed import UpdateResultCache, check_published, other_groups
 from services.learner_pool.opening import Opening
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import (
@@ -34,6 +33,7 @@ from services.learner_pool.tasks import (
     join,
 )
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from services.learner_pool.update_result_cache import UpdateResultCache, check_published, other_groups
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
@@ -64,7 +64,7 @@ class Updates:
         await self._check_newest(request.job, request.epoch)
         known = self._tasks.jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
-            self._forget(request.job)
+            self._release_results(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             computed = UpdateResultCache(request.job, self._store, self._buffer)
             replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
@@ -199,16 +199,16 @@ class Updates:
         check_number("epoch", request.epoch)
         if request.epoch:
             await self._check_newest(request.job, request.epoch)
-        self._forget(request.job)
+        self._release_results(request.job)
         if not request.keep_replay:
             self._replays.close(request.job)
 
-    def _forget(self, job: str) -> None:
+    def _release_results(self, job: str) -> None:
         known = self._tasks.jobs.pop(job, None)
         for task in known.under_way() if known else ():
             task.cancel()
         self._buffer.close(job)
-        self._replays.forget(job)
+        self._replays.evict(job)
 
     async def stop(self) -> None:
         """Cancel all updates and gradients; calling it twice is safe."""

@@ -22,7 +22,7 @@ from marless.errors import (
     UnavailableError,
     unknown_name,
 )
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
@@ -104,14 +104,14 @@ class VersionStore:
             attempt = keys.attempt()
             add_attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write, kept, begins)
-        reach("param_store.publish.before")
+        failpoint("param_store.publish.before")
         try:
             with redis_errors(self._trouble):
                 answers = await transaction.execute()
         except OverloadedError:
             await self._check_fits(job, writes, kept)
             raise
-        reach("param_store.publish.after")
+        failpoint("param_store.publish.after")
         self._keep_parts(writes)
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
@@ -155,14 +155,14 @@ class VersionStore:
             *(word for pair in applied.items() for word in pair),
             *discarded,
         )
-        reach("param_store.aggregate.before")
+        failpoint("param_store.aggregate.before")
         try:
             with redis_errors(self._trouble):
                 *_, answer = await transaction.execute()
         except OverloadedError:
             await self._check_fits(job, writes, kept)
             raise
-        reach("param_store.aggregate.after")
+        failpoint("param_store.aggregate.after")
         self._keep_parts(writes)
         return advanced(job, epoch, writes, list(applied.items()), answer)
 

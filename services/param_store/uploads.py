@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from marless.errors import CorruptError, SpecError
 from marless.rpc import chunks
-from marless.rpc.room import ByteBudget
+from marless.rpc.byte_budget import ByteBudget
 from services.param_store.keys import BlobPart
 from services.param_store.pieces import HASH_INLINE_BYTES
 
@@ -53,7 +53,7 @@ class BlobUploads:
         try:
             yield
         finally:
-            self._room.give_back(job, size_bytes)
+            self._room.release(job, size_bytes)
 
     @property
     def limit_bytes(self) -> int:

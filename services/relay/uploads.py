@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.errors import CorruptError, MarlessError, OverloadedError, TooLargeError
+from marless.rpc.batcher import Batcher
 from marless.rpc.client import Peer
-from marless.rpc.gathering import Batcher
 from marless.rpc.relay import SMALL_BYTES, UPLOAD_S
 from marless.rpc.v1 import learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub

@@ -11,9 +11,9 @@ import grpc
 
 from marless.errors import MarlessError, UnreachableError
 from marless.log import structlog
+from marless.rpc.batcher import Batcher
 from marless.rpc.client import Peer
 from marless.rpc.errors import by_name, from_rpc
-from marless.rpc.gathering import Batcher
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 

@@ -141,7 +141,7 @@ async def test_jobs_take_turns_at_transfers():
         await turns.take(job)
         order.append(name)
         await asyncio.sleep(0)
-        turns.give_back()
+        turns.release()
 
     many = [transfer("a", f"a{index}") for index in range(20)]
     await asyncio.gather(*many, transfer("b", "b"))

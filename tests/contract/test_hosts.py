@@ -19,7 +19,7 @@ from marless.errors import MarlessError, SpecError, UnauthenticatedError
 from marless.fleet import environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts import pool as hosts_pool
-from marless.fleet.hosts.bench import HostWorkers
+from marless.fleet.hosts.host_workers import HostWorkers
 from marless.fleet.hosts.pool import Hosts
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher

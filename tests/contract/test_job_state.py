@@ -73,7 +73,7 @@ def test_the_next_owner_finds_what_was_settled(kept):
     first.sync_pending()
     first.save_checkpoint(saved(2), 1)
     first.write_status(replace(STATUS, reason="other"))
-    first.settle()
+    first.flush()
     assert first.settled
     second = kept.taken(first)
     assert second.load() == (SPEC, replace(STATUS, reason="other"))
@@ -91,7 +91,7 @@ def test_what_is_cut_or_dropped_stays_so_for_the_next_owner(kept):
     first.write_pending([PENDING])
     first.cut(1)
     first.drop_pending()
-    first.settle()
+    first.flush()
     second = kept.taken(first)
     assert list(second.records()) == [record(0)]
     assert second.read_pending(0) == ()
@@ -104,7 +104,7 @@ def test_what_is_cut_or_dropped_stays_so_for_the_next_owner(kept):
 def test_an_owner_that_has_left_writes_nothing(kept, write):
     first = kept.new()
     first.append(record(0))
-    first.settle()
+    first.flush()
     second = kept.taken(first)
     with pytest.raises(FencedError):
         WRITES[write](first)
@@ -115,7 +115,7 @@ def test_an_owner_that_has_left_writes_nothing(kept, write):
 
 def test_leaving_twice_is_safe(kept):
     first = kept.new()
-    first.settle()
+    first.flush()
     first.release()
     first.release()
     with pytest.raises(FencedError):
@@ -127,7 +127,7 @@ def test_a_journal_reads_either(kept):
     first = kept.new()
     journal = Journal(first, Costs(SPEC, first))
     journal.append(record(0))
-    first.settle()
+    first.flush()
     second = kept.taken(first)
     again = Journal(second, Costs(SPEC, second))
     again.read()

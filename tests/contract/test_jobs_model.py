@@ -22,7 +22,7 @@ from services.coordinator.jobs import live_job
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.jobs.view import ended
-from services.coordinator.state import bucket_home, run_folder
+from services.coordinator.state import bucket_state, run_folder
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
 from services.coordinator.state.status import JobStatus
@@ -62,7 +62,7 @@ class ScriptedRun:
                     phases=PhaseSeconds(rollout=0.0, update=0.0, evaluation=0.0),
                 )
                 self.folder.append(done)
-                self.folder.settle()
+                self.folder.flush()
                 self.changed(done)
             self._set(ended(self.status, self.folder, told, "as told"))
         finally:
@@ -71,7 +71,7 @@ class ScriptedRun:
     def _set(self, status: JobStatus) -> None:
         self.status = status
         self.folder.write_status(status)
-        self.folder.settle()
+        self.folder.flush()
         self.changed(None)
 
 
@@ -276,7 +276,7 @@ class BucketMachine(JobsMachine):
 
     def start(self) -> Jobs:
         for thread in threading.enumerate():
-            if thread.name == bucket_home.RELEASE:
+            if thread.name == bucket_state.RELEASE:
                 thread.join()
         self.hosts += 1
         runs = BucketRuns(self.runs / f"host-{self.hosts}", self.objects, Address("bucket", "runs"), lease_s=30.0)

@@ -13,10 +13,10 @@ import pytest
 from marless.errors import OverloadedError, StaleError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.handover import Tickets
-from marless.rpc import gathering
+from marless.rpc import batcher
+from marless.rpc.batcher import Batcher
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
-from marless.rpc.gathering import Batcher
 from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
@@ -204,7 +204,7 @@ async def _refusal(pool: Pool) -> None:
 
 
 async def test_things_go_out_in_order_the_first_at_once_and_the_others_together(monkeypatch):
-    monkeypatch.setattr(gathering, "MOST_BYTES", 10)
+    monkeypatch.setattr(batcher, "MOST_BYTES", 10)
     sent: list[list[int]] = []
 
     async def send(some) -> None:
@@ -224,7 +224,7 @@ async def test_things_go_out_in_order_the_first_at_once_and_the_others_together(
 
 
 async def test_a_full_message_does_not_wait(monkeypatch):
-    monkeypatch.setattr(gathering, "MOST", 4)
+    monkeypatch.setattr(batcher, "MOST", 4)
     sent: list[int] = []
 
     async def send(some) -> None:

@@ -28,12 +28,12 @@ def kill_at(monkeypatch):
     def arm(place: str, passes: int = 1) -> None:
         left = count(passes - 1, -1)
 
-        def reach(name: str) -> None:
+        def failpoint(name: str) -> None:
             if name == place and next(left) == 0:
                 raise KilledError(name)
 
         for module in ("state.run_folder", "execution.recovery", "state.checkpoints", "state.lanes"):
-            monkeypatch.setattr(f"services.coordinator.{module}.reach", reach)
+            monkeypatch.setattr(f"services.coordinator.{module}.failpoint", failpoint)
 
     return arm
 

@@ -14,7 +14,7 @@ from marless.bucket.address import Address
 from marless.bucket.reading import read_head
 from marless.errors import UnreachableError
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import BucketState
+from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.status import JobStatus
 from tests.integration.running import KilledError, created, go_on, outcome, ready, spec
 from tests.unit.bucket.memory import MemoryObjects

@@ -163,7 +163,7 @@ async def test_the_socket_directories_of_stacks_that_were_killed_are_removed(sta
     (strange / "file").touch()
     stack._claim_sockets()
     assert sorted(home.iterdir()) == sorted([used, strange, stack._sockets])
-    living.drop()
+    living.release()
     await stack._held.aclose()
     assert list(home.iterdir()) == [strange]
 

@@ -194,7 +194,7 @@ async def test_an_upload_that_another_job_has_taken_is_sent_again(address, tmp_p
     def find(self: FileUploads, reference: str) -> Path:
         if not taken:
             taken.append(reference)
-            self.drop(reference)
+            self.discard(reference)
         return real(self, reference)
 
     monkeypatch.setattr(FileUploads, "find", find)
@@ -289,5 +289,5 @@ def test_an_upload_is_not_to_be_had_by_another_name(tmp_path):
     for name in ("upload:../job", "upload:", "job", f"upload:{'A' * 64}"):
         with pytest.raises(NotFoundError):
             kept.find(name)
-        kept.drop(name)
+        kept.discard(name)
     assert (tmp_path / "job").exists()

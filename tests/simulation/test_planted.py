@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marless.fleet.attendance import ConnectedWorkers
+from marless.fleet.connected_workers import ConnectedWorkers
 from marless.rpc import idempotency
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
@@ -46,7 +46,7 @@ def _repeated_writes_are_new(patched: pytest.MonkeyPatch) -> None:
 
 
 def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:
-    leave = ConnectedWorkers.leave
+    leave = ConnectedWorkers.release
 
     def silent(attendance: ConnectedWorkers, name: str, worker: object) -> None:
         waiting = dict(attendance._departures)
@@ -54,7 +54,7 @@ def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:
         leave(attendance, name, worker)
         attendance._departures.update(waiting)
 
-    patched.setattr(ConnectedWorkers, "leave", silent)
+    patched.setattr(ConnectedWorkers, "release", silent)
 
 
 def _pending_is_not_written(patched: pytest.MonkeyPatch) -> None:

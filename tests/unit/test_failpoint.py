@@ -35,4 +35,4 @@ def test_a_name_that_does_not_exist_is_refused():
     done = passes("coordinator.recrod.after")
     assert "unknown failpoint 'coordinator.recrod.after'; did you mean 'coordinator.record.after'?" in done.stderr
     with pytest.raises(AssertionError, match="somewhere"):
-        failpoint.reach("somewhere")
+        failpoint.failpoint("somewhere")

@@ -105,7 +105,7 @@ class OffPolicyConfig(AlgorithmConfig):
         return together(self._advice_on_steps(setting), self._advice_on_deaths(setting))
 
     @property
-    def reach(self) -> int | None:
+    def credit_steps(self) -> int | None:
         """Steps over which the rewards of a target are summed; None: those of the whole episode."""
         return self.n_step
 
@@ -113,13 +113,13 @@ class OffPolicyConfig(AlgorithmConfig):
         """The dead observe zeros, whatever they did: their value is one number, which tells no action from another. So
         only rewards within the sum of a target reach the actions before a death.
         """
-        if not (self.reward_rule.after_death and setting.spaces.deaths) or self.reach is None:
+        if not (self.reward_rule.after_death and setting.spaces.deaths) or self.credit_steps is None:
             return ""
-        if setting.spaces.max_steps is not None and self.reach >= setting.spaces.max_steps:
+        if setting.spaces.max_steps is not None and self.credit_steps >= setting.spaces.max_steps:
             return ""
         return (
-            f"algorithm.credit_after_death reaches an agent's actions over algorithm.n_step: {self.reach}: what its "
-            "team earns more steps after its death does not, because dead agents observe nothing; raise "
+            f"algorithm.credit_after_death reaches an agent's actions over algorithm.n_step: {self.credit_steps}: what "
+            "its team earns more steps after its death does not, because dead agents observe nothing; raise "
             "algorithm.n_step until it spans the steps from a death to the reward"
         )
 

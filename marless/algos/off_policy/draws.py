@@ -17,7 +17,7 @@ from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.off_policy.turns import last_turns, next_turns, open_steps, turn_times
 from marless.algos.training.rewards import RewardMoments
 from marless.data.frames import ReplaySchema
-from marless.data.replay import ReplayBuffer
+from marless.data.replay_buffer import ReplayBuffer
 from marless.data.trajectory import returned
 from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.nets.inputs import Inputs
@@ -96,7 +96,7 @@ class BatchSource:
     """True if batches have the rewards of the team, False if those of each agent."""
     together: bool = False
     """True if the agents of an env step are valued together, by a mixer or by joint critics."""
-    everlasting: bool
+    with_dead_agents_rewarded: bool
     """True if agents have values after their death, as they still earn the team's reward."""
     units: int
     """Units of the nets' memory; 0 if they have none."""
@@ -157,7 +157,7 @@ class BatchSource:
         """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
         found_M = np.zeros(len(row_M), np.bool_)
         for k, _, _ in self.classes:
-            if self._leave(k) and not self.team:
+            if self._may_leave(k) and not self.team:
                 left_MN = self._there(k, row_M) & ~self._there(k, row_M + 1)
                 found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
         return found_M
@@ -205,7 +205,7 @@ class BatchSource:
 
     def _own(self, k: int, frames: _Frames) -> _Own:
         """The frames of the agents of a class: those of all, unless some of them wait."""
-        alive_FN = self._is(f"alive/{k}", frames.frame) if self._leave(k) else None
+        alive_FN = self._is(f"alive/{k}", frames.frame) if self._may_leave(k) else None
         common = _Own(frames.frame, frames.then[0], frames.then, frames.taken, alive_FN)
         waits_FN = self._is(f"waits/{k}", frames.frame) if f"waits/{k}" in self._fields else None
         if waits_FN is None or not waits_FN.any():
@@ -231,7 +231,7 @@ class BatchSource:
         now_MN = np.repeat(now_M[:, None], agents, axis=1)
         parts = [part.reshape(-1, width, agents) for part in (now_MN, ahead.after)]
         frame_FN = np.stack(parts, axis=1).reshape(-1, agents)
-        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._leave(k) else np.ones_like(waits_FN)
+        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._may_leave(k) else np.ones_like(waits_FN)
         silent = np.stack([ahead.open.reshape(parts[0].shape), np.zeros(parts[0].shape, np.bool_)], axis=1)
         counts_FN = alive_FN & ~silent.reshape(-1, agents) & ~self._flags(f"waits/{k}", frame_FN)
         return _Own(frame_FN, frames.then[0], ahead.then, ahead.taken, counts_FN)
@@ -241,7 +241,7 @@ class BatchSource:
         frame_FN = last_turns(
             frames.frame, waits=lambda row: self._is(f"waits/{k}", row), first=lambda row: self._is("first", row)
         )
-        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._leave(k) else ~self._flags(f"waits/{k}", frame_FN)
+        alive_FN = self._flags(f"alive/{k}", frame_FN) if self._may_leave(k) else ~self._flags(f"waits/{k}", frame_FN)
         now_MN, after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(frame_FN, frames.width))
         waits_MN, waits_after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(waits_FN, frames.width))
         return _Own(frame_FN, now_MN, frames.then, frames.taken, alive_FN, waits_MN, after_MN, waits_after_MN)
@@ -292,9 +292,9 @@ class BatchSource:
             memory=self._memory(k, frames),
         )
 
-    def _leave(self, k: int) -> bool:
+    def _may_leave(self, k: int) -> bool:
         """True if agents of the class may leave, and have no values then."""
-        return f"alive/{k}" in self._fields and not self.everlasting
+        return f"alive/{k}" in self._fields and not self.with_dead_agents_rewarded
 
     def _returned(self, k: int, frames: _Frames) -> Tensor | None:
         if not self.units or f"alive/{k}" not in self._fields:
@@ -368,7 +368,7 @@ class BatchSource:
         gone = []
         for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
             gone_nNM = over_nNM
-            if self._leave(k):
+            if self._may_leave(k):
                 gone_nNM = over_nNM | ~_by_agent(self._there(k, frames.then))
             gone.append(gone_nNM.all(axis=1, keepdims=True))
         everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)

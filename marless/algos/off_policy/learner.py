@@ -28,14 +28,14 @@ from marless.algos.off_policy.draws import BatchSource
 from marless.algos.rates import Rate, value_at
 from marless.algos.training import measuring, similarity
 from marless.algos.training.meter import PassTimer
-from marless.algos.training.rewards import RewardMoments, everlasting, rewarded
+from marless.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.algos.training.table import tabulate
 from marless.core.functions import FunctionRun
 from marless.core.group import Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.data.frames import ReplaySchema
-from marless.data.replay import ReplayBuffer
+from marless.data.replay_buffer import ReplayBuffer
 from marless.errors import CorruptError, NotFoundError
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
@@ -135,7 +135,7 @@ class OffPolicyLearner(ABC):
             longest=context.spaces.max_steps,
             team=kinds.team,
             together=kinds.together,
-            everlasting=config.reward_rule.after_death,
+            with_dead_agents_rewarded=config.reward_rule.after_death,
             units=context.model.memory,
             device=self._device,
         )
@@ -273,7 +273,7 @@ class OffPolicyLearner(ABC):
         trajectories = [rewarded(each, self._spaces, rule) for each in inputs.trajectories]
         self._replay.insert(inputs.round, trajectories)
         if self._replay.counts.inserted > known:
-            self._moments.add([everlasting(each, rule) for each in trajectories])
+            self._moments.add([with_dead_agents_rewarded(each, rule) for each in trajectories])
 
     def _recall(self, state: PolicyState) -> None:
         moments = self._no_rewards()

@@ -36,7 +36,7 @@ class QConfig(OffPolicyConfig):
         return super().memory(model, actions) + (actions if self.last_action else 0)
 
     @property
-    def reach(self) -> int | None:
+    def credit_steps(self) -> int | None:
         """See `OffPolicyConfig`; λ-returns have the rewards of the whole episode."""
         return None if self.td_lambda else self.n_step
 

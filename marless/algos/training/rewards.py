@@ -52,7 +52,7 @@ def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Tra
     return Trajectory(arrays)
 
 
-def everlasting(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
+def with_dead_agents_rewarded(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
     """With `after_death`: the trajectory with all agents alive, as the dead have returns, too."""
     if not rule.after_death:
         return trajectory

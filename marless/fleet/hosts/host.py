@@ -79,7 +79,7 @@ class Host:
         if self.launches.pop(launch, None) and not self.launches:
             self.idle_since_s = time.monotonic()
 
-    def leave(self, why: str, within_s: float) -> None:
+    def announce_end(self, why: str, within_s: float) -> None:
         """Give it no more work; its workers should go. The first reason stays, the earliest time counts."""
         if within_s:
             self.leaves_s = min(self.leaves_s, time.monotonic() + within_s)

@@ -169,9 +169,9 @@ class Hosts:
                     message.cancel()
             if host.gone.done() or (received := message.result()) is None:
                 return
-            self._take(host, received)
+            self._apply_message(host, received)
 
-    def _take(self, host: Host, message: hosts_pb2.HostMessage) -> None:
+    def _apply_message(self, host: Host, message: hosts_pb2.HostMessage) -> None:
         """Act on what a host says; raises SpecError for what no host says. Late reports of workers are ignored."""
         if message.HasField("started"):
             if launched := host.launches.get(message.started.launch):
@@ -181,17 +181,17 @@ class Hosts:
                 self._end(host, launched, message.ended.how or "ended")
         elif message.HasField("notice"):
             check_number("the seconds of a notice", message.notice.seconds)
-            self.leave(host.name, message.notice.why[:MAX_NAME], message.notice.seconds)
+            self.announce_end(host.name, message.notice.why[:MAX_NAME], message.notice.seconds)
         else:
             raise SpecError("after its hello, a host reports starts and ends of workers, and notices")
 
-    def leave(self, host: str, why: str, within_s: float = 0.0) -> None:
+    def announce_end(self, host: str, why: str, within_s: float = 0.0) -> None:
         """Give a host no more work: its machine ends within this time, or at one that is not known (0)."""
         found = self._hosts.get(host)
         if found and not found.leaving.done():
             _log.warning("host.leaves", host=host, why=why, within_s=within_s, workers=len(found.launches))
         if found:
-            found.leave(why, within_s)
+            found.announce_end(why, within_s)
             self._changed()
 
     async def _answer(self, launched: Launched) -> Launch:

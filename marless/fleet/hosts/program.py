@@ -15,7 +15,7 @@ import grpc
 from marless.errors import MarlessError, UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import new_ticket
-from marless.fleet.hosts.bench import HostWorkers
+from marless.fleet.hosts.host_workers import HostWorkers
 from marless.fleet.hosts.options import HostOptions
 from marless.fleet.hosts.surroundings import Identity, Notice, Surroundings
 from marless.fleet.launchers.base import LaunchOutcome
@@ -71,7 +71,7 @@ class HostProgram:
             if serving.done():
                 serving.result()  # it never returns: an error of ours
             if stopped.is_set():
-                await self._leave()
+                await self._announce_end()
         finally:
             for task in (*deciding, serving):
                 task.cancel()
@@ -178,7 +178,7 @@ class HostProgram:
             notice = hosts_pb2.HostNotice(why=self._notice.why, seconds=self._notice.seconds)
             await self._write(self._stream, hosts_pb2.HostMessage(notice=notice))
 
-    async def _leave(self) -> None:
+    async def _announce_end(self) -> None:
         """Tell the pool, and give its workers time to end their tasks."""
         self._notice = Notice("its host program was stopped", STOP_S)
         await self._tell_notice()

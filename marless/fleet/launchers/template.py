@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
 from marless.fleet import orphans
-from marless.fleet.launchers import shown
+from marless.fleet.launchers import proc_title
 
 ORDER_BYTES = 2**16
 DESCRIPTORS = 8
@@ -96,13 +96,13 @@ def main() -> None:
     gc.disable()  # what modules allocate stays
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
-    shown.show_command(sys.orig_argv[:-1])
+    proc_title.show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
     importlib.import_module(module)
     forked = TemplateLoop(orders, ahead.split(",") if ahead else ()).run()
     if forked is not None:
         gc.enable()
-        shown.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
+        proc_title.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
         program: ForkableProgram = _imported(forked.module)
         program.main(forked.arguments)
 
@@ -194,7 +194,7 @@ class TemplateLoop:
         _close(descriptors[:_STANDARD])
         os.environ.update(order.settings)
         if order.mark:
-            shown.show_variable(orphans.MARK, order.mark)
+            proc_title.show_variable(orphans.MARK, order.mark)
         if random := sys.modules.get("numpy.random"):
             random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
 

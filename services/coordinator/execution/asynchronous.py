@@ -103,9 +103,9 @@ class Asynchronous:
         await asyncio.to_thread(self._begin)  # some 100 ms for each thousand versions
         recovery = self._parts.recovery
         if recovery.restored or not await self._resume():
-            await self._parts.rolled_out.drop()
+            await self._parts.rolled_out.discard()
             recovery.forgotten()
-            self._take(Arrival("restart"))
+            self._apply_event(Arrival("restart"))
         return self
 
     async def _resume(self) -> bool:
@@ -118,7 +118,7 @@ class Asynchronous:
         if pending and pending.arrivals:
             self._pending = pending
             for each in events.read(pending.arrivals):
-                self._take(each)
+                self._apply_event(each)
             self._due = self._under_way()
         present = (await self._parts.pools.store.list(self._parts.job_id)).policies
         applied = self._published.aggregation.gradients if self._published else ()
@@ -137,7 +137,7 @@ class Asynchronous:
         if pending:
             self._since = PendingVersion.resumed(pending)
             for each in events.read(pending.arrivals):
-                self._take(each)
+                self._apply_event(each)
             self._due = self._under_way()
 
     def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
@@ -160,10 +160,10 @@ class Asynchronous:
         self._decided(plan)
         while self._published is None:
             while self._order and self._order[0].kind in ("actors", "restart"):
-                self._take(self._order[0])
+                self._apply_event(self._order[0])
             self._start(plan)
             async with self._parts.steps.step(plan.round, self._what):
-                self._take(*await self._next())
+                self._apply_event(*await self._next())
         published, self._published = self._published, None
         version = NextVersion(
             plan=plan,
@@ -179,7 +179,7 @@ class Asynchronous:
         await self._versions.publish(version, self._gradients)
         self._recorded(before)
         self._since, self._pending, self._made, self._updating = PendingVersion(), None, None, None
-        self._forget()
+        self._discard_gradients()
 
     def _decided(self, plan: RoundPlan) -> None:
         """What the policies have decided happens now, unless it has, or happens in its place in the order."""
@@ -187,9 +187,9 @@ class Asynchronous:
         if self._order or self._published:
             return
         if regrouped and all(each.kind != "restart" for each in self._since.arrivals):
-            self._take(Arrival("restart"))
+            self._apply_event(Arrival("restart"))
         if plan.actors != self._progress.actors:
-            self._take(Arrival("actors", plan.actors))
+            self._apply_event(Arrival("actors", plan.actors))
 
     def _begin(self) -> None:
         """Bring the rule to the state after the recorded events."""
@@ -202,7 +202,7 @@ class Asynchronous:
             self._order.popleft()
         self._published = None  # recorded
         self._due = self._under_way()
-        self._forget()
+        self._discard_gradients()
 
     def _under_way(self) -> list[Sample | Learn]:
         """All commands that have not ended, for a coordinator that has started none of them."""
@@ -217,7 +217,7 @@ class Asynchronous:
             elif isinstance(command, Publish):
                 self._published = command
 
-    def _take(self, arrival: Arrival, result: _Result = None) -> None:
+    def _apply_event(self, arrival: Arrival, result: _Result = None) -> None:
         """An event has happened: find what follows from it, which is started by `_start`."""
         if self._order:
             self._order.popleft()
@@ -371,7 +371,7 @@ class Asynchronous:
         waiting = (each.rollout for each in progress.waiting)
         return min((*progress.sampling, *waiting, *learning), default=progress.rollouts)
 
-    def _forget(self) -> None:
+    def _discard_gradients(self) -> None:
         """Forget the learners whose gradients are applied, or lost."""
         kept = {*self._progress.learning, *(learner_of(each) for each in self._progress.queue.waiting)}
         self._learns = {number: each for number, each in self._learns.items() if number in kept}

@@ -195,7 +195,7 @@ class JobRun:
 
     async def _back_off(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
-        self._parts.room.forget()
+        self._parts.room.release_all()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
             self._parts.recovery.epoch, self._fenced = 0, self._fenced + 1
@@ -319,7 +319,7 @@ class JobRun:
 
         If saving failed, the versions stay in the store and the replay buffers in the learner pool, for a resume.
         """
-        problem, forget = "", self._parts.recovery.end
+        problem, release = "", self._parts.recovery.end
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
@@ -331,9 +331,9 @@ class JobRun:
             why = str(error) if isinstance(error, MarlessError) else self._of_defect(error)
             self._log.error("job.checkpoint_failed", error=why)
             problem = f"trained, but its last checkpoint could not be saved: {why}"
-            forget = self._parts.recovery.leave
+            release = self._parts.recovery.release
         try:
-            await forget()
+            await release()
         except FencedError:
             raise
         except MarlessError as error:

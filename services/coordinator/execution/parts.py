@@ -20,11 +20,11 @@ from services.coordinator.execution.reservations import JobReservations
 from services.coordinator.execution.timing import Timing
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
+from services.coordinator.state.flusher import Flusher
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.lanes import LanePublisher
 from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.settling import Flusher
 
 
 @dataclass(frozen=True, kw_only=True)

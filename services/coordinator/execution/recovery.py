@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from marless.checkpoint import EARLIER
 from marless.core.group import Versions
 from marless.errors import CorruptError, SpecError
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.job import PreparedJob
 from marless.record import RoundRecord
 from marless.rpc import carries
@@ -93,12 +93,12 @@ class Recovery:
         if present.risk and not self._opened:
             self._log.warning("store.may_lose_data", advice=present.risk)
         if self._goes_back:
-            await (self._restore(present) if last else self._forget(present))
+            await (self._restore(present) if last else self._discard_job(present))
             self._goes_back, self._restored = False, True
         elif last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
-            await self._forget(present)  # left by an earlier job of this id, or by this one before its first round
+            await self._discard_job(present)  # left by an earlier job of this id, or by this one before its first round
         opened = await self._open()
         self._opened = True
         return self._journal.last.versions if self._journal.last else dict.fromkeys(opened, FIRST_VERSION)
@@ -115,9 +115,9 @@ class Recovery:
     async def end(self) -> None:
         """Drop a job that has ended from the learner pool and the store; its final checkpoint is on disk."""
         await self._pools.close_job(self._id, epoch=self.epoch)
-        await self._drop()
+        await self._delete_versions()
 
-    async def leave(self) -> None:
+    async def release(self) -> None:
         """Drop a job that has ended from the learner pool except for its replay buffers, so that it can be resumed."""
         await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=True)
 
@@ -161,27 +161,27 @@ class Recovery:
                 f"under another schedule than {self._job.spec.schedule.name}; set that one in its spec.yaml"
             )
         if back_to < rounds:
-            await self._forget(present, keep_replay=bool(checkpoint))
+            await self._discard_job(present, keep_replay=bool(checkpoint))
         elif present.policies:
-            await self._drop()
+            await self._delete_versions()
             await self._begin_epoch()
         if checkpoint:
             await self.snapshots.restore(checkpoint, self.epoch)
         await to_the_end(self._journal.cut, back_to)
 
-    async def _forget(self, present: Listing, *, keep_replay: bool = False) -> None:
+    async def _discard_job(self, present: Listing, *, keep_replay: bool = False) -> None:
         """Drop the job from the learner pool (with `keep_replay`, not its replay buffers) and from the store."""
         await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=keep_replay)
         if present.policies:
-            await self._drop()
+            await self._delete_versions()
             await self._begin_epoch()
 
-    async def _drop(self) -> None:
+    async def _delete_versions(self) -> None:
         """Delete the job's versions from the store, which ends its epoch."""
         self._folder.check_owned()
-        reach("coordinator.drop.before")
+        failpoint("coordinator.drop.before")
         await self._pools.store.delete_job(self._id, self.epoch)
-        reach("coordinator.drop.after")
+        failpoint("coordinator.drop.after")
 
     async def _begin_epoch(self) -> None:
         """Acquire a new epoch: from here on, only this coordinator can publish for the job.
@@ -190,13 +190,13 @@ class Recovery:
         asynchronous job do not follow from its seed. So no epoch of such a job is used twice, by any coordinator.
         """
         self._folder.check_owned()
-        reach("coordinator.epoch.before")
+        failpoint("coordinator.epoch.before")
         self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
         self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id, self._newest + 1)
         self._newest = self.epoch
         if self._job.spec.schedule.overlapping:
             await self._saved.save(self.epoch)
-        reach("coordinator.epoch.after")
+        failpoint("coordinator.epoch.after")
 
 
 def _has(present: Listing, last: RoundRecord) -> bool:

@@ -29,7 +29,7 @@ class JobReservations:
         """The learner pool has reserved room for so many actors of this round."""
         self._kept = (round_, actors)
 
-    def forget(self) -> None:
+    def release_all(self) -> None:
         """Nothing is known to be reserved, as after a failure."""
         self._kept = (0, 0)
 

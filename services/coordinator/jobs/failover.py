@@ -78,7 +78,7 @@ class Failover:
             if job in self._following or self._only not in ("", job):
                 continue
             folder = self._runs.folder(job)
-            if self._leaves_alone(status) or not await self._take(folder):
+            if self._leaves_alone(status) or not await self._claim_job(folder):
                 self._following[job] = asyncio.create_task(self._follow(status, folder))
 
     def _leaves_alone(self, status: JobStatus) -> bool:
@@ -92,13 +92,13 @@ class Failover:
                 if beat_of(folder.path) != before:
                     return
             await folder.inherit(self._lease_s)
-            await self._take(folder)
+            await self._claim_job(folder)
         except MarlessError as error:
             _log.warning("job.not_taken_over", job=status.job, error=str(error))
         finally:
             del self._following[status.job]
 
-    async def _take(self, folder: RunFolder) -> bool:
+    async def _claim_job(self, folder: RunFolder) -> bool:
         try:
             return await self._continue_job(folder)
         except NotFoundError:  # deleted meanwhile

@@ -227,8 +227,8 @@ class Jobs:
                 raise
             return await self._submit(request, again=True)
         if spec.start.checkpoint:
-            await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
-        return self._take(job, folder, status, JobProgress(), "job.accepted")
+            await asyncio.to_thread(self.uploads.discard, spec.start.checkpoint)
+        return self._enqueue_job(job, folder, status, JobProgress(), "job.accepted")
 
     async def _present(self, job: str) -> JobView:
         """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
@@ -249,7 +249,7 @@ class Jobs:
             live.folder.release()
         elif live:
             live.cancel()
-            await asyncio.to_thread(live.folder.settle)
+            await asyncio.to_thread(live.folder.flush)
         elif not seen.status.ended:
             raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
         return await self.get(job)
@@ -282,9 +282,9 @@ class Jobs:
         attached = status.job == self._options.only
         status = status.resumed(request_id, reason=self._queue.prospect, attached=attached)
         await asyncio.to_thread(folder.write_status, status)
-        await asyncio.to_thread(folder.settle)
+        await asyncio.to_thread(folder.flush)
         progress = await asyncio.to_thread(view.progress_of, folder)
-        return self._take(job, folder, status, progress, "job.resumed")
+        return self._enqueue_job(job, folder, status, progress, "job.resumed")
 
     async def _delete(self, job: str, *, allow_missing: bool) -> None:
         try:
@@ -314,7 +314,7 @@ class Jobs:
             await asyncio.to_thread(folder.delete)
         finally:
             folder.release()
-        self._index.forget(job)
+        self._index.discard(job)
 
     async def _keep(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
         """Note in a job's machines.json what they do after its end; False if that is over, as when it was resumed."""
@@ -329,7 +329,7 @@ class Jobs:
             if not (await asyncio.to_thread(folder.read_status)).ended:
                 return False
             await asyncio.to_thread(folder.write_kept, replace(kept, now=machines, seen_s=time.time()))
-            await asyncio.to_thread(folder.settle)
+            await asyncio.to_thread(folder.flush)
         finally:
             folder.release()
         return True
@@ -341,7 +341,7 @@ class Jobs:
         if not await to_the_end(folder.own):
             raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
 
-    def _take(
+    def _enqueue_job(
         self, job: PreparedJob, folder: RunFolder, status: JobStatus, progress: JobProgress, event: str
     ) -> JobView:
         """Queue a job whose status is on the disk."""
@@ -403,7 +403,7 @@ class Jobs:
             try:
                 # Durable before anything of the job is touched: if that ends this coordinator, the next one counts it.
                 await asyncio.to_thread(folder.write_status, status)
-                await asyncio.to_thread(folder.settle)
+                await asyncio.to_thread(folder.flush)
                 spec, _ = await asyncio.to_thread(folder.load)
                 job = await self._preparing.prepared(spec)
             except (SpecError, CorruptError, NotFoundError) as error:  # it is ours, so nobody has deleted it
@@ -411,8 +411,8 @@ class Jobs:
         if job is None:
             last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
             await asyncio.to_thread(folder.write_status, last)
-            await asyncio.to_thread(folder.settle)
+            await asyncio.to_thread(folder.flush)
             self._index.note(last)
             folder.release()
             return
-        self._take(job, folder, status, progress, "job.found")
+        self._enqueue_job(job, folder, status, progress, "job.found")

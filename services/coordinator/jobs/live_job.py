@@ -95,8 +95,8 @@ class LiveJob:
         """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
         status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
         await asyncio.to_thread(self.folder.write_status, status)
-        await asyncio.to_thread(self.folder.settle)
-        self._take(status)
+        await asyncio.to_thread(self.folder.flush)
+        self._accept_status(status)
 
     def put_down(self) -> None:
         """Note that this coordinator stops by itself, so that it does not count among those that the job has ended."""
@@ -108,7 +108,7 @@ class LiveJob:
             status = self.folder.read_status()
             if not status.ended:
                 self.folder.write_status(replace(status, takeovers=0))
-                self.folder.settle()
+                self.folder.flush()
 
     def _owned(self) -> bool:
         """Own the job again if its run, which has ended, has released it; returns False if another one owns it."""
@@ -123,7 +123,7 @@ class LiveJob:
             saved = self.folder.settled and self.folder.read_status() == self._status
             if not saved and self.folder.own():  # else another coordinator owns it
                 self.folder.write_status(self._status)
-                self.folder.settle()
+                self.folder.flush()
         except MarlessError:
             return False
         finally:
@@ -136,9 +136,9 @@ class LiveJob:
             self._progress = self._progress.after(record)
             self._log_round(record)
             self._sinks.put(record, self._run.status.random)
-        self._take(self._run.status)
+        self._accept_status(self._run.status)
 
-    def _take(self, status: JobStatus) -> None:
+    def _accept_status(self, status: JobStatus) -> None:
         self._log_status(status)
         self._status = status
         self._changed(status)

@@ -196,7 +196,7 @@ class _Courier:
         left = ATTEMPTS_AFTER_END
         while left:
             try:
-                self._forget()
+                self._withdraw_rounds()
                 if self._serve():
                     return
             except Exception as error:  # noqa: BLE001  # a sink may raise anything, and the job must not notice
@@ -207,7 +207,7 @@ class _Courier:
                 self._pause()
         self._report("sink.given_up", rounds=self.behind)
 
-    def _forget(self) -> None:
+    def _withdraw_rounds(self) -> None:
         """Reduce the number of rounds that the sink has had, if some were withdrawn."""
         back_to = self._back_to
         if back_to is not None:

@@ -20,7 +20,7 @@ from services.coordinator.state.status import JobStatus, PendingRollout
 class DurableJob(Protocol):
     """The durable state of one job, written by its owner alone.
 
-    What a method has written is in the files of `path` when it returns, and MUST be durable when `settle` returns.
+    What a method has written is in the files of `path` when it returns, and MUST be durable when `flush` returns.
     Methods that write MUST raise FencedError unless the caller owns the job, and UnavailableError, naming the place, if
     it cannot be written. After either, the state MUST be what it was before the call.
     """
@@ -62,13 +62,13 @@ class DurableJob(Protocol):
 
     # Durability
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all that was written is durable."""
         ...
 
     @property
     def settled(self) -> bool:
-        """True if `settle` has nothing to wait for."""
+        """True if `flush` has nothing to wait for."""
         ...
 
     # Content

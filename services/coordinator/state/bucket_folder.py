@@ -1,6 +1,6 @@
 """A run folder that is kept in a bucket, with a working copy on this machine.
 
-Everything is written to the working copy first, where all readers find it, and then to the bucket by `settle`. The lock
+Everything is written to the working copy first, where all readers find it, and then to the bucket by `flush`. The lock
 of the working copy keeps other processes of this machine away, the head in the bucket all others.
 """
 
@@ -24,7 +24,7 @@ from marless.machine import MACHINES, Kept
 from marless.record import RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec
-from services.coordinator.state.bucket_home import BucketState
+from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.ownership import LOCK
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus, PendingRollout, pending_lines
@@ -36,7 +36,7 @@ _log = structlog.get_logger("coordinator")
 
 class BucketFolder(RunFolder):
     """See `RunFolder`. Methods that talk to the bucket also raise what `marless.bucket.objects` lists: `own`,
-    `inherit`, `refresh`, `create`, `settle`, `sync_pending` and `delete`.
+    `inherit`, `refresh`, `create`, `flush`, `sync_pending` and `delete`.
     """
 
     def __init__(self, path: Path, home: BucketState, copying: threading.Lock) -> None:
@@ -134,10 +134,10 @@ class BucketFolder(RunFolder):
 
     # What is durable
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all that was written is in the bucket; raises FencedError."""
         with self._disk():
-            self.home.settle()
+            self.home.flush()
 
     @property
     def settled(self) -> bool:
@@ -196,7 +196,7 @@ class BucketFolder(RunFolder):
     def sync_pending(self) -> None:
         """Make pending.json durable; runs concurrently with the update."""
         super().sync_pending()
-        self.settle()
+        self.flush()
 
     def drop_pending(self) -> None:
         """Remove pending.json."""
@@ -224,6 +224,6 @@ async def _renew(home: BucketState) -> None:
         try:
             await asyncio.to_thread(home.renew)
             trouble = ""
-        except MarlessError as error:  # the next `settle` raises it; of a queued job, nobody else speaks
+        except MarlessError as error:  # the next `flush` raises it; of a queued job, nobody else speaks
             if trouble != (trouble := str(error)):
                 _log.warning("job.lease_not_renewed", error=trouble)

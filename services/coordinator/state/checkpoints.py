@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from marless.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
 from marless.core.group import Versions
 from marless.errors import CorruptError, NotFoundError
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
@@ -70,13 +70,13 @@ class Snapshots:
 
         The store must hold no version of the job.
         """
-        reach("coordinator.restore.before")
+        failpoint("coordinator.restore.before")
         round_ = checkpoint.progress.round
         for name, saved in checkpoint.policies.items():
             await self._restore(epoch, round_, name, saved)
         for held in checkpoint.lanes:
             await carries.restore(self._store, self._id, epoch, round_, held.lane, held.data)
-        reach("coordinator.restore.after")
+        failpoint("coordinator.restore.after")
 
     async def start_from(self, checkpoint: Checkpoint, epoch: int) -> None:
         """Publish another job's checkpoint as the first versions of this one; idempotent."""

@@ -44,7 +44,7 @@ class Index:
         """Add a job, or update its state."""
         self._known[status.job] = Known(status.accepted_s, status.job, status.state)
 
-    def forget(self, job: str) -> None:
+    def discard(self, job: str) -> None:
         """Remove a deleted job."""
         self._known.pop(job, None)
 
@@ -62,7 +62,7 @@ class Index:
         """
         names, found = await asyncio.to_thread(self._read)
         for job in [job for job in self._known if job not in names and not is_ours(job)]:
-            self.forget(job)
+            self.discard(job)
         others = [status for status in found if not is_ours(status.job)]
         for status in others:
             self.note(status)

@@ -33,14 +33,14 @@ class Journal:
         self._clear()
         if self.costs.budget_usd is not None:
             for record in self._folder.records():
-                self._take(record)
+                self._add_record(record)
         else:
             self._look_back()
 
     def append(self, record: RoundRecord) -> None:
         """Append a round durably."""
         self._folder.append(record)
-        self._take(record)
+        self._add_record(record)
 
     def cut(self, rounds: int) -> None:
         """Drop all but the first `rounds` rounds, durably."""
@@ -108,7 +108,7 @@ class Journal:
                 "the file, in which line N is round N"
             )
 
-    def _take(self, record: RoundRecord) -> None:
+    def _add_record(self, record: RoundRecord) -> None:
         self._history.append(record)
         self.greedy = record.newest_evaluation or self.greedy
         self.costs.put(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
@@ -37,9 +37,9 @@ class LanePublisher:
         async with self._one_by_one:
             if self._published == (epoch, round_):
                 return
-            reach("coordinator.carry.before")
+            failpoint("coordinator.carry.before")
             await carries.publish(self._store, self._id, epoch, round_, self._returned.get(round_, {}))
-            reach("coordinator.carry.after")
+            failpoint("coordinator.carry.after")
             self._published = (epoch, round_)
 
     async def exist(self, lanes: Sequence[LaneRecord]) -> bool:

@@ -49,7 +49,7 @@ class PendingRollouts:
         """The learner pool has lost trajectories, as after a restart: all are sampled again."""
         self._found = ()
 
-    async def drop(self) -> None:
+    async def discard(self) -> None:
         """Forget all of them durably, before what replaces them is sampled and trained under the same numbers: a later
         coordinator would take the one for the other.
         """

@@ -16,7 +16,7 @@ replaces the two files that are kept open, rounds.jsonl and pending.json. So a l
 line goes to a file that has been unlinked.
 
 `services.coordinator.state.bucket_folder` has the run folders that are kept in a bucket. What is written to them is
-durable only after `settle`, which does nothing here.
+durable only after `flush`, which does nothing here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from marless.bucket.reading import Choice
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_PENDING_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
-from marless.failpoint import reach
+from marless.failpoint import failpoint
 from marless.machine import MACHINES, Kept, kept_from_json
 from marless.private_files import UntrustedPathError
 from marless.record import RoundRecord
@@ -125,12 +125,12 @@ class RunFolder:
         if self.ownership:
             self.ownership.release()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all that was written is durable."""
 
     @property
     def settled(self) -> bool:
-        """True if `settle` has nothing to wait for."""
+        """True if `flush` has nothing to wait for."""
         return True
 
     def refresh(self, choice: Choice | None = None) -> None:
@@ -140,13 +140,13 @@ class RunFolder:
         """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step."""
         self.check_owned()
         with self._disk():
-            reach("coordinator.take_over.before")
+            failpoint("coordinator.take_over.before")
             for partial in self.path.glob("*.partial"):
                 if partial.is_symlink() or not partial.is_dir():  # a directory is none of an owner's files
                     partial.unlink()
             self._rounds = self._renew(self.rounds_path, complete_bytes(self.rounds_path))
             self._pending = self._renew(self._pending_path, complete_bytes(self._pending_path))
-            reach("coordinator.take_over.after")
+            failpoint("coordinator.take_over.after")
 
     # The job
 
@@ -167,7 +167,7 @@ class RunFolder:
                     _copy_directory(start, self.start_path)
             self.write_spec(spec)
             self.write_status(status)
-            self.settle()
+            self.flush()
         except BaseException:
             self.release()
             raise
@@ -201,11 +201,11 @@ class RunFolder:
 
     def write_spec(self, spec: JobSpec) -> None:
         """Replace spec.yaml."""
-        self._replace("spec.yaml", spec.to_yaml(), failpoint="spec")
+        self._replace("spec.yaml", spec.to_yaml(), at="spec")
 
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
-        self._replace("job.json", json.dumps(asdict(status), indent=1), failpoint="status")
+        self._replace("job.json", json.dumps(asdict(status), indent=1), at="status")
 
     def read_kept(self) -> Kept | None:
         """The content of machines.json; None if there is none, or it is damaged."""
@@ -216,7 +216,7 @@ class RunFolder:
 
     def write_kept(self, kept: Kept) -> None:
         """Replace machines.json."""
-        self._replace(MACHINES, kept.to_json(), failpoint="machines")
+        self._replace(MACHINES, kept.to_json(), at="machines")
 
     def delete(self) -> None:
         """Remove the folder; it is renamed first, so that an interrupted deletion leaves no half of a job."""
@@ -235,7 +235,7 @@ class RunFolder:
         line, file = record.to_json().encode() + b"\n", self._rounds
         self.check_owned()
         assert file is not None  # opened by take_over
-        reach("coordinator.record.before")
+        failpoint("coordinator.record.before")
         with self._disk():
             before = file.seek(0, os.SEEK_END)
             try:
@@ -244,7 +244,7 @@ class RunFolder:
             except OSError:
                 file.truncate(before)
                 raise
-        reach("coordinator.record.after")
+        failpoint("coordinator.record.after")
 
     def records(self, first: int = 0) -> Iterator[RoundRecord]:
         """The recorded rounds from number `first` on; see `marless.round_file.read`."""
@@ -254,7 +254,7 @@ class RunFolder:
         """Drop all but the first `rounds` records, durably, and the checkpoints of later rounds."""
         self.check_owned()
         with self._disk():
-            reach("coordinator.cut.before")
+            failpoint("coordinator.cut.before")
             with regular_files.opened(self.rounds_path) as file:
                 kept = sum(len(line) for _, line in zip(range(rounds), file, strict=False))
             before, self._rounds = self._rounds, self._renew(self.rounds_path, kept)
@@ -263,7 +263,7 @@ class RunFolder:
             for later in self.checkpoints.rounds():
                 if later > rounds and self.checkpoints.has(later):  # else it is a copy of another one
                     self.checkpoints.remove(later)
-            reach("coordinator.cut.after")
+            failpoint("coordinator.cut.after")
 
     def write_pending(self, pending: Sequence[PendingRollout]) -> None:
         """Replace pending.json: a line for each round that is rolled out and not recorded, in order.
@@ -275,11 +275,11 @@ class RunFolder:
         lines, file = pending_lines(pending), self._pending
         self.check_owned()
         assert file is not None  # opened by take_over
-        reach("coordinator.pending.before")
+        failpoint("coordinator.pending.before")
         with self._disk():
             _write(file, lines, 0)
             file.truncate(len(lines))
-        reach("coordinator.pending.after")
+        failpoint("coordinator.pending.after")
 
     def sync_pending(self) -> None:
         """Sync pending.json to the disk; runs concurrently with the update."""
@@ -308,11 +308,11 @@ class RunFolder:
         if self.checkpoints.has(checkpoint.progress.round):
             return
         with self._disk():
-            reach("coordinator.checkpoint.before")
+            failpoint("coordinator.checkpoint.before")
             self.checkpoints.save(checkpoint, keep)
-            reach("coordinator.checkpoint.after")
+            failpoint("coordinator.checkpoint.after")
 
-    def _replace(self, name: str, text: str, *, failpoint: str) -> None:
+    def _replace(self, name: str, text: str, *, at: str) -> None:
         target = self.path / name
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")
         self.check_owned()
@@ -321,7 +321,7 @@ class RunFolder:
                 partial.write_text(text, encoding="utf-8")
                 fsync(partial)
                 self.check_owned()  # a coordinator that takes over from here on removes the partial file first
-                reach(f"coordinator.{failpoint}.before")
+                failpoint(f"coordinator.{at}.before")
                 partial.replace(target)
             except FileNotFoundError:
                 raise FencedError(f"another coordinator has taken {self.path} over") from None
@@ -329,7 +329,7 @@ class RunFolder:
                 partial.unlink(missing_ok=True)
                 raise
             fsync(self.path)
-            reach(f"coordinator.{failpoint}.after")
+            failpoint(f"coordinator.{at}.after")
 
     def _renew(self, path: Path, size_bytes: int) -> IO[bytes]:
         """Replace a file that is kept open by a copy of its first `size_bytes` bytes; returns the copy, open."""

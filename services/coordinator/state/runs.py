@@ -12,7 +12,7 @@ from marless.bucket.objects import Objects, check_conditions
 from marless.checkpoint import make_directory
 from marless.core.job_id import is_id
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import BucketState
+from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.run_folder import RunFolder
 
 

@@ -22,7 +22,7 @@ from marless.checkpoint import MANIFEST, Manifest
 from marless.core.limits import MAX_MANIFEST_BYTES
 from marless.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.rpc import chunks
-from marless.rpc.room import ByteBudget
+from marless.rpc.byte_budget import ByteBudget
 
 PREFIX = "upload:"
 DIRECTORY = ".uploads"
@@ -67,7 +67,7 @@ class FileUploads:
             await chunks.read_data(stream, data)
             return await asyncio.to_thread(self._keep, data, sizes)
         finally:
-            self._room.give_back("", total)
+            self._room.release("", total)
 
     def find(self, reference: str) -> Path:
         """The directory of an upload; raises NotFoundError if it does not exist or has expired."""
@@ -76,7 +76,7 @@ class FileUploads:
             raise NotFoundError("start.checkpoint: the upload does not exist or has expired; submit the job again")
         return self._directory / found[1]
 
-    def drop(self, reference: str) -> None:
+    def discard(self, reference: str) -> None:
         """Remove an upload that a job has copied; references of other kinds are ignored."""
         if found := _REFERENCE.fullmatch(reference):
             shutil.rmtree(self._directory / found[1], ignore_errors=True)

@@ -5,7 +5,7 @@ import pytest
 from marless.algos import registry
 from marless.algos.algorithm import scopes
 from marless.algos.learner import LearnerContext
-from marless.algos.weighing import published_bytes
+from marless.algos.state_sizes import published_bytes
 from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError

@@ -27,9 +27,9 @@ from marless.errors import (
     NotFoundError,
     UnreachableError,
 )
-from services.coordinator.state import bucket_home
+from services.coordinator.state import bucket_state
 from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_home import BucketState
+from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
 from tests.unit.bucket.memory import MemoryObjects
@@ -73,7 +73,7 @@ class Hosts:
 
 def join() -> None:
     for thread in threading.enumerate():
-        if thread.name == bucket_home.RELEASE:
+        if thread.name == bucket_state.RELEASE:
             thread.join()
 
 
@@ -97,7 +97,7 @@ def full(folder: BucketFolder) -> None:
         folder.append(record(round_))
     folder.save_checkpoint(saved(2), 2)
     folder.write_pending([PENDING])
-    folder.settle()
+    folder.flush()
 
 
 # Another host goes on
@@ -121,7 +121,7 @@ def test_a_job_that_is_owned_is_not_taken(hosts):
     first = hosts.new()
     assert not hosts.folder("b").own()
     first.append(record(0))
-    first.settle()
+    first.flush()
 
 
 def test_a_killed_coordinator_is_followed_at_once_on_its_own_host(hosts):
@@ -134,7 +134,7 @@ def test_a_killed_coordinator_is_followed_at_once_on_its_own_host(hosts):
     again.take_over()
     assert [each.round for each in again.records()] == [0, 1, 2]
     again.append(record(3))
-    again.settle()
+    again.flush()
     assert read_head(hosts.objects, PLACE).rounds == 4
 
 
@@ -234,11 +234,11 @@ def test_a_replaced_owner_writes_nothing_any_more(hosts):
     full(first)
     second = hosts.taken("b")
     second.append(record(3))
-    second.settle()
+    second.flush()
     bucket = dict(hosts.objects.held)
     first.append(record(3))  # it has not noticed yet
     with pytest.raises(FencedError, match="another coordinator has taken s3://bucket/runs/j over"):
-        first.settle()
+        first.flush()
     with pytest.raises(FencedError):
         first.append(record(4))
     first.home.renew()
@@ -246,7 +246,7 @@ def test_a_replaced_owner_writes_nothing_any_more(hosts):
     join()
     assert {key: hosts.objects.held[key] for key in bucket} == bucket
     second.append(record(4))
-    second.settle()
+    second.flush()
     assert read_head(hosts.objects, PLACE).rounds == 5
 
 
@@ -273,7 +273,7 @@ def test_of_two_that_take_a_job_at_the_same_time_one_does(hosts):
     assert not first._own_home(lambda: first.home.seize(tag))
     second.take_over()
     second.append(record(0))
-    second.settle()
+    second.flush()
 
 
 def test_of_two_that_create_a_job_one_does(hosts):
@@ -289,7 +289,7 @@ def test_of_two_that_create_a_job_one_does(hosts):
         first.create(SPEC, STATUS)
     second.take_over()
     second.append(record(0))
-    second.settle()
+    second.flush()
     with pytest.raises(AlreadyExistsError):
         hosts.folder("c").create(SPEC, STATUS)
 
@@ -309,12 +309,12 @@ def test_a_lost_answer_is_no_other_owner(hosts):
 
         hosts.objects.after = lose
         with contextlib.suppress(UnreachableError):
-            first.settle()
-        first.settle()
+            first.flush()
+        first.flush()
         assert first.settled
         assert read_head(hosts.objects, PLACE).rounds == rounds + 1
     first.append(record(2))
-    first.settle()
+    first.flush()
     assert [each.round for each in hosts.taken("b", after=first).records()] == [0, 1, 2]
 
 
@@ -343,10 +343,10 @@ def test_what_the_network_refused_is_settled_later(hosts):
     first.save_checkpoint(saved(1), 2)
     for _ in range(2):
         with pytest.raises(UnreachableError):
-            first.settle()
+            first.flush()
         assert not first.settled
     hosts.objects.plug_in()
-    first.settle()
+    first.flush()
     assert first.settled
     second = hosts.taken("b", after=first)
     assert list(second.records()) == [record(0)]
@@ -357,12 +357,12 @@ def test_what_the_network_refused_is_settled_later(hosts):
 
 
 def test_rounds_are_gathered_in_segments_and_these_are_joined(hosts, monkeypatch):
-    monkeypatch.setattr(bucket_home, "TAIL_BYTES", 3 * len(record(0).to_json()))
-    monkeypatch.setattr(bucket_home, "JOINED", 4)
+    monkeypatch.setattr(bucket_state, "TAIL_BYTES", 3 * len(record(0).to_json()))
+    monkeypatch.setattr(bucket_state, "JOINED", 4)
     first = hosts.new()
     for round_ in range(60):
         first.append(record(round_))
-        first.settle()
+        first.flush()
     head = read_head(hosts.objects, PLACE)
     assert head.rounds == 60
     assert len(head.segments) < 60 / 3 / 2  # each joined one holds four of three rounds
@@ -373,7 +373,7 @@ def test_rounds_are_gathered_in_segments_and_these_are_joined(hosts, monkeypatch
     assert [each.round for each in second.records()] == list(range(60))
     second.cut(31)
     second.append(record(31))
-    second.settle()
+    second.flush()
     third = hosts.taken("c", after=second)
     assert [each.round for each in third.records()] == list(range(32))
 
@@ -382,7 +382,7 @@ def test_old_checkpoints_and_what_nobody_names_are_deleted(hosts):
     first = hosts.new()
     for round_ in (1, 2, 3):
         first.save_checkpoint(saved(round_), 2)
-        first.settle()
+        first.flush()
     hosts.objects.put(PLACE.key(f"{first.home._owner}-99/checkpoints/round-000009/manifest.json"), b"sent, then killed")
     second = hosts.taken("b")
     assert second.checkpoints.rounds() == (2, 3)
@@ -436,7 +436,7 @@ def test_what_another_host_runs_is_seen(hosts):
     other.refresh()
     assert hosts.objects.calls == [("get", PLACE.key("head.json"))]
     first.append(record(3))
-    first.settle()
+    first.flush()
     other.refresh()
     assert [each.round for each in other.records()] == [0, 1, 2, 3]
     assert not other.checkpoints.rounds()
@@ -454,7 +454,7 @@ def test_a_job_that_is_seen_while_its_owner_replaces_an_object_is_not_taken_for_
         if asked == key:
             hosts.objects.plug_in()
             first.write_spec(SPEC)
-            first.settle()
+            first.flush()
 
     hosts.objects.before = meanwhile
     other.refresh()
@@ -479,10 +479,10 @@ def test_a_round_costs_two_writes_and_no_read(hosts):
     first = hosts.new()
     hosts.objects.calls.clear()
     first.append(record(0))
-    first.settle()
+    first.flush()
     first.write_pending([PENDING])
     first.sync_pending()
-    first.settle()
+    first.flush()
     assert hosts.objects.calls == 2 * [("replace", PLACE.key("head.json"))]
 
 
@@ -524,8 +524,8 @@ class Coordinators(RuleBasedStateMachine):
         self.waiting.append(self.serial)
 
     @rule()
-    def settle(self) -> None:
-        self.owner.settle()
+    def flush(self) -> None:
+        self.owner.flush()
         self.acknowledged, self.waiting = self.acknowledged + self.waiting, []
 
     @rule(lost=st.booleans())
@@ -538,16 +538,16 @@ class Coordinators(RuleBasedStateMachine):
         else:
             self.hosts.objects.before = fail
         with contextlib.suppress(UnreachableError):
-            self.owner.settle()
+            self.owner.flush()
         self.hosts.objects.plug_in()
 
     @precondition(lambda self: self.written)
     @rule(data=st.data())
     def cut(self, data) -> None:
-        self.settle()
+        self.flush()
         kept = data.draw(st.integers(0, self.written))
         self.owner.cut(kept)
-        self.owner.settle()
+        self.owner.flush()
         del self.acknowledged[kept:]
 
     @rule(to=st.sampled_from("abc"), way=st.sampled_from(["killed", "silent", "stopped"]))
@@ -575,7 +575,7 @@ class Coordinators(RuleBasedStateMachine):
                 folder.append(record(self.written, env_steps=-1))
             with pytest.raises(FencedError):
                 folder.home.note_round("{}")
-                folder.settle()
+                folder.flush()
             kill(folder)
         self.stale = []
 
@@ -584,8 +584,8 @@ class Coordinators(RuleBasedStateMachine):
 def test_acknowledged_rounds_stay_whatever_happens(examples, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
     monkeypatch.setattr(os, "fdatasync", lambda _descriptor: None)
-    monkeypatch.setattr(bucket_home, "TAIL_BYTES", 1500)
-    monkeypatch.setattr(bucket_home, "JOINED", 3)
+    monkeypatch.setattr(bucket_state, "TAIL_BYTES", 1500)
+    monkeypatch.setattr(bucket_state, "JOINED", 3)
     run_state_machine_as_test(
         Coordinators, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None)
     )

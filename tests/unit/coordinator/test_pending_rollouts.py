@@ -33,7 +33,7 @@ async def test_what_is_dropped_is_not_found_by_a_later_coordinator(folder, monke
     pending.put(PENDING)
     assert await left(folder) == (PENDING,)
     monkeypatch.setattr(folder, "sync_pending", lambda: synced.append(folder.read_pending(PENDING.round)))
-    await pending.drop()
+    await pending.discard()
     assert pending.found == await left(folder) == ()
     assert synced == [()], "it was not on the disk"
 
@@ -56,7 +56,7 @@ async def test_what_cannot_be_dropped_is_still_there_for_the_next_attempt(folder
 
     with monkeypatch.context() as patched, pytest.raises(UnavailableError, match="full"):
         patched.setattr(folder, "write_pending", full)
-        await pending.drop()
+        await pending.discard()
     assert pending.found == (PENDING,)
-    await pending.drop()
+    await pending.discard()
     assert await left(folder) == ()

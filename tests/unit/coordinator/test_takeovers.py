@@ -29,7 +29,7 @@ def test_takeovers_in_a_row_without_a_round_are_counted(takeovers, at, rounds, a
 def folder_with(path, status):
     folder = RunFolder(path / status.job)
     folder.create(parse(DOCUMENT, "job"), status, None)
-    folder.settle()
+    folder.flush()
     folder.release()
     return RunFolder(path / status.job)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.data.replay import ReplayBuffer, ReplayCounts, ReplaySchema
+from marless.data.replay_buffer import ReplayBuffer, ReplayCounts, ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, SpecError, StaleError, UnavailableError

@@ -93,7 +93,7 @@ class Told(Highest):
     def begin(self, batch):
         self.notes.append(("begin", batch))
 
-    def forget(self, anew_NB):
+    def reset_memory(self, anew_NB):
         self.notes.append(("forget", anew_NB.tolist()))
 
     def greedy(self, obs_NBO, mask_NBA):

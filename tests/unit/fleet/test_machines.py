@@ -125,9 +125,9 @@ def test_a_machine_ends_with_its_last_worker(machines, clock):
     machines.begin(presence, "j")
     clock.now += 2.0
     machines.end(presence, "j")
-    machines.leave(presence)
+    machines.release(presence)
     clock.now += 3.0
-    machines.leave(presence)
+    machines.release(presence)
     clock.now += 100.0
     assert told(machines, "j") == [("m", 0.0, 2.0, 3.0)]
     assert presence.is_released
@@ -141,11 +141,11 @@ def test_a_machine_that_its_launcher_keeps_goes_on_without_workers(clock):
     machines.begin(presence, "j")
     clock.now += 2.0
     machines.end(presence, "j")
-    machines.leave(presence)
+    machines.release(presence)
     clock.now += 10.0
     assert told(machines, "j") == [("m", 0.0, 2.0, 10.0)]
     assert machines.arrive(Machine(id="m"), took_s=1.0) is presence
-    machines.leave(presence)
+    machines.release(presence)
     clock.now += 5.0
     kept.clear()
     assert told(machines, "j") == [("m", 0.0, 2.0, 15.0)]
@@ -163,7 +163,7 @@ def test_what_a_worker_says_of_its_launch_is_bounded(machines, clock, ago_s, exp
 
 def test_a_machine_that_comes_back_does_not_count_its_first_life_again(machines, clock):
     launched_s = clock.wall() - 5.0
-    machines.leave(machines.arrive(Machine(id="m", launched_s=launched_s), took_s=0.0))
+    machines.release(machines.arrive(Machine(id="m", launched_s=launched_s), took_s=0.0))
     clock.now += 30.0
     again = machines.arrive(Machine(id="m", launched_s=launched_s), took_s=0.0)
     assert again.connected_after_s == pytest.approx(30.0)
@@ -175,7 +175,7 @@ def test_a_task_that_comes_to_a_released_machine_takes_no_time_of_it(machines, c
     machines.begin(presence, "j")
     clock.now += 2.0
     machines.end(presence, "j")
-    machines.leave(presence)
+    machines.release(presence)
     clock.now += 100.0
     machines.begin(presence, "j")
     clock.now += 1.0
@@ -225,7 +225,7 @@ def test_all_time_of_all_machines_is_divided_and_nothing_shrinks(events):
             machines.end(presence, job)
             tasks[name, job] -= 1
         elif presence and event == "leave" and not any(tasks[name, each] for each in "abc"):
-            machines.leave(presence)
+            machines.release(presence)
             if not presence.workers:
                 del present[name]
     jobs = {job: machines.of(job) for job in "abc"}

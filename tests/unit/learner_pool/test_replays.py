@@ -88,7 +88,7 @@ def test_forgetting_a_job_keeps_its_files(pool):
     replays = pool()
     replays.open("job", {"team": 100})
     path = replays.path("job", "team")
-    replays.forget("job")
+    replays.evict("job")
     assert path.exists()
     assert replays.path("job", "team") is None
 
@@ -99,7 +99,7 @@ def test_what_nobody_used_for_long_goes_unless_its_job_is_open(pool, tmp_path):
         replays.open(job, {"team": 10})
         if job != "new":
             aged(replays.path(job, "team"))
-    here.forget("left")
+    here.evict("left")
     gone.shutdown()
     here.open("another", {})
     names = sorted(path.name for path in tmp_path.glob("marless-replay-*/*"))
@@ -132,7 +132,7 @@ def test_a_file_counts_as_used_when_its_job_is_opened_and_at_each_update(pool):
         path = replays.path("job", "team")
         aged(path)
         use(replays)
-        replays.forget("job")
+        replays.evict("job")
         pool()
         assert path.exists()
 
@@ -144,7 +144,7 @@ def test_what_no_job_has_open_gives_way_the_longest_unused_first(pool):
     for job, before_s in (("b", 20.0), ("a", 10.0)):
         used_s = time.time() - before_s
         os.utime(replays.path(job, "team"), (used_s, used_s))
-        replays.forget(job)
+        replays.evict(job)
     with capture_logs() as logs:
         replays.open("d", {"team": 350})
     assert [(entry["event"], entry["file"]) for entry in logs] == [("replay.removed", "b@team")]

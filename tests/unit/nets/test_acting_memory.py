@@ -61,7 +61,7 @@ def test_remembering_changes_what_is_done() -> None:
     first, _ = policies.outputs(obs_NBO, None)
     second, _ = policies.outputs(obs_NBO, None)
     assert not np.allclose(first, second)
-    policies.forget(np.array([[True, False, True], [True, False, False]]))
+    policies.reset_memory(np.array([[True, False, True], [True, False, False]]))
     third, _ = policies.outputs(obs_NBO, None)
     np.testing.assert_array_equal(third[:, 0], first[:, 0])
     np.testing.assert_array_equal(third[0, 2], first[0, 2])
@@ -76,7 +76,7 @@ def test_a_last_action_is_seen_in_the_next_step_and_forgotten_by_who_begins_anew
     states = [state(ARM, seed, inputs=inputs) for seed in (1, 2)]
     policies, obs_NBO = ActingPolicies.from_states(ARM, states), np.ones((2, 2, 3), np.float32)
     did_NBA, _ = policies.sample(obs_NBO, None, np.random.default_rng(0))
-    policies.forget(np.array([[True, False], [False, False]]))
+    policies.reset_memory(np.array([[True, False], [False, False]]))
     found, _ = policies.outputs(obs_NBO, None)
     for b in range(2):
         for i, each in enumerate(states):

@@ -48,7 +48,7 @@ class Called:
     def begin(self, batch: int) -> None:
         self._team.begin()
 
-    def forget(self, anew_NB: BoolArray) -> None:
+    def reset_memory(self, anew_NB: BoolArray) -> None:
         for agent, anew_B in zip(self._agents, anew_NB, strict=True):
             self._team.begin(anew_B, agents=[agent])
 

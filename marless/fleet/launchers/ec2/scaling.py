@@ -114,11 +114,11 @@ class Scaling:
         await asyncio.gather(self._running, return_exceptions=True)
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._give_back()
+                await self._release_machines()
         except (MarlessError, TimeoutError) as error:
             _log.error("machines.left", group=self._settings.group, reason=str(error), until_s=self._settings.lease_s)
 
-    async def _give_back(self) -> None:
+    async def _release_machines(self) -> None:
         group = await asyncio.to_thread(self._aws.describe)
         if protected := [each.id for each in group.serving if each.is_protected]:
             await asyncio.to_thread(self._aws.protect, protected, protected=False)
@@ -170,7 +170,7 @@ class Scaling:
             self._slots = round(sum(host.slots for host in hosts.values()) / len(hosts))
         for each in group.instances:
             if each.state == WAITS_TO_END:
-                self._hosts.leave(each.id, "its group ends it", HOOK_S)
+                self._hosts.announce_end(each.id, "its group ends it", HOOK_S)
         without_room = max(0, len(self._waiting) - self._hosts.free)  # the others find room when they ask again
         return plan(
             group,

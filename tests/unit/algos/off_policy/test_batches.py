@@ -13,7 +13,7 @@ from marless.algos.q.iql import IQLConfig
 from marless.algos.team import RewardRule
 from marless.algos.training.rewards import RewardMoments, rewarded
 from marless.data.frames import ReplaySchema
-from marless.data.replay import Draw, ReplayBuffer
+from marless.data.replay_buffer import Draw, ReplayBuffer
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.nets.inputs import Inputs
@@ -43,7 +43,7 @@ def source(
         config=config,
         longest=spaces.max_steps,
         team=team,
-        everlasting=False,
+        with_dead_agents_rewarded=False,
         units=units,
         device=CPU,
     )
@@ -154,7 +154,7 @@ def test_sums_end_where_an_agent_is_truncated_and_its_last_view_comes_after():
         config=config,
         longest=4,
         team=False,
-        everlasting=False,
+        with_dead_agents_rewarded=False,
         units=0,
         device=CPU,
     )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from marless.algos.ppo.ippo import IPPOConfig
 from marless.algos.team import RewardRule
-from marless.algos.training.rewards import RewardMoments, everlasting, rewarded, team_rewards
+from marless.algos.training.rewards import RewardMoments, rewarded, team_rewards, with_dead_agents_rewarded
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
@@ -145,7 +145,7 @@ def test_the_dead_earn_what_their_team_earns_until_it_has_gone():
     assert found["terminated/0"][..., 0].tolist() == [[False, False], [False, False], [True, True]]
     assert found["terminated/1"][..., 0].tolist() == [[False], [False], [True]]
     assert found["alive/0"][..., 0].tolist() == [[True, True], [True, False], [True, False]]
-    assert everlasting(found, rule)["alive/0"].all()
+    assert with_dead_agents_rewarded(found, rule)["alive/0"].all()
 
 
 class Balancing:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from marless.errors import OverloadedError
-from marless.rpc.room import ByteBudget
+from marless.rpc.byte_budget import ByteBudget
 
 
 class Asking:
@@ -25,7 +25,7 @@ class Asking:
             await asyncio.sleep(0)
 
     async def give(self, job: str, size: int) -> None:
-        self.room.give_back(job, size)
+        self.room.release(job, size)
         await self.settle()
 
     def admitted(self) -> set[str]:
@@ -104,7 +104,7 @@ async def test_who_is_given_up_in_the_moment_of_admission_holds_nothing():
     asking = Asking(10)
     await asking.ask("a", 10)
     waiting = await asking.ask("b", 2)
-    asking.room.give_back("a", 10)
+    asking.room.release("a", 10)
     waiting.cancel()
     await asking.settle()
     assert (waiting.cancelled(), asking.room.held_bytes) == (True, 0)

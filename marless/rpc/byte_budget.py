@@ -74,13 +74,13 @@ class ByteBudget:
         if not self._held[job]:
             del self._held[job]
 
-    def give_back(self, job: str, size: int) -> None:
+    def release(self, job: str, size: int) -> None:
         """Release bytes of a job, and admit the requests that fit now."""
         self.hold(job, -size)
         self._admit()
 
     async def take(self, job: str, size: int, *, wait_s: float | None = None) -> None:
-        """Wait until the job is admitted, then hold the bytes until `give_back`.
+        """Wait until the job is admitted, then hold the bytes until `release`.
 
         Raises OverloadedError if that takes longer than `wait_s`, or if too many requests wait already.
         """
@@ -113,7 +113,7 @@ class ByteBudget:
             self._waiting.remove(waiter)
             self._admit()  # it may have kept others waiting
         else:
-            self.give_back(waiter.job, waiter.size)
+            self.release(waiter.job, waiter.size)
 
     def _admit(self) -> None:
         ahead: list[_Waiter] = []

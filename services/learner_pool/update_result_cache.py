@@ -73,7 +73,7 @@ class UpdateResultCache:
 
     def _drop_all(self) -> None:
         for spare in self._spares.values():
-            self._buffer.drop(self._job, spare)
+            self._buffer.discard(self._job, spare)
         self.results, self._spares = {}, {}
 
     async def _drop_lost(self) -> None:
@@ -94,7 +94,7 @@ class UpdateResultCache:
             left.error_code, left.error = type(error).__name__, str(error)
             return
         result.MergeFrom(update_results.result(versions))
-        self._buffer.drop(self._job, self._spares.pop(scope))
+        self._buffer.discard(self._job, self._spares.pop(scope))
         result.ClearField("unpublished")
 
 

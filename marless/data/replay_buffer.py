@@ -126,7 +126,7 @@ class ReplayBuffer:
                 return
         new, dropped = self._stored.add(number, trajectories)
         for each in dropped:
-            self._drop(each)
+            self._discard(each)
         steps = sum(trajectory.env_steps for trajectory in trajectories)
         self._counts = self._counts.plus(inserted=steps, dropped=steps - new.transitions)
         self._admit(new)
@@ -216,9 +216,9 @@ class ReplayBuffer:
             self._stored.ring = Ring(self._stored.ring.capacity)
             self._counts = self._counts.plus(lost=sum(each.transitions for each in rounds))
 
-    def _drop(self, each: RingRound) -> None:
+    def _discard(self, each: RingRound) -> None:
         if self._priorities is not None:
-            self._priorities.drop(each)
+            self._priorities.discard(each)
         self._counts, self._index = self._counts.plus(dropped=each.transitions), None
 
     def _settle(self) -> None:

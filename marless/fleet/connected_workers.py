@@ -41,7 +41,7 @@ class ConnectedWorkers(Mapping[str, Worker]):
         if waiting := self._arrivals.pop(name, None):
             waiting.set()
 
-    def leave(self, name: str, worker: Worker) -> None:
+    def release(self, name: str, worker: Worker) -> None:
         """Note that a worker's stream has ended, unless another worker has its name by now."""
         if self._workers.get(name) is not worker:
             return
@@ -90,17 +90,17 @@ class Homes:
 
     def put(self, affinity: str, worker: Worker) -> None:
         """Note that a worker gets a task of this affinity."""
-        self._drop(affinity)
+        self._discard_empty(affinity)
         self._homes[affinity] = worker
         self._known[worker].add(affinity)
         while len(self._homes) > self._most:
-            self._drop(next(iter(self._homes)))
+            self._discard_empty(next(iter(self._homes)))
 
-    def leave(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
         for affinity in self._known.pop(worker, ()):
             del self._homes[affinity]
 
-    def _drop(self, affinity: str) -> None:
+    def _discard_empty(self, affinity: str) -> None:
         if worker := self._homes.pop(affinity, None):
             self._known[worker].discard(affinity)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
 from marless.fleet.attempts import MAX_ATTEMPTS
-from marless.fleet.attendance import ConnectedWorkers, Homes
+from marless.fleet.connected_workers import ConnectedWorkers, Homes
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
 from marless.machine import Machine
@@ -78,7 +78,7 @@ async def test_waiting_for_several_workers_ends_once_all_are_there_at_the_same_t
     await asyncio.sleep(0)
     here.arrive("a", a)
     await asyncio.sleep(0)
-    here.leave("a", a)
+    here.release("a", a)
     here.arrive("b", b)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -91,11 +91,11 @@ async def test_a_worker_that_was_replaced_leaves_nothing():
     here, first, second = ConnectedWorkers(), worker("a"), worker("a")
     here.arrive("a", first)
     here.arrive("a", second)
-    here.leave("a", first)
+    here.release("a", first)
     assert here["a"] is second
     gone = asyncio.create_task(here.absent("a"))
     await asyncio.sleep(0)
-    here.leave("a", second)
+    here.release("a", second)
     await asyncio.wait_for(gone, 5)
     waiting = asyncio.create_task(here.some())
     await asyncio.sleep(0)
@@ -116,7 +116,7 @@ def test_homes_are_those_of_the_affinities_used_last(actions, most):
                 if len(model) > most:
                     model.popitem(last=False)
             else:
-                homes.leave(workers[index])
+                homes.release(workers[index])
                 model = OrderedDict((key, each) for key, each in model.items() if each is not workers[index])
             assert {key: homes.find(key) for key in map(str, range(6))} == {
                 key: model.get(key) for key in map(str, range(6))

@@ -1,7 +1,7 @@
 """A job's durable state in a bucket, for a coordinator whose run folders are `s3://bucket/prefix`.
 
 The run folder on this machine is then a working copy: everything is written there first, noted here, and durable once
-`settle` has returned. `marless.bucket.head` describes the objects.
+`flush` has returned. `marless.bucket.head` describes the objects.
 
 A job has one owner at a time: the coordinator whose name is in the head. Whoever takes the job over replaces the head
 on the condition that it is the one that it has seen, and each later write of the earlier owner is refused, because its
@@ -103,17 +103,17 @@ class BucketState:
             head, etag = found
             if head.owner and head.owner not in self._read_names()[0]:
                 return False
-            if self._take(head, etag):
+            if self._claim_head(head, etag):
                 return True
         return False
 
     def seize(self, etag: str) -> bool:
         """Become the owner if the head still has this tag, which it has had for a lease; returns whether so."""
         found = self.look()
-        return found is not None and found[1] == etag and self._take(*found)
+        return found is not None and found[1] == etag and self._claim_head(*found)
 
     def begin(self) -> bool:
-        """Prepare a new job, whose first `settle` creates its head; False if there is one."""
+        """Prepare a new job, whose first `flush` creates its head; False if there is one."""
         try:
             if self.look():
                 return False
@@ -193,7 +193,7 @@ class BucketState:
         with self._state:
             return not self._unsent and self._committed is not None and self._next.same_content(self._committed)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Make durable all that was noted; raises FencedError if another coordinator owns the job."""
         with self._settling:
             if self.settled:
@@ -233,7 +233,7 @@ class BucketState:
 
     # Inside
 
-    def _take(self, head: RunHead, etag: str) -> bool:
+    def _claim_head(self, head: RunHead, etag: str) -> bool:
         self._name_ourselves()
         ours = replace(head, owner=self._owner, holder=_holder(), serial=head.serial + 1)
         try:
@@ -328,7 +328,7 @@ class BucketState:
                 serial = before.serial + 1 if before else 1
                 head = replace(wanted, owner=self._owner, holder=_holder(), serial=serial)
                 if self._write(head):
-                    self._drop(before, head)
+                    self._discard_part(before, head)
                     return
             raise UnreachableError(f"{self.place}: other writers were first, {_ATTEMPTS} times; try again")
 
@@ -352,7 +352,7 @@ class BucketState:
         self._committed, self._etag = head, etag
         return True
 
-    def _drop(self, before: RunHead | None, head: RunHead) -> None:
+    def _discard_part(self, before: RunHead | None, head: RunHead) -> None:
         """Delete what the last head named and this one does not."""
         if before and (gone := before.keys(self.place) - head.keys(self.place)):
             with suppress(MarlessError):

@@ -30,7 +30,7 @@ class Flusher:
         self._under_way = asyncio.create_task(self._settle(self._under_way))
 
     async def done(self) -> None:
-        """Wait until all that was begun is durable; raises what `DurableJob.settle` raises."""
+        """Wait until all that was begun is durable; raises what `DurableJob.flush` raises."""
         under_way, self._under_way = self._under_way, None
         if under_way:
             await under_way
@@ -54,7 +54,7 @@ class Flusher:
             await before
         then, self._then = self._then, []
         try:
-            await to_the_end(self._folder.settle)
+            await to_the_end(self._folder.flush)
         except BaseException:
             self._then = then + self._then
             raise

@@ -48,7 +48,7 @@ class Batcher(Generic[Thing]):
         while True:
             await self._some.wait()
             began_s = time.monotonic()
-            await self._send(self._take())
+            await self._send(self._next_batch())
             if not self._waiting:
                 self._some.clear()
             if len(self._waiting) < MOST:
@@ -57,7 +57,7 @@ class Batcher(Generic[Thing]):
                 async with asyncio.timeout(began_s + self._pause_s - time.monotonic()):
                     await self._many.wait()
 
-    def _take(self) -> list[Thing]:
+    def _next_batch(self) -> list[Thing]:
         some: list[Thing] = []
         held = 0
         while self._waiting and len(some) < MOST:
