@@ -175,7 +175,10 @@ class ActingPolicies:
                 )
             self.begin(batch)
         self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
-        return self._net.output()
+        # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results
+        # are right (https://github.com/numpy/numpy/issues/24067). Policies that are not finite are refused when loaded.
+        with np.errstate(invalid="ignore"):
+            return self._net.output()
 
 
 def description(

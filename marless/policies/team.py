@@ -169,11 +169,14 @@ def _check_size(policies: Sequence[Policy]) -> None:
 
 def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:
     try:
-        obs = np.asarray(observation, np.float32)
+        with np.errstate(over="ignore"):  # what is infinite in float32 is refused below
+            obs = np.asarray(observation, np.float32)
     except (TypeError, ValueError):
         raise SpecError(f"the observation of {agent} is not an array of numbers: {observation!r:.100}") from None
     if obs.ndim not in (1, 2) or obs.shape[-1] != size:
         raise SpecError(f"{agent} observes [{size}] or [batch, {size}] numbers, got shape {list(obs.shape)}")
+    if not np.isfinite(obs).all():
+        raise SpecError(f"the observation of {agent} holds NaN or infinite numbers: {observation!r:.100}")
     return obs
 
 

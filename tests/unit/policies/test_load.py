@@ -264,6 +264,14 @@ def teams(draw) -> tuple[dict, dict]:
     return states, groups
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 1e300])
+def test_observations_that_are_not_finite_are_refused(tmp_path, odd):
+    save(tmp_path / "job", {"p": state(2, Discrete(3), seed=0)}, {"p": ("a",)})
+    team = marless.load_policy(tmp_path / "job")
+    with pytest.raises(SpecError, match="the observation of a holds NaN or infinite numbers: "):
+        team.act({"a": np.array([0.0, odd])})
+
+
 @settings(max_examples=40)
 @given(teams(), st.one_of(st.none(), st.integers(0, 4)), st.booleans(), st.integers(0, 2**32))
 def test_what_was_exported_acts_as_what_was_loaded(built, batch, explore, seed):
