@@ -81,7 +81,7 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m protos.check
-	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_names.py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -125,7 +125,10 @@ class DiskCheckpoints:
     def remove(self, round_: int) -> None:
         """Remove a round's checkpoint; if a user has put a link in its place, only the link. Raises OSError."""
         path = self.path(round_)
-        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
 
     def rounds(self) -> tuple[int, ...]:
         """Rounds that have a checkpoint, ascending."""

@@ -76,7 +76,7 @@ class PreparedJob:
         return self.spec.actors.episodes == "carried"
 
     def functions(self, groups: Sequence[Group]) -> tuple[Function, ...]:
-        """All functions that make up an update of these groups, as the algorithm declares them."""
+        """The functions that make up an update of these groups, as the algorithm declares them."""
         config, spaces = self.spec.algorithm, self.spaces
         algorithm, found = algorithms.algorithm(config.name), []
         for scope in scopes(algorithm, config, spaces):

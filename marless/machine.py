@@ -137,11 +137,11 @@ class MachineRecord:
 
     @property
     def words(self) -> str:
-        """For people: its type and market, as far as they are known."""
+        """The machine in words: its type and market, as far as they are known."""
         return f"{self.type or 'an unknown type'}{f' ({self.market})' if self.market else ''}"
 
     def after(self, before: MachineRecord | None) -> MachineRecord:
-        """With the facts of the record before, which only the first record of a machine holds."""
+        """The record with the facts of the one before, which only the first record of a machine holds."""
         if before is None:
             return self
         facts = {name: getattr(self, name) or getattr(before, name) for name in FACTS}

@@ -259,7 +259,9 @@ def _line_end(file: BinaryIO, path: Path, inside: int, most: int) -> int | None:
 
 
 def _counted(file: BinaryIO, path: Path, round_: int) -> int | None:
-    """As `_offset`, but by counting lines: for files in which bisecting fails or does not find the round."""
+    """The offset, as `_offset` finds it, by counting lines: for files in which bisecting fails or does not find the
+    round.
+    """
     file.seek(0)
     at = 0
     for number, line in enumerate(regular_files.lines(file, path)):

@@ -229,7 +229,7 @@ def parse(document: object, source: str) -> JobSpec:
 
 
 def parse_resolved(document: object, source: str) -> JobSpec:
-    """As `parse`, of the spec.yaml in a run folder, which may be of an earlier version of marless.
+    """Parse the spec.yaml in a run folder, which may be of an earlier version of marless.
 
     There every field was written out. So one that is missing did not exist, and keeps the meaning that it had then:
     agents' ids were an input where `algorithm.agent_id` said so, every round began new episodes, and critics were
@@ -294,7 +294,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def of_document(document: object, overrides: Sequence[str], source: str) -> JobSpec:
-    """As `load`, from a parsed document, which is not modified. Raises SpecError."""
+    """Load a job from a parsed document, which is not modified. Raises SpecError."""
     if isinstance(document, dict):
         document = copy.deepcopy(document)
         for override in overrides:

@@ -31,7 +31,7 @@ class Matrices:
 
     @classmethod
     def of(cls, prefix: str, arrays: Arrays) -> Matrices:
-        """Those of the net whose named arrays begin with `prefix.`; raises CorruptError if there are none."""
+        """The arrays of the net whose named arrays begin with `prefix.`; raises CorruptError if there are none."""
         names = [name.removesuffix(_WEIGHT) for name in arrays if name.startswith(f"{prefix}.")]
         names = [name for name in names if name + _WEIGHT in arrays]
         shapes: dict[str, tuple[int, int]] = {}

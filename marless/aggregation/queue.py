@@ -71,7 +71,7 @@ class GradientBatch:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Those of its gradients, in their order."""
+        """The weights of its gradients, in their order."""
         return tuple(each.weight for each in self.gradients)
 
 

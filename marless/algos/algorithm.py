@@ -63,7 +63,7 @@ class AlgorithmConfig(Strict):
         return True
 
     def warm(self) -> Self:
-        """These settings without a warm-up phase; used by the calibration of prices and by contract tests."""
+        """The settings without a warm-up phase; used by the calibration of prices and by contract tests."""
         return self
 
 

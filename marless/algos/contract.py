@@ -266,8 +266,8 @@ def _check_config(algorithm: Algorithm, config: AlgorithmConfig) -> None:
 def _starts(learner: Learner, groups: Sequence[Group]) -> tuple[str, ...]:
     """Names of the states that an update of these groups starts from, joint critics included."""
     policies = {group.policy for group in groups}
-    beside = (name for name in learner.names(groups) if name not in policies)
-    return tuple(dict.fromkeys((*(group.start for group in groups), *beside)))
+    learned_jointly = (name for name in learner.names(groups) if name not in policies)
+    return tuple(dict.fromkeys((*(group.start for group in groups), *learned_jointly)))
 
 
 def _check_names(names: Sequence[str], groups: Sequence[Group], where: str) -> None:

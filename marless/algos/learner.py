@@ -41,7 +41,7 @@ class Scope:
     """Name of its only class, or "team" if it serves several."""
 
     def agent_classes(self, spaces: EnvSpaces) -> tuple[AgentClass, ...]:
-        """Its agent classes."""
+        """The agent classes of the environment."""
         return tuple(spaces.classes[index] for index in self.classes)
 
 

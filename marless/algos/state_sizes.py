@@ -65,7 +65,7 @@ class _Nets:
         self._state = spaces.state_size if algorithm.needs_state(config) else None
 
     def policy(self, agents: AgentClass) -> int:
-        """Of a policy of this class."""
+        """The bytes of a policy of this class."""
         if not isinstance(self._config, QConfig):
             free = 0 if isinstance(self._config, DDPGConfig) else actions.free_parameters(agents.action)
             return layout(self._seen(agents), self._model, agents.action.n, free).size
@@ -73,7 +73,7 @@ class _Nets:
         return layout(inputs, self._model, agents.action.n + self._config.dueling).size
 
     def critic(self, agents: AgentClass | None) -> int:
-        """Of a critic of a policy of this class, or of a critic that several policies share (None)."""
+        """The bytes of a critic of a policy of this class, or of one that several policies share (None)."""
         if isinstance(self._config, DDPGConfig):
             everyone = sum(len(each.agents) * (each.obs_size + each.action.n) for each in self._classes)
             inputs = self._seen(agents) + agents.action.n if agents else everyone
@@ -88,7 +88,7 @@ class _Nets:
         return Inputs.of(agents, self._model).size(agents)
 
     def mixer(self) -> int:
-        """Of the mixer; 0 for one that is not QMIX's."""
+        """The bytes of the mixer; 0 for one that is not QMIX's."""
         if not isinstance(self._config, QMIXConfig):
             return 0
         team = sum(len(each.agents) for each in self._classes)

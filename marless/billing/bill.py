@@ -44,7 +44,7 @@ class Bill:
 
     @property
     def accountings(self) -> tuple[Accounting, ...]:
-        """Those that the records allow: older ones name no machines."""
+        """The accountings that the records allow: older ones name no machines."""
         return ALL if self.machines else ACCOUNTINGS
 
     def picos(self, accounting: Accounting) -> int:

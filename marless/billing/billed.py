@@ -246,8 +246,8 @@ def actors_at_once(record: RoundRecord) -> int:
     A round that ran two evaluations ran one after the other.
     """
     evaluations = [each.during_update for each in record.invocations if each.function == "evaluation"]
-    beside = sum(evaluations) + record.ahead
-    return max(record.actors, beside, len(evaluations) - sum(evaluations))
+    concurrent = sum(evaluations) + record.ahead
+    return max(record.actors, concurrent, len(evaluations) - sum(evaluations))
 
 
 def learners_at_once(uses: Sequence[FunctionUse]) -> list[FunctionUse]:

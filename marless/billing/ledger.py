@@ -49,7 +49,7 @@ class Ledger:
     """
 
     def __init__(self, spec: JobSpec, prices: Prices, accountings: Collection[Accounting] = ALL) -> None:
-        """It knows the cost by these accountings only. *serverful*, which models each round, takes most of the time.
+        """Compute the cost by these accountings only. *serverful*, which models each round, takes most of the time.
 
         Raises SpecError for functions that the backend cannot run, and for a missing price.
         """

@@ -46,6 +46,11 @@ def starts(records: Iterable[RoundRecord]) -> tuple[Starts, ...]:
 def _summed(launcher: str, pool: str, times: list[tuple[float, float]]) -> Starts:
     connected, first_task = zip(*times, strict=True)
     return Starts(
-        *(launcher, pool, len(times)),
-        *(median(connected), max(connected), median(first_task), max(first_task)),
+        launcher,
+        pool=pool,
+        workers=len(times),
+        connected_s=median(connected),
+        connected_most_s=max(connected),
+        first_task_s=median(first_task),
+        first_task_most_s=max(first_task),
     )

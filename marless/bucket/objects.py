@@ -59,7 +59,7 @@ class Objects(Protocol):
         does not exist."""
 
     def listing(self, prefix: str) -> Iterator[ListedObject]:
-        """All objects whose keys start with `prefix`, by key."""
+        """The objects whose keys start with `prefix`, by key."""
 
     def folders(self, prefix: str) -> Iterator[str]:
         """What follows `prefix` in keys up to their next slash, each once."""

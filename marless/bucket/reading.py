@@ -46,7 +46,7 @@ Choice = Callable[[Collection[str]], Iterable[str]]
 
 
 def everything(paths: Collection[str]) -> Iterable[str]:
-    """All files."""
+    """Return True for every file."""
     return paths
 
 
@@ -140,7 +140,7 @@ def restore(objects: Objects, place: Address, head: RunHead, folder: Path, choic
 
 
 def restore_whole(objects: Objects, place: Address, head: RunHead, folder: Path) -> None:
-    """As `restore` of everything; and pending.json, start/ and checkpoints that are not in the head are removed.
+    """Restore everything; pending.json, start/ and checkpoints that are not in the head are removed.
 
     What a head never holds, such as logs, stays, and so does what is no checkpoint. Raises the errors of `restore`.
     """

@@ -55,7 +55,9 @@ def run() -> int:
 
 
 def begun() -> int | None:
-    """In the child: end with the process that waits for it; returns the descriptor for `note_the_end`. Else None."""
+    """Let a child end with the process that waits for it; returns the descriptor for `note_the_end`, or None in no
+    child.
+    """
     if (there := os.environ.pop(_ENDED_BY_ITSELF, None)) is None:
         return None
     os.set_inheritable(int(there), False)  # what the environment starts neither holds it open nor writes to it
@@ -64,7 +66,7 @@ def begun() -> int | None:
 
 
 def note_the_end(there: int | None) -> None:
-    """In the child: note that the command ends by its own doing, with a result or with an error."""
+    """Note, in the child, that the command ends by its own doing, with a result or with an error."""
     if there is not None:
         with suppress(OSError):  # the environment has closed it
             os.write(there, b".")

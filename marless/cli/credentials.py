@@ -118,9 +118,25 @@ class _Authority:
             )
             _openssl("req", "-new", *_new_key(partial["key.pem"]), "-config", settings, "-out", request)
             _openssl(
-                *("x509", "-req", "-in", request, "-CA", self._cert, "-CAkey", self._key, "-days", DAYS, "-sha256"),
-                *("-set_serial", f"0x{secrets.token_hex(16)}", "-extfile", settings, "-extensions", "process"),
-                *("-out", partial["certificate.pem"]),
+                "x509",
+                "-req",
+                "-in",
+                request,
+                "-CA",
+                self._cert,
+                "-CAkey",
+                self._key,
+                "-days",
+                DAYS,
+                "-sha256",
+                "-set_serial",
+                f"0x{secrets.token_hex(16)}",
+                "-extfile",
+                settings,
+                "-extensions",
+                "process",
+                "-out",
+                partial["certificate.pem"],
             )
             request.unlink()
             for name, path in partial.items():
@@ -130,8 +146,20 @@ class _Authority:
     def _make(self) -> None:
         with _settings(self._cert.parent, _SETTINGS.format(name="marless authority", hosts="DNS:none")) as settings:
             _openssl(
-                *("req", "-x509", *_new_key(self._key), "-config", settings, "-extensions", "authority"),
-                *("-days", AUTHORITY_DAYS, "-sha256", "-set_serial", f"0x{secrets.token_hex(16)}", "-out", self._cert),
+                "req",
+                "-x509",
+                *_new_key(self._key),
+                "-config",
+                settings,
+                "-extensions",
+                "authority",
+                "-days",
+                AUTHORITY_DAYS,
+                "-sha256",
+                "-set_serial",
+                f"0x{secrets.token_hex(16)}",
+                "-out",
+                self._cert,
             )
 
 

@@ -175,8 +175,10 @@ def _report(outcome: JobOutcome, output: Output) -> None:
     summary = dict(job.summary or {})
     if output is Output.table:
         console().print(summary_table(summary))
+    elif output is Output.json:
+        data(json.dumps(summary))
     else:
-        data(json.dumps(summary)) if output is Output.json else show_object(summary, job.job, output)
+        show_object(summary, job.job, output)
     _draw(Path(job.run_dir))
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")

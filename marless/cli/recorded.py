@@ -79,7 +79,7 @@ def find(source: str, at: CoordinatorOptions) -> Recorded:
 
 
 def _say_which(source: str, at: CoordinatorOptions) -> None:
-    """If a name is ambiguous, print which job was taken, and how to select the other."""
+    """Print which job was taken if a name is ambiguous, and how to select the other."""
     if not regular_files.is_there(Path(source) / "job.json"):
         return  # a folder that is no run folder shadows nothing
     if note := shadow.taken(source, at.runs):

@@ -32,12 +32,12 @@ class ServiceProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process's id."""
         ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, negative if a signal killed it; None while it runs."""
+        """The process's exit code, negative if a signal killed it; None while it runs."""
         ...
 
     async def wait(self) -> int:
@@ -76,7 +76,7 @@ class Starter:
         names: Sequence[str] = STARTED,
         longest: Sequence[str] = arguments("x" * ADDRESS_BYTES),
     ) -> None:
-        """Of `package`, the services `names` will be started; `longest` are as long as the longest arguments of one."""
+        """Prepare to start the services `names` of `package`; `longest` are as long as the longest arguments of one."""
         self._package = package
         self._modules = [f"{package}.{name}" for name in names]
         self._arguments = longest
@@ -105,7 +105,11 @@ class Starter:
             except (TemplateEndedError, TimeoutError):
                 pass  # an interpreter of its own says in the service's log what is wrong
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", start.module, *start.arguments),
+            sys.executable,
+            "-P",
+            "-m",
+            start.module,
+            *start.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=start.log,
             stderr=start.log,

@@ -100,7 +100,7 @@ def submit(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opt
 def estimated(
     job_file: Path, override: list[str], *, dry_run: bool, run: str, at: CoordinatorOptions, output: Output
 ) -> bool:
-    """With --dry-run, print a job's estimate and return True; raises SpecError for a job that cannot run."""
+    """Print a job's estimate and return True if this is a --dry-run; raises SpecError for a job that cannot run."""
     if not dry_run:
         if run:
             raise SpecError("--from needs --dry-run: it names the recorded run to estimate from")

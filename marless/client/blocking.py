@@ -149,7 +149,7 @@ class Client:
             asyncio.get_running_loop()
         except RuntimeError:
             return step()
-        return _Beside(self._runner, step).result()
+        return _InThread(self._runner, step).result()
 
     def _iterate(self, start: Callable[[], AsyncGenerator[Result, None]]) -> Generator[Result, None, None]:
         items = self._run(_started(start))
@@ -161,7 +161,7 @@ class Client:
                 self._run(items.aclose())
 
 
-class _Beside(Generic[Result]):
+class _InThread(Generic[Result]):
     """Runs one step of our event loop on a temporary thread."""
 
     def __init__(self, runner: asyncio.Runner, step: Callable[[], Result]) -> None:

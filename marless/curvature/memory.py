@@ -37,7 +37,7 @@ def hessian_product(net: Net, flat_PD: Tensor, batch: Mapping[str, Tensor], obje
 
 
 class MemoryProduct:
-    """As `HessianProduct`, for nets of any kind.
+    """Computes what `HessianProduct` does, for nets of any kind.
 
     With outputs o(θ), objective f(o), u = f'(o) held fixed and J = ∂o/∂θ, the Hessian times v is
     (∂²(u·o)/∂θ²) v + Jᵀ f″(o) J v: one double backward pass for the first term and J v, and one backward pass for the

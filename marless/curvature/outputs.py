@@ -62,7 +62,7 @@ class GaussianScore:
         return at_mean_PKM, (self._weight_P1M * (self._z_PKM.square() - 1)).sum(dim=2)
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor]:
-        """With ż = −μ̇/σ − z·ℓ̇: d(z/σ) = (ż − z·ℓ̇)/σ and d(z²) = 2z·ż."""
+        """The product, with ż = −μ̇/σ − z·ℓ̇: d(z/σ) = (ż − z·ℓ̇)/σ and d(z²) = 2z·ż."""
         assert free_flow_PF is not None  # a Gaussian's layout always has free parameters
         spread_PKM = self._z_PKM * free_flow_PF.unsqueeze(2)
         z_flow_PKM = -flow_PKM * self._inverse_std_PK1 - spread_PKM

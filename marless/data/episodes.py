@@ -144,7 +144,7 @@ class EpisodeMeter:
         return found
 
     def given_up(self) -> EpisodeStats:
-        """As `stats`, of play that does not come to its end: its env steps, and no episode.
+        """The `stats` of play that does not come to its end: its env steps, and no episode.
 
         Those that have ended are the short ones, so their mean would not be that of all.
         """

@@ -121,7 +121,7 @@ class ReplayBuffer:
         """
         self._file.own()
         if self._stored.ring.rounds and number <= max(each.number for each in self._stored.ring.rounds):
-            self._settle()
+            self._verify()
             if any(each.number == number for each in self._stored.ring.rounds):
                 return
         new, dropped = self._stored.add(number, trajectories)
@@ -130,7 +130,7 @@ class ReplayBuffer:
         steps = sum(trajectory.env_steps for trajectory in trajectories)
         self._counts = self._counts.plus(inserted=steps, dropped=steps - new.transitions)
         self._admit(new)
-        self._settle()
+        self._verify()
 
     def draw(self, rng: np.random.Generator, count: int, beta: float = 0.0) -> Draw:
         """Draw env steps; `beta` is the exponent of the importance-sampling weights (Schaul et al. 2016, §3.4).
@@ -221,7 +221,7 @@ class ReplayBuffer:
             self._priorities.discard(each)
         self._counts, self._index = self._counts.plus(dropped=each.transitions), None
 
-    def _settle(self) -> None:
+    def _verify(self) -> None:
         """Verify the rounds that have not been verified yet; those that the file does not hold are lost."""
         held, lost = self._stored.verify()
         for each in held:
@@ -237,7 +237,7 @@ class ReplayBuffer:
         self._index = None
 
     def _drawn(self, unit: Unit, rng: np.random.Generator, count: int, beta: float) -> tuple[Rows, FloatArray]:
-        self._settle()
+        self._verify()
         if self._index is None:
             rounds = self._stored.ring.rounds
             self._index = {

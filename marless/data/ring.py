@@ -39,7 +39,7 @@ class RingRound:
 
     @property
     def pieces(self) -> tuple[slice, ...]:
-        """Its one or two ranges of positions, in order."""
+        """The one or two ranges of positions, in order."""
         first = slice(self.start, self.start + self.split)
         return (first,) if self.split == self.frames else (first, slice(0, self.frames - self.split))
 

@@ -169,7 +169,7 @@ class TrajectorySchema:
         self.check_values(trajectory)
 
     def check_values(self, trajectory: Trajectory) -> None:
-        """As `check`, for a trajectory whose arrays have these names, dtypes and shapes."""
+        """Check, as `check` does, a trajectory whose arrays have these names, dtypes and shapes."""
         arrays = trajectory.arrays
         if odd := self.not_finite(arrays):
             raise CorruptError(f"trajectory: {odd}")

@@ -21,8 +21,8 @@ from marless.simulation.cluster import (
     MEASUREMENTS,
     Placement,
     SimulatedFunction,
+    concurrent_lanes,
     lanes,
-    lanes_beside,
     makespan,
     schedule,
     waits,
@@ -145,7 +145,7 @@ class _Run:
         self._clock = VirtualRun(made(spec.schedule))
         self._at = 0.0
         """End of the newest round."""
-        self._beside: tuple[float, int] | None = None
+        self._concurrent: tuple[float, int] | None = None
         """When the newest update ended, and the actors that ran at once beside it."""
         self._made: dict[str, list[InvocationRecord]] = {}
         """The functions of the present round."""
@@ -192,7 +192,7 @@ class _Run:
         spec, number, at = self._spec, self._clock.recorded, self._at + began_s
         learning, free = _learning(spec.functions, self._functions, at, self._pace.slots, number == 0)
         self._updated_s = _end(learning, at)
-        self._beside = (self._updated_s, free)
+        self._concurrent = (self._updated_s, free)
         evaluating: list[InvocationRecord] = []
         if is_due(spec.evaluation.every, number):
             episode_s = self._actor_s * self._episode_steps / spec.actors.steps
@@ -205,7 +205,7 @@ class _Run:
     def _slots(self, at: float, what: str) -> _Slots:
         """The slots for actors that begin then: those that an update leaves, until it has ended."""
         at_once = lanes(self._pace.slots, self._spec.functions.actor, what)
-        until_s, free = self._beside or (at, at_once)
+        until_s, free = self._concurrent or (at, at_once)
         if until_s <= at:
             return {"at_once": at_once, "taken": 0, "until_s": 0.0}
         return {"at_once": at_once, "taken": at_once - free, "until_s": until_s - at}
@@ -246,7 +246,7 @@ def _learning(
     for index in sorted({each.index for each in functions}):
         host = _invocation(HOST, "", index, at, end_s, end_s - at)
         made.append(replace(host, cold=cold, init_s=LEARNER_START_S if cold else 0.0))
-    return made + [replace(each, end_s=end_s) for each in inner], lanes_beside(placed, sizes, slots)
+    return made + [replace(each, end_s=end_s) for each in inner], concurrent_lanes(placed, sizes, slots)
 
 
 def _end(invocations: Sequence[InvocationRecord], at: float) -> float:

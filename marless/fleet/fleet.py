@@ -136,7 +136,7 @@ class Fleet:
             self._awaited -= 1
 
     def expect(self, workers: int) -> None:
-        """As `ensure`, but returns at once, without waiting for a connection."""
+        """Start workers as `ensure` does, but return at once, without waiting for a connection."""
         self._used_s = time.monotonic()
         self._wanted = max(self._wanted, min(workers, self._limit))
         self._start()

@@ -158,10 +158,10 @@ class MachineAccounts:
         now = self._clock()
         if not presence.running and (job, presence) not in self._accounts:
             want = self._wants.get(job)
-            self._settle(presence, min(max(want.since_m, presence.settled_m), now) if want else now)
+            self._divide_time(presence, min(max(want.since_m, presence.settled_m), now) if want else now)
             self._credit(presence, job, "starting", now - presence.settled_m)
             presence.settled_m = now
-        self._settle(presence, now)
+        self._divide_time(presence, now)
         presence.first_task_after_s = presence.first_task_after_s or now - presence.began_m
         presence.running[job] += 1
         presence.last = job
@@ -172,7 +172,7 @@ class MachineAccounts:
         """A task of this job has ended there."""
         if presence.is_released:
             return
-        self._settle(presence, self._clock())
+        self._divide_time(presence, self._clock())
         presence.running[job] -= 1
         if not presence.running[job]:
             del presence.running[job]
@@ -184,7 +184,7 @@ class MachineAccounts:
         now = self._clock()
         for presence in self._present.values():
             if presence.last:
-                self._settle(presence, now)
+                self._divide_time(presence, now)
         return [
             MachineUse(presence, account, presence.last == job)
             for (owner, presence), account in self._accounts.items()
@@ -204,14 +204,14 @@ class MachineAccounts:
         kept, now = set(self._kept()), self._clock()
         for name in [name for name in self._empty if name not in kept]:
             presence = self._empty.pop(name)
-            self._settle(presence, now)
+            self._divide_time(presence, now)
             presence.is_released = True
             del self._present[name]
             self._released_m[name] = now
             while len(self._released_m) > MOST_ACCOUNTS:
                 self._released_m.popitem(last=False)
 
-    def _settle(self, presence: Presence, now: float) -> None:
+    def _divide_time(self, presence: Presence, now: float) -> None:
         """Divide the time of a machine until `now` between jobs."""
         if presence.machine.usd_h is None and (usd_h := self._usd_h(presence.machine)) is not None:
             presence.machine = replace(presence.machine, usd_h=usd_h)

@@ -30,7 +30,9 @@ def figures(dispatcher: Dispatcher) -> list[Metric]:
             "worker_connect_seconds", "Their seconds from order to connection.", started("connect_s"), by="launcher"
         ),
         counter(
-            *("worker_first_task_seconds", "Their seconds from order to first task."),
-            *(started("first_task_s"), "launcher"),
+            "worker_first_task_seconds",
+            meaning="Their seconds from order to first task.",
+            values=started("first_task_s"),
+            by="launcher",
         ),
     ]

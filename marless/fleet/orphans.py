@@ -71,7 +71,7 @@ def new_mark() -> str:
 
 
 def new_mark_within() -> str:
-    """As `new_mark`, for a process that `end_own` of this one must find, too, also once its parent has ended."""
+    """Create a mark for a process that `end_own` of this one must find, too, also once its parent has ended."""
     own = os.environ.get(MARK)
     return f"{own}/{secrets.token_hex(8)}" if own else new_mark()
 

@@ -1,4 +1,4 @@
-"""To which job each worker of a pool belongs, and when it is taken from that job for another one.
+"""Tells to which job each worker of a pool belongs, and when it is taken from that job for another one.
 
 An environment can change its process in ways that nobody can undo: closed descriptors, the working directory, handlers
 of signals, threads, replaced functions of modules, limits. So a worker that has run a task of one job runs none of

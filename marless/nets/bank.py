@@ -56,7 +56,7 @@ class Bank(Generic[FunctionT]):
         return [kept[names].function for names, _ in stacks]
 
     def copies(self, stacks: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[FunctionT]:
-        """As `arrange`, but over copies: the held rows do not change."""
+        """Arrange copies, as `arrange` does the rows themselves: the held rows do not change."""
         return [self._stack(starts).function for _, starts in stacks]
 
     def change(self, name: str, change: Callable[[FunctionT], None]) -> None:

@@ -95,11 +95,17 @@ class Fused:
         for i, (layer, gradient) in enumerate(zip(weights, self._gradients, strict=True)):
             kept = values[i].data_ptr() if i < len(values) else None
             described[i] = Layer(
-                *(layer.data_ptr(), layer.stride(0), gradient.data_ptr(), gradient.stride(0)),
-                *(kept, self._sums[i].data_ptr(), layer.shape[1], layer.shape[2] - 1),
+                layer.data_ptr(),
+                layer.stride(0),
+                gradient.data_ptr(),
+                gradient.stride(0),
+                kept,
+                self._sums[i].data_ptr(),
+                layer.shape[1],
+                layer.shape[2] - 1,
             )
         perceptrons = CPerceptrons(
-            *(self._stack, len(weights), samples, self._then, self._panels.data_ptr(), self._panel, described)
+            self._stack, len(weights), samples, self._then, self._panels.data_ptr(), self._panel, described
         )
         output = first_PHI.new_empty(self._stack, weights[-1].shape[1], samples)
         return _Room(perceptrons, values, first_PHI, output)

@@ -154,9 +154,17 @@ class StackedGRU:
         memory = None if memory_PHB is None else memory_PHB.contiguous()
         arrays = work.recurrent, work.gates, work.before, work.hidden, work.d_hidden, work.d_recurrent, work.d_new
         described = GRU(
-            *(len(weights), self.layout.units, len(keep), keep.shape[3], weights.data_ptr(), weights.stride(0)),
-            *(input_PGM.data_ptr(), *input_PGM.stride()[:2]),
-            *(keep.data_ptr(), keep.stride(0), keep.stride(1) if keep.shape[1] > 1 else 0),
+            len(weights),
+            self.layout.units,
+            len(keep),
+            keep.shape[3],
+            weights.data_ptr(),
+            weights.stride(0),
+            input_PGM.data_ptr(),
+            *input_PGM.stride()[:2],
+            keep.data_ptr(),
+            keep.stride(0),
+            keep.stride(1) if keep.shape[1] > 1 else 0,
             None if memory is None else memory.data_ptr(),
             *(x.data_ptr() for x in (*arrays, work.panels)),
         )

@@ -65,8 +65,20 @@ def fused(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y: Tenso
         return False
     y_net, y_row, _ = given.stride()
     kernels.product(
-        *(nets, rows, b.shape[1], columns, a.data_ptr(), *left, b.data_ptr(), *right),
-        *(given.data_ptr(), y_net, y_row, out.data_ptr(), *out.stride(), then),
+        nets,
+        rows,
+        b.shape[1],
+        columns,
+        a.data_ptr(),
+        *left,
+        b.data_ptr(),
+        *right,
+        given.data_ptr(),
+        y_net,
+        y_row,
+        out.data_ptr(),
+        *out.stride(),
+        then,
     )
     return True
 
@@ -127,7 +139,7 @@ def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
 
 
 def clip_(gradient_PD: Tensor, limit: float) -> Tensor | None:
-    """As `marless.nets.adam.clip_norm_`, by a compiled kernel; None if there is none for such a gradient."""
+    """Clip as `marless.nets.adam.clip_norm_` does, by a compiled kernel; None if there is none for such a gradient."""
     kernels = _compiled(gradient_PD)
     if kernels is None or gradient_PD.stride(1) != 1:
         return None

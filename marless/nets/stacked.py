@@ -76,7 +76,7 @@ class FeedForward(Net, Protocol):
 
 
 def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedForward:
-    """As `net`; raises SpecError for nets with memory, too."""
+    """The net, as `net` builds it; raises SpecError for nets with memory, too."""
     if layout.memory:
         raise SpecError(f"{layout.kind} nets have a memory, and these must not")
     if isinstance(layout, Layout):

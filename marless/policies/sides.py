@@ -40,7 +40,7 @@ def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side
 
 
 def sides(copies: BatchedEnv, trained: Sequence[ActingPolicy], *, episodes: int, seed: int) -> Mapping[str, Side]:
-    """As `against_chance`, with a policy for each agent class of these environment copies, which stay open."""
+    """The sides of `against_chance`, with a policy for each agent class of these copies, which stay open."""
     spaces = copies.spaces
     chance = play(copies, None, episodes=episodes, seed=seed)
     found = {}

@@ -31,7 +31,7 @@ class Caches:
     async def get(
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int
     ) -> dict[str, StoredVersion]:
-        """As `ParamStore.get`."""
+        """Get versions as `ParamStore.get` does."""
         for cache in self._usable():
             try:
                 return await cache.store.get(job, versions, parts, epoch=epoch)

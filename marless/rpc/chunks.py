@@ -55,7 +55,7 @@ def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
 
 
 async def after(header: Message, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """As `frames`, of data that are framed already."""
+    """The frames of data that are framed already."""
     before = header_frame(header)
     async for frame in frames:
         yield before + frame

@@ -136,7 +136,7 @@ class Peer:
     async def receive(
         self, method: str, request: Message, header: type[Header], into: memoryview, timeout_s: float
     ) -> Header:
-        """As `fetch`, for a transfer that exactly fills `into`; raises CorruptError if it has fewer or more bytes."""
+        """Fetch a transfer that exactly fills `into`; raises CorruptError if it has fewer or more bytes."""
         async with self.download(method, request, timeout_s=timeout_s) as frames:
             head, contents = await chunks.read_header(frames, header)
             await chunks.read_data(contents, into)

@@ -23,7 +23,7 @@ class ScheduleConfig(Strict):
     name: str
 
     def fitted(self, algorithm: AlgorithmConfig) -> Self:
-        """These settings, with defaults that follow from the algorithm; raises ValueError for those that exclude it."""
+        """The settings, with defaults that follow from the algorithm; raises ValueError for those that exclude it."""
         return self
 
 

@@ -34,7 +34,7 @@ class Pipelined:
             )
 
     def make(self, config: ScheduleConfig) -> Pipelined:
-        """It has no settings."""
+        """Build it; there are no settings."""
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:

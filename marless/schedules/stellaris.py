@@ -156,7 +156,7 @@ class Stellaris:
         return step
 
     def scaled(self, progress: StellarisProgress, actors: int) -> StellarisStep:
-        """From now on, so many rollouts are to be under way; those that are too many go on to their end."""
+        """Have so many rollouts under way from now on; those that are too many go on to their end."""
         self._check(actors)
         return self._started(replace(progress, actors=actors))
 
@@ -304,7 +304,7 @@ def learner_of(gradient: QueuedGradient) -> int:
 
 
 def _sampling(progress: StellarisProgress) -> tuple[StellarisProgress, Sample]:
-    """With one more rollout under way, and the command that starts it."""
+    """The progress with one more rollout under way, and the command that starts it."""
     sample = Sample(progress.rollouts, progress.queue.clock)
     sampling = {**progress.sampling, sample.rollout: sample.clock}
     return replace(progress, sampling=sampling, rollouts=progress.rollouts + 1), sample
@@ -326,7 +326,9 @@ class StellarisSchedule:
     """In models of its time and cost, which see versions as rounds."""
 
     def due(self, state: ScheduleState) -> tuple[RoundCommand, ...]:
-        """Its records as rounds, for models of time and cost: a version's rollouts run while the one before is made."""
+        """The commands of its records as rounds, for models of time and cost: a version's rollouts run while the one
+        before is made.
+        """
         return PIPELINED.due(state)
 
     def rule(self, actors: int) -> Stellaris:

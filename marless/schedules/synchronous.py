@@ -24,7 +24,7 @@ class Synchronous:
         """Every algorithm learns under it."""
 
     def make(self, config: ScheduleConfig) -> Synchronous:
-        """It has no settings."""
+        """Build it; there are no settings."""
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:

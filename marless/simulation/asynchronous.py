@@ -61,7 +61,7 @@ class SimulatedRun:
 
     @property
     def staleness(self) -> list[int]:
-        """Of every gradient that was applied."""
+        """The staleness of every gradient that was applied."""
         return [each.staleness for aggregation in self.aggregations for each in aggregation.gradients]
 
 

@@ -61,7 +61,7 @@ class _Tasks:
 
     actors: list[SimulatedFunction]
     updates: list[SimulatedFunction]
-    beside: list[SimulatedFunction]
+    concurrent: list[SimulatedFunction]
     """Evaluations during the update."""
     evaluations: list[SimulatedFunction]
     """Those after it."""
@@ -95,10 +95,10 @@ class ModelledRun:
         at_once = lanes(slots, functions.actor, "actor")
         update = schedule(tasks.updates, lanes(slots, functions.learner, "learner"))
         update_s = makespan(update) + around.update
-        free = lanes_beside(update, functions, slots)
-        beside = schedule(tasks.beside, at_once, taken=at_once - free, until_s=update_s)
+        free = concurrent_lanes(update, functions, slots)
+        concurrent = schedule(tasks.concurrent, at_once, taken=at_once - free, until_s=update_s)
         after_s = makespan(schedule(tasks.evaluations, at_once)) + around.evaluation
-        evaluation_s = max(makespan(beside) - update_s, 0.0) + after_s
+        evaluation_s = max(makespan(concurrent) - update_s, 0.0) + after_s
 
         def rolled_out(began_s: float) -> float:
             learning_s = max(self.until_s - began_s, 0.0)
@@ -131,15 +131,15 @@ def total(phases: PhaseSeconds) -> float:
     return phases.rollout + phases.update + phases.evaluation
 
 
-def lanes_beside(update: Sequence[Placement], functions: FunctionsSpec, slots: int) -> int:
+def concurrent_lanes(update: Sequence[Placement], functions: FunctionsSpec, slots: int) -> int:
     """Number of actors that run on `slots` vCPUs at the same time as the learner functions of this schedule."""
     learning = len({each.lane for each in update}) * functions.learner.vcpus
     return max(math.floor((slots - learning) / functions.actor.vcpus + _ROUNDING), 0)
 
 
-def later_s(beside: Sequence[InvocationRecord], update_s: float) -> float:
+def later_s(concurrent: Sequence[InvocationRecord], update_s: float) -> float:
     """Seconds by which evaluations that begin with an update of `update_s` seconds end later than that."""
-    return max(span(beside) - update_s, 0.0)
+    return max(span(concurrent) - update_s, 0.0)
 
 
 def overheads(record: RoundRecord) -> PhaseSeconds:
@@ -206,7 +206,7 @@ def makespan(placements: Iterable[Placement]) -> float:
 
 
 def _followers(tasks: Sequence[SimulatedFunction]) -> list[list[int]]:
-    """For each task, the tasks that wait for it."""
+    """The tasks that wait for each task."""
     followers: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
         for before in task.after:
@@ -222,7 +222,7 @@ def _tasks(record: RoundRecord, functions: FunctionsSpec) -> _Tasks:
     return _Tasks(
         actors=[SimulatedFunction(seconds) for each, seconds in timed if each.function == "actor"],
         updates=[SimulatedFunction(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner],
-        beside=[task for each, task in evaluations if each.during_update],
+        concurrent=[task for each, task in evaluations if each.during_update],
         evaluations=[task for each, task in evaluations if not each.during_update],
     )
 
@@ -245,11 +245,11 @@ def waits(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int
     """The predecessors of a function inside a learner, as indices of `graph`, which contains it."""
     if one.function == HOST:
         return ()
-    beside = [(number, other) for number, other in enumerate(graph) if other.index == one.index]
-    declared = any(other.after for _, other in beside)
+    concurrent = [(number, other) for number, other in enumerate(graph) if other.index == one.index]
+    declared = any(other.after for _, other in concurrent)
     if one.function not in MEASUREMENTS and declared:
-        return tuple(number for number, other in beside if other.node in one.after)
-    return tuple(number for number, other in beside if _comes_first(other, one))
+        return tuple(number for number, other in concurrent if other.node in one.after)
+    return tuple(number for number, other in concurrent if _comes_first(other, one))
 
 
 def _comes_first(other: InvocationRecord, one: InvocationRecord) -> bool:

@@ -127,8 +127,8 @@ def rebuild(
 def _rollout_s(recorded: RoundRecord) -> float:
     """Seconds that a round's actors took: longer than the job waited for them, if they ran beside another round."""
     acting = [each for each in recorded.invocations if each.function == "actor"]
-    beside = any(each.start_s < recorded.started_s for each in acting)
-    return cluster.span(acting) if beside else recorded.phases.rollout
+    concurrent = any(each.start_s < recorded.started_s for each in acting)
+    return cluster.span(acting) if concurrent else recorded.phases.rollout
 
 
 def _evaluations(recorded: RoundRecord, update_s: float) -> tuple[list[InvocationRecord], float]:
@@ -136,9 +136,9 @@ def _evaluations(recorded: RoundRecord, update_s: float) -> tuple[list[Invocatio
     evaluations = [each for each in recorded.invocations if each.function == "evaluation"]
     if update_s == recorded.phases.update:
         return evaluations, recorded.phases.evaluation
-    beside = [each for each in evaluations if each.during_update]
-    rest_s = max(recorded.phases.evaluation - cluster.later_s(beside, recorded.phases.update), 0.0)
-    return evaluations, rest_s + cluster.later_s(beside, update_s)
+    concurrent = [each for each in evaluations if each.during_update]
+    rest_s = max(recorded.phases.evaluation - cluster.later_s(concurrent, recorded.phases.update), 0.0)
+    return evaluations, rest_s + cluster.later_s(concurrent, update_s)
 
 
 def _env_steps(source: Source, plan: PlannedRound) -> int:

@@ -32,7 +32,7 @@ class Timelines:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Timelines:
-        """Both runs before their first round."""
+        """The timelines of both runs before their first round."""
         return cls(VirtualRun(schedule), VirtualRun(schedule))
 
     def after(self, recorded: PhaseSeconds, replayed: PhaseSeconds, idle_s: float | None) -> tuple[Later, Timelines]:

@@ -37,7 +37,10 @@ async def build(config: CoordinatorConfig, _address: str) -> AsyncIterator[Serve
         readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
         servicer = CoordinatorServicer(jobs, readiness)
         yield ServedService(
-            *(servicer.register, readiness.ready, jobs.stop, "CoordinatorService"),
+            servicer.register,
+            ready=readiness.ready,
+            drain=jobs.stop,
+            name="CoordinatorService",
             limits={"WatchJob": Streams(lambda: WATCHERS), "StreamLogs": Streams(lambda: WATCHERS)},
             figures=partial(figures, jobs),
         )

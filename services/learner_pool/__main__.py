@@ -59,7 +59,8 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
             dispatcher = Dispatcher(tickets=tickets, machines=machines)
             loans = Loans(dispatcher.is_running)
             fleet = Fleet(
-                *(dispatcher, launcher),
+                dispatcher,
+                launcher=launcher,
                 prefix="learner",
                 limit=config.workers,
                 keep_alive_s=config.keep_alive_s,
@@ -72,7 +73,10 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
             try:
                 async with fleet:
                     yield ServedService(
-                        *(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService"),
+                        servicer.register,
+                        ready=fleet.ready,
+                        drain=fleet.stop,
+                        name="LearnerPoolService",
                         limits={
                             "Work": Streams(fleet.most_streams),
                             "Host": HOSTS,

@@ -23,7 +23,7 @@ def are_read(config: AlgorithmConfig) -> bool:
 async def weights(
     store: ParamStore, job: str, peers: Iterable[learner_pool_pb2.VersionSet], policies: Collection[str]
 ) -> tuple[Mapping[str, Arrays], ...]:
-    """For each peer the acting weights of these policies; equal peers are given once, and versions that are gone left
+    """The acting weights of these policies for each peer; equal peers are given once, and versions that are gone left
     out. The least ratio over equal peers is that of one of them.
     """
     given = (sorted((each.policy, each.version) for each in peer.versions) for peer in peers)

@@ -35,7 +35,7 @@ class _Holding:
     """Smallest size of a trajectory of this job."""
     usual_bytes: int
     """Expected size of a trajectory, or that of the largest so far if it is larger."""
-    beside_bytes: int = 0
+    concurrent_bytes: int = 0
     """Room of the spool that the job's replay files need."""
     used_bytes: int = 0
     promised_bytes: int = 0
@@ -81,21 +81,21 @@ class SpoolReservations:
         holding.actors = 0
         holding.trained.set()
 
-    def check(self, job: str, actors: int, beside_bytes: int) -> None:
+    def check(self, job: str, actors: int, concurrent_bytes: int) -> None:
         """Raise TooLargeError if a round of `actors` actors can never fit together with the job's replay files.
 
         Replay files that exceed the spool by themselves are refused in `Replays.open`, which names them.
         """
         holding = self._jobs[job]
-        holding.beside_bytes = beside_bytes
-        most, needed = self._room.limit_bytes - beside_bytes, actors * holding.least_bytes
+        holding.concurrent_bytes = concurrent_bytes
+        most, needed = self._room.limit_bytes - concurrent_bytes, actors * holding.least_bytes
         if 0 <= most < needed:
             raise self._too_large(job, holding, f"a round of {actors} actors takes {needed:,} bytes")
 
-    async def reserve(self, job: str, round_: int, actors: int, idle_s: float, *, beside_bytes: int = 0) -> None:
+    async def reserve(self, job: str, round_: int, actors: int, idle_s: float, *, concurrent_bytes: int = 0) -> None:
         """Reserve room for all trajectories of a round; returns when it is the job's turn.
 
-        `beside_bytes` are the files of an earlier round, which is being trained: they stay, and their room is free
+        `concurrent_bytes` are the files of an earlier round, which is being trained: they stay, and their room is free
         soon, whoever waits. Otherwise, if the room is not free at once, the job's buffered trajectories are dropped
         first, so that no job waits for the room of a waiting job.
 
@@ -106,13 +106,13 @@ class SpoolReservations:
         async with holding.reserving:
             holding.idle_s, holding.touched_s = idle_s, time.monotonic()
             wanted = self._wanted(job, holding, actors)
-            if beside_bytes and wanted + beside_bytes > self._room.limit_bytes - self._room.aside_bytes:
+            if concurrent_bytes and wanted + concurrent_bytes > self._room.limit_bytes - self._room.aside_bytes:
                 holding.trained.clear()
                 await holding.trained.wait()  # the two rounds never fit
                 self._check_open(job, holding)
-                beside_bytes = 0
-            if beside_bytes:
-                await self._beside(job, holding, wanted + beside_bytes)
+                concurrent_bytes = 0
+            if concurrent_bytes:
+                await self._concurrent(job, holding, wanted + concurrent_bytes)
             elif not self._grow(job, holding, wanted):
                 if holding.updating:
                     raise OverloadedError(f"no room in the learner pool: an update of job {job} still uses what it has")
@@ -124,7 +124,7 @@ class SpoolReservations:
                 self._room.release(job, wanted - (holding.held_bytes - before))
             holding.round, holding.actors, holding.touched_s = round_, actors, time.monotonic()
 
-    async def _beside(self, job: str, holding: _Holding, wanted: int) -> None:
+    async def _concurrent(self, job: str, holding: _Holding, wanted: int) -> None:
         """Make the job hold `wanted` bytes without touching what it has; waits for its turn if they are not free."""
         if (more := wanted - holding.held_bytes) > 0 and not self._grow(job, holding, wanted):
             await self._turn(job, more)
@@ -202,7 +202,7 @@ class SpoolReservations:
         holding.usual_bytes = max(holding.usual_bytes, size)
         more = max(0, holding.used_bytes + size - holding.held_bytes)
         if more > self._room.free_bytes:
-            if holding.held_bytes + more > self._room.limit_bytes - holding.beside_bytes:
+            if holding.held_bytes + more > self._room.limit_bytes - holding.concurrent_bytes:
                 raise self._too_large(
                     job, holding, f"round {holding.round + 1} takes more than {holding.held_bytes:,} bytes"
                 )
@@ -216,17 +216,17 @@ class SpoolReservations:
         self._change(job, holding, used=size)
 
     def _too_large(self, job: str, holding: _Holding, what: str) -> TooLargeError:
-        beside, lower = "", ""
-        if holding.beside_bytes:
-            beside = f" beside {holding.beside_bytes:,} of its replays"
+        replays, lower = "", ""
+        if holding.concurrent_bytes:
+            replays = f" beside {holding.concurrent_bytes:,} of its replays"
             lower = " lower algorithm.replay.capacity,"
         return TooLargeError(
-            f"job {job}: {what}{beside}, and the spool holds {self._room.limit_bytes:,}; sample less a round,{lower} "
+            f"job {job}: {what}{replays}, and the spool holds {self._room.limit_bytes:,}; sample less a round,{lower} "
             "or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
         )
 
     def _wanted(self, job: str, holding: _Holding, actors: int) -> int:
-        self.check(job, actors, holding.beside_bytes)
+        self.check(job, actors, holding.concurrent_bytes)
         most = self._room.limit_bytes - self._room.aside_bytes
         if actors * holding.least_bytes > most:
             raise self._room.full(actors * holding.least_bytes, "replays of other jobs leave too little")

@@ -89,7 +89,7 @@ class OpenJob:
                 each.cold, each.init_s = True, each.init_s + self.starts.pop(each.index)
 
     def under_way(self) -> Iterator[asyncio.Task[object]]:
-        """Its update and gradients in progress."""
+        """The job's update and gradients in progress."""
         if self.running:
             yield self.running.task
         yield from (each.task for each in self.gradients.values())

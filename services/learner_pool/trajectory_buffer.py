@@ -169,8 +169,11 @@ class TrajectoryBuffer:
         """Reserve room for a round before its actors run; see `SpoolReservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
         await self.reservations.reserve(
-            *(request.job, request.round, request.actors, request.idle_s),
-            beside_bytes=self._before_bytes(request.job, request.round),
+            request.job,
+            request.round,
+            request.actors,
+            request.idle_s,
+            concurrent_bytes=self._before_bytes(request.job, request.round),
         )
 
     def spare(self) -> Path:
@@ -259,7 +262,7 @@ class TrajectoryBuffer:
         return learner_pool_pb2.UploadOutcome(duplicate=not applied)
 
     def _accept_upload(self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
-        """As `_receive`, for an upload whose bytes are all here; it waits for nothing."""
+        """Receive, as `_receive` does, an upload whose bytes are all here; it waits for nothing."""
         if header is None:
             raise CorruptError("an upload does not start with an UploadHeader")
         known = self._admit(header)

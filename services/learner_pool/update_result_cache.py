@@ -88,7 +88,13 @@ class UpdateResultCache:
         left, spare = result.unpublished, self._spares[scope]
         try:
             versions = await unpublished.publish(
-                *(self._store, self._job, self._epoch, self._request.round, left, spare), keep=self._keep
+                self._store,
+                job=self._job,
+                epoch=self._epoch,
+                round_=self._request.round,
+                left=left,
+                spare=spare,
+                keep=self._keep,
             )
         except unpublished.PASSING as error:
             left.error_code, left.error = type(error).__name__, str(error)

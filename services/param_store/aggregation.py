@@ -129,7 +129,10 @@ class Aggregator:
         async with self._uploads.room(wanted.job, room_bytes):
             writes, vcpu_s = await self._computed(wanted, starts, parts, state_bytes + gradient_bytes)
             versions = await self._store.advance(
-                *(wanted.job, wanted.epoch, wanted.round, writes),
+                wanted.job,
+                epoch=wanted.epoch,
+                round=wanted.round,
+                writes=writes,
                 applied=wanted.parts,
                 discarded=wanted.discarded,
                 keep=wanted.keep,

@@ -186,7 +186,7 @@ class CacheServicer:
         register_bulk(server, "ParamStoreService", refused | {"Get": get})
 
     def figures(self) -> list[Metric]:
-        """Its metrics for Prometheus."""
+        """The cache's metrics for Prometheus."""
         return [
             counter("cache_reads", "Reads of versions.", self._reads),
             counter(

@@ -165,7 +165,13 @@ class LocalRedis:
     async def _guarded(self) -> AsyncIterator[None]:
         """Run a guard process meanwhile, which ends Redis if this process dies; it notices by the end of its stdin."""
         guard = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", redis_guard.__file__, self._home, self._socket, str(ORPHAN_S)),
+            sys.executable,
+            "-I",
+            "-S",
+            redis_guard.__file__,
+            self._home,
+            self._socket,
+            str(ORPHAN_S),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

@@ -63,7 +63,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
             writes = _writes(header.policies, parts, blobs)
             begins = roles.caller.get() is not roles.Role.ACTOR  # else an actor could end its coordinator's epoch
             versions = await self._store.publish(
-                *(header.job, header.epoch, header.round, writes), begins=begins, keep=header.keep
+                header.job, header.epoch, header.round, writes, begins=begins, keep=header.keep
             )
         return param_store_pb2.PublishResponse(
             versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]

@@ -150,7 +150,15 @@ class VersionStore:
             add_attempt(transaction, attempt, epoch, round, write)
         names = (keys.fence, keys.heads, keys.events, *attempts)
         transaction.execute_command(
-            *("EVAL", _ADVANCE, len(names), *names, keys.prefix, epoch, kept, EVENTS_KEPT, len(applied)),
+            "EVAL",
+            _ADVANCE,
+            len(names),
+            *names,
+            keys.prefix,
+            epoch,
+            kept,
+            EVENTS_KEPT,
+            len(applied),
             *(word for write in writes for word in (write.policy, write.req_id, write.expected)),
             *(word for pair in applied.items() for word in pair),
             *discarded,
@@ -209,8 +217,20 @@ class VersionStore:
         policy = write.policy
         names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
         transaction.execute_command(
-            *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
-            *(write.expected, epoch, kept, EVENTS_KEPT, write.first_version, int(begins)),
+            "EVAL",
+            _PUBLISH,
+            1 + len(names),
+            attempt,
+            *names,
+            keys.versions,
+            policy,
+            write.req_id,
+            write.expected,
+            epoch,
+            kept,
+            EVENTS_KEPT,
+            write.first_version,
+            int(begins),
             int(not gradients.is_gradient(policy)),
         )
 
@@ -224,7 +244,7 @@ class VersionStore:
         return versions
 
     async def find(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[VersionMetadata | None]:
-        """As `read`, with None for versions that do not exist."""
+        """Read as `read` does, with None for versions that do not exist."""
         if not wanted:
             return []
         for policy, version in wanted:
@@ -296,7 +316,7 @@ class VersionStore:
         while not self._draining:
             with redis_errors(self._trouble):
                 if await self._redis.execute_command(
-                    *("XREAD", "COUNT", 1, "BLOCK", WATCH_POLL_MS, "STREAMS", keys.events, since)
+                    "XREAD", "COUNT", 1, "BLOCK", WATCH_POLL_MS, "STREAMS", keys.events, since
                 ):
                     return
         raise UnavailableError("the store is stopping; continue from the last cursor")

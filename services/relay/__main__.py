@@ -32,7 +32,9 @@ async def build(config: RelayConfig, _address: str) -> AsyncIterator[ServedServi
     uploads.start()
     try:
         yield ServedService(
-            *(servicer.register, workers.ready, workers.stop),
+            servicer.register,
+            ready=workers.ready,
+            drain=workers.stop,
             limits={"Work": Streams(lambda: MOST_WORKERS), "UploadMany": Transfers(UPLOADS)},
             figures=servicer.figures,
         )

@@ -38,7 +38,7 @@ class RelayServicer:
         register_bulk(server, "LearnerPoolService", {"UploadMany": upload})
 
     def figures(self) -> list[Metric]:
-        """Its metrics for Prometheus."""
+        """The relay's metrics for Prometheus."""
         return [
             gauge("relay_workers", "Workers that are connected through the relay.", self._workers.connected),
             counter("relay_uploads", "Small trajectories that were passed on.", self._uploads.passed_on),

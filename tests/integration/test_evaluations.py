@@ -209,8 +209,8 @@ async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, p
     found = [each for record in records for each in record.evaluations]
     assert [[each.rounds for each in record.evaluations] for record in records] == [[], [], [2], [], [4, 5]]
     assert [each.env_steps for each in found] == [records[each.rounds - 1].env_steps for each in found]
-    beside = [sum(each.during_update for each in record.invocations) for record in records]
-    assert beside == [0, 0, ACTORS, 0, ACTORS]
+    concurrent = [sum(each.during_update for each in record.invocations) for record in records]
+    assert concurrent == [0, 0, ACTORS, 0, ACTORS]
     assert sum(each.function == "evaluation" for each in records[4].invocations) == 2 * ACTORS
     assert [record.phases.evaluation > 0 for record in records] == [False, False, True, False, True]
     at_once = created(tmp_path / "at-once", spec(stop={"rounds": 2}))

@@ -169,13 +169,13 @@ async def test_rounds_overlap_and_are_recorded_as_they_were(undisturbed):
     folder = await undisturbed("ippo")
     records = list(folder.records())
     assert [record.ahead for record in records] == [record.actors for record in records[1:]] + [0]
-    beside = []
+    concurrent = []
     for before, record in pairwise(records):
         actors = actors_of(record)
         learners = [each for each in before.invocations if each.function == "learner"]
-        beside.append(min(each.queued_s for each in actors) < max(each.end_s for each in learners))
+        concurrent.append(min(each.queued_s for each in actors) < max(each.end_s for each in learners))
         assert record.started_s >= before.ended_s - 1e-3  # but counts from where the round before ended
-    assert any(beside)  # on a busy machine, such short updates may be over before a rollout is queued
+    assert any(concurrent)  # on a busy machine, such short updates may be over before a rollout is queued
     for record in records:
         learners = [each for each in record.invocations if each.function == "learner"]
         queued_s, end_s = min(each.queued_s for each in learners), max(each.end_s for each in learners)

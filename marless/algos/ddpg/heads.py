@@ -103,7 +103,7 @@ class Relaxed:
         return losses.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """With straight-through, the gradient of the relaxed action (Jang et al. 2017, §2.2)."""
+        """The gradient of the action; with straight-through, of the relaxed action (Jang et al. 2017, §2.2)."""
         return losses.relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:

@@ -408,7 +408,7 @@ class BatchSource:
         return self.replay.take(name, row) if row.ndim == 1 else self.replay.take_each(name, row)
 
     def _flags(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """As `_each`, of a field of flags."""
+        """Does what `_each` does, for a field of flags."""
         return self._each(name, row).astype(np.bool_, copy=False)
 
     def _there(self, k: int, row: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -51,7 +51,7 @@ class Surrogate:
         return self.differentiated(log_prob_PM, *rest) if self.gradient is None else self.gradient(log_prob_PM, *rest)
 
     def differentiated(self, log_prob_PM: Tensor, *rest: object) -> Tensor:
-        """As `slope`, always by autograd."""
+        """The slope, always by autograd."""
         leaf_PM = log_prob_PM.detach().requires_grad_()
         (gradient_PM,) = torch.autograd.grad(self.loss(leaf_PM, *rest).sum(), leaf_PM)
         return gradient_PM

@@ -89,7 +89,7 @@ class Graph:
         return tuple(ran[name] for name in self._nodes)
 
     def _waits(self, passes: Sequence[Pass[ResultT]]) -> list[list[int]]:
-        """For each pass, the indices of its predecessors."""
+        """The indices of each pass's predecessors."""
         if strangers := [name for each in passes for name in each.ids if name not in self._nodes]:
             raise ValueError(f"functions {strangers} are not declared; declared are {list(self._nodes)}")
         computed_by = {name: index for index, each in enumerate(passes) for name in each.ids}

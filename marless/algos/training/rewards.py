@@ -53,7 +53,7 @@ def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Tra
 
 
 def with_dead_agents_rewarded(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
-    """With `after_death`: the trajectory with all agents alive, as the dead have returns, too."""
+    """The trajectory with all agents alive if `after_death` is set, as the dead have returns, too."""
     if not rule.after_death:
         return trajectory
     arrays = dict(trajectory.arrays)
@@ -81,7 +81,7 @@ class RewardMoments:
     """
 
     def __init__(self, classes: Sequence[int], gamma: float, *, team: bool = False) -> None:
-        """With `team`, all agents of a trajectory have the team's reward, see `rewarded`."""
+        """Let all agents of a trajectory have the team's reward, with `team`; see `rewarded`."""
         self._classes = tuple(classes)
         self._gamma = gamma
         self._team = team

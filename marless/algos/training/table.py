@@ -114,7 +114,7 @@ class _Source:
         return np.ascontiguousarray(returned(there).swapaxes(0, 1))
 
     def waiting(self) -> tuple[BoolArray | None, BoolArray | None]:
-        """Who waits, and which turns are open, each [N, T, B]; None if nobody waits."""
+        """The agents that wait, and the turns that are open, each [N, T, B]; None if nobody waits."""
         k = self.agent_class
         if f"waits/{k}" not in self.trajectories[0].arrays:
             return None, None

@@ -37,7 +37,7 @@ def open_turns(
 
 @dataclass(frozen=True)
 class Turns:
-    """Who waits in which steps, and which turns are open; for targets over several steps of a segment."""
+    """The agents that wait, by step, and the turns that are open; for targets over several steps of a segment."""
 
     onward: Tensor
     """bool [N, T, B]: the agent waits in the next step of the segment."""
@@ -48,7 +48,9 @@ class Turns:
 
     @classmethod
     def of(cls, waits_NTB: Tensor, open_NTB: Tensor, follows: Tensor) -> Turns:
-        """From the flags of all steps; `follows`, [T, B] or [N, T, B], is true where the segment goes on after one."""
+        """Build it from the flags of all steps; `follows`, [T, B] or [N, T, B], is true where the segment goes on after
+        one.
+        """
         onward_NTB = torch.zeros_like(waits_NTB)
         onward_NTB[:, :-1] = waits_NTB[:, 1:]
         return cls(onward_NTB & follows, waits_NTB, open_NTB)

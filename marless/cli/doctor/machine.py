@@ -47,8 +47,8 @@ def quota(cpu_max: str) -> float | None:
 def memory(available_bytes: float, *, actor_workers: int, versions_bytes: float | None) -> Finding:
     """Check the available memory against the needs of services, workers and a job's stored policy versions."""
     need = SERVICES_BYTES + actor_workers * ACTOR_WORKER_BYTES + LEARNER_WORKER_BYTES + (versions_bytes or 0.0)
-    beside = "" if versions_bytes is not None else ", plus policies × 3 versions × bytes of a version"
-    found = f"{_gb(available_bytes)} available; {actor_workers} actor workers and a learner take {_gb(need)}{beside}"
+    rest = "" if versions_bytes is not None else ", plus policies × 3 versions × bytes of a version"
+    found = f"{_gb(available_bytes)} available; {actor_workers} actor workers and a learner take {_gb(need)}{rest}"
     if available_bytes < need:
         return fail("memory", found, "use fewer actor workers (MARLESS_ACTOR_WORKERS), or a bigger machine")
     if available_bytes < 2 * need:

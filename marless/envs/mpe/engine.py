@@ -188,7 +188,7 @@ class ParticleEnv(ABC):
         for name, array in state.items():
             array[...] = loaded[name]
         self._cut_B[:] = False
-        self._settle()
+        self._fix_episode()
         self._look()
         return self._frame
 
@@ -214,7 +214,7 @@ class ParticleEnv(ABC):
         """The copies [B] whose game is over before it is truncated."""
         return np.zeros(self.batch, np.bool_)
 
-    def _settle(self) -> None:
+    def _fix_episode(self) -> None:
         """Compute what stays as it is during an episode, after goals and landmarks were drawn or loaded."""
         if self.goals:
             self._goal_G2B[...] = self._marks_M2B[self._goal_GB, :, np.arange(self.batch)].transpose(0, 2, 1)
@@ -240,7 +240,7 @@ class ParticleEnv(ABC):
         self._vel_N2B[:, :, copies] = 0.0
         self._said_NWB[:, :, copies] = 0.0
         self._place(copies)
-        self._settle()
+        self._fix_episode()
         self._look()
 
     def _move(self, actions: tuple[ActionArray, ...]) -> None:

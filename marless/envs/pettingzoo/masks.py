@@ -176,13 +176,15 @@ def in_observation(space: Space, action: Space, choice: MaskChoice) -> tuple[Mas
     named = [key for key in forms if _SAYS_MASK.search(key) and not _SAYS_NO.search(key)]
     if named:
         return source(named[0], forms[named[0]]), [_taken("observations", named[0])]
-    beside = len(space.spaces) == 2 and "observation" in space.spaces
-    doubtful = [key for key in forms if key != "observation" and (beside or _SAYS_NO.search(key))]
+    stands_alone = len(space.spaces) == 2 and "observation" in space.spaces
+    doubtful = [key for key in forms if key != "observation" and (stands_alone or _SAYS_NO.search(key))]
     return None, [_not_taken(key) for key in doubtful]
 
 
 def in_info(info: Mapping[Any, Any], action: Space, choice: MaskChoice) -> tuple[MaskSource | None, list[str]]:
-    """As `in_observation`, of an agent's info; only arrays of bits and what is called a mask are taken for one."""
+    """The mask in an agent's info, found as by `in_observation`; only arrays of bits and what is called a mask are
+    taken for one.
+    """
     sizes = sizes_of(action)
     if not info or sizes is None or choice.key is None:
         return None, []

@@ -1,4 +1,4 @@
-"""Who fights the battles of a job: marless's engine, or StarCraft II itself."""
+"""Backends that fight the battles of a job: marless's engine, or StarCraft II itself."""
 
 from __future__ import annotations
 

@@ -82,11 +82,11 @@ class StarCraft2Env:
         return whole
 
     def get_avail_actions(self) -> list[list[int]]:
-        """For each agent and action 1 if it is available, otherwise 0."""
+        """A number for each agent and action: 1 if it is available, otherwise 0."""
         return [self.get_avail_agent_actions(i) for i in range(self.n_agents)]
 
     def get_avail_agent_actions(self, agent_id: int) -> list[int]:
-        """For each action of an agent 1 if it is available, otherwise 0."""
+        """A number for each action of an agent: 1 if it is available, otherwise 0."""
         masks = self._frame().masks
         assert masks is not None  # SMAC always has masks
         return [int(legal) for legal in masks[0][agent_id, 0]]

@@ -133,7 +133,7 @@ def weapons(attackers: tuple[Kind, ...], targets: tuple[Kind, ...]) -> Weapons:
 
 
 def _damage(attacker: UnitFacts, target: UnitFacts) -> float:
-    """Of one hit, before armour. Colossi can be hit by weapons against ground and against air alike."""
+    """The damage of one hit, before armour. Colossi can be hit by weapons against ground and against air alike."""
     if target.flies and not attacker.hits_air:
         return 0.0
     bonus = attacker.bonus_light * target.light + attacker.bonus_armoured * target.armoured

@@ -78,7 +78,9 @@ def read(program: WorkerProgram, options: Options) -> ContainerSettings:
             raise SpecError(f"launcher docker: volumes={volume}: give SOURCE:/TARGET, several with ';' between them")
     _check_reach(program.arguments, network)
     return ContainerSettings(
-        *(image, network, user),
+        image,
+        network=network,
+        user=user,
         memory_bytes=size_bytes(NAME, options, "memory", "2g"),
         cpus=above_0(NAME, options, "cpus", threads, "CPUs"),
         pids=int(above_0(NAME, options, "pids", 512, "processes")),

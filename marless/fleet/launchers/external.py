@@ -29,7 +29,7 @@ class ExternalLauncher:
         self.connect_s = connect_s
 
     def capacity(self) -> int:
-        """None of its own."""
+        """The launcher has no room of its own."""
         return 0
 
     async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:

@@ -329,7 +329,11 @@ class Asynchronous:
         groups, peers = self._clocks.groups(command.clock), [*map(self._clocks.peer, command.peers[-MOST_PEERS:])]
         try:
             return await parts.pools.gradient(
-                *(parts.job_id, command, groups, versions, peers),
+                parts.job_id,
+                learn=command,
+                groups=groups,
+                versions=versions,
+                peers=peers,
                 measure=parts.planner.measure_at(command.clock),
                 oldest=self._oldest(),
                 epoch=parts.recovery.epoch,
@@ -352,7 +356,12 @@ class Asynchronous:
             return None
         keep = self._versions.kept(self._progress, self._progress.queue.clock + 1)
         return await make_version(
-            *(self._parts, command, plan), oldest=self._oldest(), keep=keep, beside=self._versions.beside
+            self._parts,
+            command=command,
+            plan=plan,
+            oldest=self._oldest(),
+            keep=keep,
+            concurrent=self._versions.concurrent,
         )
 
     async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:

@@ -167,7 +167,7 @@ class JobRun:
                 if plan.ending or self._parts.cancellation.asked.is_set():
                     return plan.ending
                 await running.advance(plan)
-                self._settle()
+                self._note_success()
                 plan = self._parts.planner.plan(
                     self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal)
                 )
@@ -204,7 +204,7 @@ class JobRun:
         self._show(doing(trouble))
         await self._parts.backoff.wait(trouble)
 
-    def _settle(self) -> None:
+    def _note_success(self) -> None:
         """Reset the backoff after a successful round."""
         if self.status.reason != "training":
             self._show("training")

@@ -18,7 +18,7 @@ from services.coordinator.execution.pools import GradientResult
 
 
 async def make_version(
-    parts: Parts, command: Learn, plan: RoundPlan, *, oldest: int, keep: int, beside: Callable[[], None]
+    parts: Parts, command: Learn, plan: RoundPlan, *, oldest: int, keep: int, concurrent: Callable[[], None]
 ) -> GradientResult | None:
     """Have the version of this plan's round made; None if trajectories are gone, and nothing is made of the others.
 
@@ -28,7 +28,7 @@ async def make_version(
         plan: Of the round.
         oldest: No rollout before this one is needed any more.
         keep: Newest versions of each policy that are kept.
-        beside: Runs in a thread meanwhile.
+        concurrent: Runs in a thread meanwhile.
 
     Raises StaleError if a version of this round has been made from other rollouts: then the job goes back to its
     newest checkpoint.
@@ -47,7 +47,7 @@ async def make_version(
         keep=keep,
     )
     try:
-        made, _ = await both(update, to_the_end(beside))
+        made, _ = await both(update, to_the_end(concurrent))
     except StaleError:
         return None
     except ConflictError as error:

@@ -130,7 +130,10 @@ class Recovery:
         round_ = 0 if self._job.spec.schedule.overlapping else self._journal.rounds  # else rollouts have other numbers
         self._openings += 1
         opened = await self._pools.open_job(
-            *(self._id, self._job, self.epoch, groups),
+            self._id,
+            job=self._job,
+            epoch=self.epoch,
+            groups=groups,
             round_=round_,
             opener=self._epoch_id,
             opening=self._openings,

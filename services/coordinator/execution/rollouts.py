@@ -22,7 +22,14 @@ async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
     lanes = parts.rolled_out.lanes_before(round_)
     async with parts.steps.step(round_, "actors sample"):
         rollout = await parts.pools.train(
-            *(parts.job_id, parts.job, round_, plan.actors, plan.groups, plan.versions, lanes), epoch=epoch
+            parts.job_id,
+            parts.job,
+            round_,
+            actors=plan.actors,
+            groups=plan.groups,
+            versions=plan.versions,
+            lanes=lanes,
+            epoch=epoch,
         )
     parts.lanes.put(round_, rollout.carries)
     parts.rolled_out.put(

@@ -53,7 +53,7 @@ class StoredGradients:
         self._parts[learner], self._arrived_s[learner] = parts, time.monotonic()
 
     def keep(self, learners: Collection[int]) -> None:
-        """Only these learners' gradients wait; others were refused, or are lost."""
+        """Keep only these learners' gradients; others were refused, or are lost."""
         for learner in [each for each in self._parts if each not in learners]:
             self.unneeded |= self._parts.pop(learner)
             self._arrived_s.pop(learner, None)
@@ -68,7 +68,7 @@ class StoredGradients:
         return 0.0 if arrived_s is None else time.monotonic() - arrived_s
 
     def applied(self, learners: Collection[int]) -> None:
-        """These are part of a version, and the store has removed them and all that were unneeded."""
+        """Note that these are part of a version, and the store has removed them and all that were unneeded."""
         for learner in learners:
             self._parts.pop(learner, None)
             self._arrived_s.pop(learner, None)

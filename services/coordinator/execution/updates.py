@@ -25,7 +25,7 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
     """
     pending = parts.rolled_out.of(plan.round)
     times, updating, before = parts.timing.present(pending.rollout_s), Stopwatch.start(), parts.journal.last
-    async with parts.evaluations.beside(before, parts.recovery.epoch) as evaluating:
+    async with parts.evaluations.concurrent(before, parts.recovery.epoch) as evaluating:
         async with parts.steps.step(plan.round, "learners update"):
             update, machines = await both(_update(parts, plan, pending), parts.machines.look())
         parts.room.keep(plan.round + 1, update.room)
@@ -45,7 +45,7 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
 async def _update(parts: Parts, plan: RoundPlan, pending: PendingRollout) -> Update:
     """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
     parts.warming.expect(plan.actors)
-    syncing = asyncio.create_task(to_the_end(_beside_the_update, parts))
+    syncing = asyncio.create_task(to_the_end(_during_the_update, parts))
     try:
         epoch = parts.recovery.epoch
         update = parts.pools.update(
@@ -66,7 +66,7 @@ async def _update(parts: Parts, plan: RoundPlan, pending: PendingRollout) -> Upd
         await syncing
 
 
-def _beside_the_update(parts: Parts) -> None:
+def _during_the_update(parts: Parts) -> None:
     parts.folder.sync_pending()
     parts.costs.catch_up()
 

@@ -192,8 +192,8 @@ class Versions:
         if plan.round not in parts.rolled_out.rounds:
             parts.rolled_out.put(version.pending)
         async with parts.steps.step(plan.round, "the store applies gradients"):
-            beside = both(parts.machines.look(), to_the_end(self.beside))
-            applied, (machines, _) = await both(self._applied(version, gradients), beside)
+            concurrent = both(parts.machines.look(), to_the_end(self.concurrent))
+            applied, (machines, _) = await both(self._applied(version, gradients), concurrent)
         return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
 
     async def _applied(self, version: NextVersion, gradients: StoredGradients) -> AggregationReply:
@@ -226,7 +226,7 @@ class Versions:
         learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
         return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
 
-    def beside(self) -> None:
+    def concurrent(self) -> None:
         """What is done while a version is made: pending.json becomes durable, costs are added up."""
         self._parts.folder.sync_pending()
         self._parts.costs.catch_up()

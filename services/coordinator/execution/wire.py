@@ -72,7 +72,9 @@ _ASIDE = frozenset(field.name for field in common_pb2.Invocation.DESCRIPTOR.fiel
 
 
 def invocations_of(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
-    """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
+    """The invocations, with times in whole microseconds, which is what clocks tell, so that records of many actors are
+    short.
+    """
     return tuple(
         InvocationRecord(
             **{name: getattr(each, name) for name in _ASIDE},

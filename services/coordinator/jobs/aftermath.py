@@ -1,4 +1,4 @@
-"""After a job's end: notes what machines still cost because of it, until they are released or another job uses them."""
+"""Notes what machines still cost because of a job that has ended, until they are released or another job uses them."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def read(folder: RunFolder) -> JobView:
 
 
 def fresh(folder: RunFolder) -> JobView:
-    """As `read`, of a job that may run elsewhere; raises also what `RunFolder.refresh` raises."""
+    """Read a job that may run elsewhere; raises also what `RunFolder.refresh` raises."""
     folder.refresh()
     return read(folder)
 

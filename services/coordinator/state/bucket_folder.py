@@ -157,7 +157,10 @@ class BucketFolder(RunFolder):
         with self._disk():
             for path in self.path.iterdir():  # an earlier job's
                 if not path.name.startswith(LOCK):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
         return True
 
     def write_spec(self, spec: JobSpec) -> None:

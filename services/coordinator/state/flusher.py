@@ -27,7 +27,7 @@ class Flusher:
             then()
             return
         self._then.append(then)
-        self._under_way = asyncio.create_task(self._settle(self._under_way))
+        self._under_way = asyncio.create_task(self._flush(self._under_way))
 
     async def done(self) -> None:
         """Wait until all that was begun is durable; raises what `DurableJob.flush` raises."""
@@ -35,13 +35,13 @@ class Flusher:
         if under_way:
             await under_way
         if self._then:  # an earlier attempt has failed
-            await self._settle(None)
+            await self._flush(None)
 
     async def all(self) -> None:
         """Wait until all that was written is durable; raises as `done`."""
         await self.done()
         if not self._folder.settled:
-            await self._settle(None)
+            await self._flush(None)
 
     async def stop(self) -> None:
         """Wait for what is under way, whether or not it fails."""
@@ -49,7 +49,7 @@ class Flusher:
             await asyncio.wait([self._under_way])
             self._under_way.exception()
 
-    async def _settle(self, before: asyncio.Task[None] | None) -> None:
+    async def _flush(self, before: asyncio.Task[None] | None) -> None:
         if before:
             await before
         then, self._then = self._then, []

@@ -54,7 +54,7 @@ class Journal:
 
     @property
     def before_last(self) -> tuple[RoundRecord, ...]:
-        """As `history` was before the newest round was recorded."""
+        """The `history` before the newest round was recorded."""
         return tuple(self._history)[:-1]
 
     @property

@@ -202,17 +202,17 @@ def test_ec2_rents_as_many_machines_as_the_larger_phase_takes():
     }
 
 
-def evaluated(*, beside: int, own: int, **changes):
+def evaluated(*, concurrent: int, own: int, **changes):
     """The small round, with evaluations of 2 s during its update, and others of 1 s after it."""
     one = small_round(**changes)
-    early = [invocation("evaluation", 101.0, 103.0, during_update=True) for _ in range(beside)]
+    early = [invocation("evaluation", 101.0, 103.0, during_update=True) for _ in range(concurrent)]
     late = [invocation("evaluation", 103.0, 104.0) for _ in range(own)]
     return replace(one, invocations=(*one.invocations, *early, *late))
 
 
 def test_an_evaluation_during_the_update_is_paid_by_its_own_time_and_not_twice():
     """One actor, and twelve evaluations of 2 s and twelve of 1 s, of 1 GB each, one twelve after the other."""
-    one = evaluated(beside=12, own=12)
+    one = evaluated(concurrent=12, own=12)
     assert lines(Ledger(job(), PLAIN).add(one), "paper")["evaluation", "", "work"] == picos(GB_S * (12 * 2 + 12 * 1))
     found = lines(Ledger(job(), prices(backend="fargate", fargate={"minimum_s": 0})).add(one), "billed")
     per_s = (Decimal("0.04048") + Decimal("0.004445")) / 3600
@@ -220,10 +220,10 @@ def test_an_evaluation_during_the_update_is_paid_by_its_own_time_and_not_twice()
 
 
 @pytest.mark.parametrize(("beside", "own", "count"), [(0, 16, 1), (15, 0, 1), (16, 0, 2), (16, 16, 2), (8, 8, 1)])
-def test_ec2_has_room_for_learners_and_an_evaluation_at_once(beside, own, count):
+def test_ec2_has_room_for_learners_and_an_evaluation_at_once(concurrent, own, count):
     """Machines of 16 vCPUs for a learner of 1 vCPU."""
     ledger = Ledger(job(), prices(backend="ec2"))
-    found = lines(ledger.add(evaluated(beside=beside, own=own)), "billed")
+    found = lines(ledger.add(evaluated(concurrent=concurrent, own=own)), "billed")
     assert found["machine", "", "machine"] == count * picos(Decimal("0.612") * 60 / 3600)
 
 
@@ -231,7 +231,7 @@ def test_a_serverful_machine_evaluates_with_what_learners_leave():
     """Two vCPUs: a policy of 0.5004 s on one, and an evaluation of 2 s on the other; then another one after the policy,
     which ends 2 s after the update.
     """
-    one = evaluated(beside=2, own=0)
+    one = evaluated(concurrent=2, own=0)
     ledger = Ledger(job(), PLAIN)
     cost = ledger.add(one)
     assert str(ledger.machine) == "c6a.large"

@@ -170,7 +170,7 @@ def test_an_evaluation_takes_slots_of_its_own_phase():
     assert modelled(recorded, FUNCTIONS, 1) == phases(evaluation=8.0)  # queued a second before: nothing around it
 
 
-def beside(update_s: float, evaluation_s: float):
+def concurrent(update_s: float, evaluation_s: float):
     """A policy that learns for 4 s, and two evaluations of 6 s that began with it."""
     return round_of(
         invocation("policy", 0.0, 4.0, name="a", queued_s=0.0),
@@ -183,16 +183,16 @@ def beside(update_s: float, evaluation_s: float):
 @pytest.mark.parametrize(("slots", "seconds"), [(1, 12.0), (2, 6.0), (3, 2.0), (9, 2.0)])
 def test_an_evaluation_beside_the_update_takes_the_slots_that_learners_leave(slots, seconds):
     """On one slot: policy | 6 + 6. On two: policy | 6, from the end of the update, beside 6. On three all at once."""
-    assert modelled(beside(4.0, 2.0), FUNCTIONS, slots) == phases(update=4.0, evaluation=seconds)
+    assert modelled(concurrent(4.0, 2.0), FUNCTIONS, slots) == phases(update=4.0, evaluation=seconds)
 
 
 def test_only_what_an_evaluation_takes_longer_than_the_update_is_its_phase():
-    assert modelled(beside(7.0, 0.0), FUNCTIONS, 3) == phases(update=7.0)  # 3 s of them in no function
-    assert modelled(beside(4.0, 2.5), FUNCTIONS, 3) == phases(update=4.0, evaluation=2.5)  # half a second in none
+    assert modelled(concurrent(7.0, 0.0), FUNCTIONS, 3) == phases(update=7.0)  # 3 s of them in no function
+    assert modelled(concurrent(4.0, 2.5), FUNCTIONS, 3) == phases(update=4.0, evaluation=2.5)  # half a second in none
 
 
 def test_policies_of_a_last_round_are_evaluated_after_those_of_the_round_before():
-    both = beside(4.0, 5.0)
+    both = concurrent(4.0, 5.0)
     own = invocation("evaluation", 6.5, 9.5, queued_s=6.5)
     both = replace(both, invocations=(*both.invocations, own))
     assert modelled(both, FUNCTIONS, 3) == phases(update=4.0, evaluation=2.0 + 3.0)

@@ -128,6 +128,10 @@ def group_of(said: Json) -> ScalingGroup:
         for each in said.get("Instances", ())
     ]
     return ScalingGroup(
-        *(said["AutoScalingGroupName"], said["MinSize"], said["MaxSize"], said["DesiredCapacity"], tuple(instances)),
+        said["AutoScalingGroupName"],
+        least=said["MinSize"],
+        most=said["MaxSize"],
+        desired=said["DesiredCapacity"],
+        instances=tuple(instances),
         tags={each["Key"]: each.get("Value", "") for each in said.get("Tags", ())},
     )

@@ -62,7 +62,7 @@ class LeftoverMachines:
         return any(each["StartTime"] > datetime.now(UTC) for each in actions)
 
     def _instances(self, fleet: str) -> Iterator[Json]:
-        """Those of the fleet; if its group is gone, those that were in it."""
+        """The instances of the fleet; if its group is gone, those that were in it."""
         tag, value = (FLEET, fleet) if fleet else (_OF_GROUP, self._settings.group)
         wanted = {f"tag:{tag}": [value], f"tag:{ROLE}": _ROLES, "instance-state-name": _COSTS}
         filters = [{"Name": name, "Values": values} for name, values in wanted.items()]

@@ -61,7 +61,7 @@ class InstanceMetadata:
         self._metadata = metadata
 
     async def identify(self) -> Identity:
-        """Its id, type, market and zone; tries again until the service answers."""
+        """The instance's id, type, market and zone; tries again until the service answers."""
         while True:
             try:
                 return await asyncio.to_thread(self._identity)

@@ -53,7 +53,10 @@ class Driven:
         `on_end` is told each worker that has ended, `on_loss` how the driver did, with all workers.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", _MODULE),
+            sys.executable,
+            "-P",
+            "-m",
+            _MODULE,
             stdin=PIPE,
             stdout=PIPE,
             env={**environment, **_QUIET, orphans.MARK: orphans.new_mark()},

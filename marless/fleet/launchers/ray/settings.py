@@ -33,7 +33,7 @@ class WorkerResources:
         return {name: amount for name, amount in (own | dict(self.resources)).items() if amount}
 
     def __str__(self) -> str:
-        """For people: "1 CPU, 2.0 GiB"."""
+        """The resources in words: "1 CPU, 2.0 GiB"."""
         return ", ".join(amount_of(*each) for each in self.of_ray().items()) or "no resources"
 
 
@@ -94,7 +94,8 @@ def read(program: WorkerProgram, options: Options) -> RaySettings:
         resources=_resources(options.get("resources", "")),
     )
     return RaySettings(
-        *(options.get("address", "auto"), demand),
+        options.get("address", "auto"),
+        demand=demand,
         place_s=above_0(NAME, options, "place_s", 10.0, "seconds"),
         ray_s=above_0(NAME, options, "ray_s", 15.0, "seconds"),
         connect_s=above_0(NAME, options, CONNECT_S, 60.0, "seconds"),
