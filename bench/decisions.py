@@ -23,12 +23,13 @@ from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput
 from marless.core.group import Group
 from marless.core.measures import Measure
+from marless.data.returns import EpisodeReturns, returns_of
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry as environments
 from marless.job import PreparedJob, prepare
 from marless.nets.acting import ActingPolicies
-from marless.record import Decision, Distances, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord, returns_of
+from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
 from marless.sharing import registry as sharing_policies
 from marless.sharing.grouping import labels
 

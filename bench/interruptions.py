@@ -17,11 +17,10 @@ from pathlib import Path
 from bench import harness
 from bench.harness import Row, spread
 from bench.systems import Request, settings
-from marless import spec
+from marless import prices, spec
 from marless.billing.bill import bill
 from marless.cli.stack import LocalStack
 from marless.client import AsyncClient
-from marless.pricing import prices
 from marless.record import RoundRecord
 
 ROUNDS = 660

@@ -15,11 +15,11 @@ import torch
 from marless.algos import registry as algorithms
 from marless.algos.algorithm import scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope
+from marless.core import process_environment
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import random_actions
-from marless.fleet import environment
 from marless.nets.acting import ActingPolicies
 from marless.nets.compiled import VARIABLE
 from marless.sharing.groups import initial_groups
@@ -30,7 +30,7 @@ ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
 
 def on_one_thread() -> None:
     """Use one thread, as a learner worker with one; restarts this program if its environment variables must change."""
-    told = environment.learner(1)
+    told = process_environment.learner(1)
     if not told.items() <= os.environ.items():
         os.execve(sys.executable, sys.orig_argv, os.environ | told)
     torch.set_num_threads(1)

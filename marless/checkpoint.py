@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from marless import regular_files
+from marless.core.lanes import LaneRecord
 from marless.core.limits import MAX_CARRY_BYTES, MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
 from marless.errors import CorruptError, NotFoundError
-from marless.record import LaneRecord
 
 PARTS = ("acting", "learning")
 EARLIER = "earlier"

@@ -123,7 +123,7 @@ def _apart(job: PreparedJob) -> str:
 def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
-    `examined` creates it, by default in this process; `marless.fleet.examining` does so in one of its own.
+    `examined` creates it, by default in this process; `marless.examining` does so in one of its own.
     Raises SpecError if the job cannot run.
     """
     try:

@@ -16,8 +16,8 @@ from typing import Any
 
 from marless import documents
 from marless import spec as specs
+from marless.accountings import ACCOUNTINGS, Accounting
 from marless.errors import SpecError, unknown_name
-from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.spec import JOB_NAME, JobSpec
 
 _NAMED = ("scaling", "sharing", "schedule")

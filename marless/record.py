@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from marless import columns
-from marless.episode_sums import EpisodeSums, Sums, standard_error
+from marless.core.lanes import LaneRecord
+from marless.data.returns import EpisodeReturns
 from marless.machine import MachineRecord
 
 Part = TypeVar("Part")
 _OF_MACHINES = tuple(field.name for field in dataclasses.fields(MachineRecord))
 FEWEST_MACHINES = 3
 """Fewer machines are written as a list of objects."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeReturns:
-    """Undiscounted episode returns. "Per agent" means averaged over the agents of an episode."""
-
-    episodes: int
-    mean: float
-    """Per agent, averaged over episodes."""
-    per_agent: Mapping[str, float]
-    """Mean return of each agent, averaged over episodes."""
-    standard_error: float | None
-    """Standard error of `mean`, from the episodes' means over their agents; None for one episode."""
-    wins: int | None = None
-    """Episodes that were won; None if the environment does not report wins."""
-
-    @property
-    def win_rate(self) -> float | None:
-        """Fraction of episodes that were won; None if the environment does not report wins."""
-        return None if self.wins is None else self.wins / self.episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +29,6 @@ class Evaluation:
     env_steps: int
     """Env steps sampled for training."""
     returns: EpisodeReturns
-
-
-def returns_of(actors: Iterable[EpisodeSums]) -> EpisodeReturns | None:
-    """Combine the returns of all actors' episodes; None if no episode ended."""
-    known = Sums.of(list(actors))
-    if not known.episodes:
-        return None
-    means = {agent: total / known.episodes for agent, total in sorted(known.return_sum.items())}
-    return EpisodeReturns(
-        episodes=known.episodes,
-        mean=sum(means.values()) / len(means),
-        per_agent=means,
-        standard_error=standard_error(known.mean_scatter, known.episodes),
-        wins=known.wins if known.judged == known.episodes else None,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +92,6 @@ class GroupRecord:
     version: int
     source: str = ""
     """The policy whose state the update started from, if that was another one because the groups changed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaneRecord:
-    """The state in which a round left a lane of environment copies, which its next round starts from."""
-
-    lane: int
-    """Index of the lane, and of the actor that runs it."""
-    version: int
-    """Version of the lane's carry in the param_store; 0 for a lane that has not begun."""
-    digest: str
-    """SHA-256 of the carry, lowercase hexadecimal; "" for a lane that has not begun."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,18 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from marless import columns
+from marless.core.lanes import LaneRecord
 from marless.core.limits import MAX_COUNT
+from marless.data.returns import EpisodeReturns
 from marless.machine import record_of
 from marless.record import (
     AggregationRecord,
     Decision,
     Distances,
-    EpisodeReturns,
     Evaluation,
     GradientRecord,
     GroupRecord,
     InvocationRecord,
-    LaneRecord,
     PhaseSeconds,
     RoundRecord,
 )

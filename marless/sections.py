@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from marless import prices as price_tables
 from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.core.settings import Strict
 from marless.envs.allowed import MASK_OPTION
 from marless.errors import SpecError
-from marless.pricing import prices as price_tables
 
 MOST_ROUNDS = 10**9
 MOST_ENV_STEPS = 10**15

@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from marless import documents
+from marless import prices as price_tables
 from marless.algos import registry
 from marless.algos.algorithm import AlgorithmConfig
 from marless.core.measures import CurvatureSpec
@@ -33,7 +34,6 @@ from marless.core.settings import Strict, name_of, named
 from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError, shown
 from marless.nets.model import ModelSpec
-from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
 from marless.schedules import registry as schedules
@@ -50,7 +50,7 @@ from marless.sections import (
 )
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import SharingConfig
-from marless.sharing.similarity import similarity_type
+from marless.similarity.measures import similarity_type
 from marless.sinks import registry as sinks
 from marless.sinks.base import SinkConfig
 from marless.validation_messages import sentences

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.launchers.base import Launcher, Options, WorkerProgram
 from marless.fleet.launchers.forking import TemplateProcess
 from marless.fleet.launchers.local import LocalLauncher
@@ -38,10 +38,10 @@ class Templates:
 @contextmanager
 def shared_templates(**variables: str) -> Iterator[Templates]:
     """Templates whose workers have these environment variables; they end with the context."""
-    inherited = environment.inherited(os.environ) | variables
+    inherited = process_environment.inherited(os.environ) | variables
     templates = Templates(
-        TemplateProcess("services.actor_pool.worker", LONGEST, inherited | environment.ACTOR),
-        TemplateProcess("services.learner_pool.worker", LONGEST, inherited | environment.learner(1)),
+        TemplateProcess("services.actor_pool.worker", LONGEST, inherited | process_environment.ACTOR),
+        TemplateProcess("services.learner_pool.worker", LONGEST, inherited | process_environment.learner(1)),
     )
     yield templates
     templates.actors.end()

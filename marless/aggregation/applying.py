@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from marless.aggregation.adam import adam_, clip_norm_
 from marless.aggregation.arrays import Matrices
-from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.aggregation.units import rescale_, updated_moments
+from marless.core.net_step import NetStep, ReturnScale
 from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError
 from marless.nets.layout import checked

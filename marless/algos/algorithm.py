@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
-from marless.aggregation.net_step import NetStep
 from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
+from marless.core.net_step import NetStep
 from marless.core.settings import Strict
 from marless.nets.model import ModelSpec
 

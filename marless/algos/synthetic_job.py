@@ -16,7 +16,7 @@ from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.envs.synthetic import SyntheticEnv
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
-from marless.sharing.policy_distance import PolicyDistanceConfig
+from marless.similarity.policy_distance import PolicyDistanceConfig
 
 SEED = 3
 ACTORS, COPIES, STEPS = 2, 4, 6

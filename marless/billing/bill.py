@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from marless.accountings import ACCOUNTINGS, ALL, Accounting
 from marless.billing import serverful
 from marless.billing.ledger import Ledger, RoundCost
 from marless.billing.machines import MachineTime
 from marless.billing.serverful import ModelledRounds, ReservedMachines
 from marless.machine import Kept, MachineRecord
-from marless.pricing.charges import ACCOUNTINGS, ALL, Accounting, Charge, merged
+from marless.prices import Prices
+from marless.pricing.charges import Charge, merged
 from marless.pricing.money import usd
-from marless.pricing.prices import Prices
 from marless.record import RoundRecord
 from marless.schedules.registry import made
 from marless.spec import JobSpec

@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Protocol
 
 from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
 from marless.pricing.charges import Charge
 from marless.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
-from marless.pricing.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
 from marless.pricing.usage import ACTOR, STARTED, WHOLE, FunctionUse
 from marless.record import RoundRecord
 

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from marless.accountings import ALL, Accounting
 from marless.billing import machines, serverful
 from marless.billing.billed import Clock, Need, RedisMeter, Span, meter, need_of
 from marless.billing.machines import MachineMeter
 from marless.billing.serverful import ModelledRounds, ReservedMachines
+from marless.prices import Prices
 from marless.pricing import charges
-from marless.pricing.charges import ALL, Accounting, Charge
+from marless.pricing.charges import Charge
 from marless.pricing.money import usd
-from marless.pricing.prices import Prices
 from marless.pricing.usage import FunctionUse, usage
 from marless.record import RoundRecord
 from marless.schedules.registry import made

@@ -15,9 +15,9 @@ from typing import Any
 
 from marless.errors import SpecError
 from marless.machine import MachineRecord
+from marless.prices import Prices
 from marless.pricing.charges import Charge
 from marless.pricing.money import Rate
-from marless.pricing.prices import Prices
 
 STARTING, WORK, WAITING, KEPT, MINIMUM = "starting", "work", "waiting", "kept", "minimum"
 ITEMS = (STARTING, WORK, WAITING, KEPT, MINIMUM)

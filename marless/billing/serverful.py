@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from marless.billing.billed import Need, machines
 from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError
+from marless.prices import InstancePrice, Prices
 from marless.pricing.charges import Charge, merged
 from marless.pricing.money import milliseconds, per_h
-from marless.pricing.prices import InstancePrice, Prices
 from marless.record import PhaseSeconds, RoundRecord
 from marless.schedules.base import Schedule
 from marless.simulation.cluster import ModelledRun

@@ -55,7 +55,7 @@ def check(
 
 def _examined(spec: JobSpec) -> tuple[PreparedJob, Trial]:
     """The job, and what its environment showed; both from one process, because making one may take seconds."""
-    from marless.fleet.examining import examine
+    from marless.examining import examine
     from marless.job import prepare
 
     played: list[Trial] = []

@@ -115,7 +115,7 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
 def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
     from marless.comparison import document, plan
-    from marless.fleet.examining import examined
+    from marless.examining import examined
     from marless.job import advice, prepare
     from marless.sinks import registry as sinks
 
@@ -195,8 +195,8 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
 def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
     """The evaluation of each side of a competitive job against random opponents; empty for other jobs."""
     from marless.envs import registry
-    from marless.policies.load import load_policy
     from marless.policies.sides import against_chance, competitive
+    from marless.saved_policies import load_policy
 
     if not competitive(registry.spaces(job.env.name, job.env.arguments)):
         return {}

@@ -19,9 +19,9 @@ from marless.errors import SpecError, unknown_name
 from marless.version_report import unused
 
 if TYPE_CHECKING:
+    from marless.accountings import Accounting
     from marless.billing.bill import Bill, By
-    from marless.pricing.charges import Accounting
-    from marless.pricing.prices import Prices
+    from marless.prices import Prices
 
 PricesOption = Annotated[
     Path | None,
@@ -44,8 +44,8 @@ def cost(
     paper: execution and starts only; billed: all that a provider charges; serverful: a machine for the whole run;
     machines: those that its workers ran on.
     """
+    from marless import prices as tables
     from marless.billing.bill import bill
-    from marless.pricing import prices as tables
 
     wanted = _accountings(accounting)
     with Working(f"reading {job}"):
@@ -72,7 +72,7 @@ def dollars(usd: float) -> str:
 
 
 def _accountings(given: list[str]) -> tuple[Accounting, ...]:
-    from marless.pricing.charges import ALL
+    from marless.accountings import ALL
 
     for each in given:
         if each not in ALL:

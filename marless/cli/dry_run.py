@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marless.estimates.calibration import Calibration
     from marless.estimates.estimate import CostScenario, Estimate, Range
     from marless.job import PreparedJob
-    from marless.pricing.prices import Prices
+    from marless.prices import Prices
     from marless.spec import JobSpec
 
 CALIBRATION_S = 300.0
@@ -47,11 +47,11 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: CoordinatorOptions, ou
 
     Raises SpecError for a job that cannot run or be priced, and for a recorded run of another shape.
     """
+    from marless import prices as tables
     from marless.billing.ledger import Ledger
     from marless.estimates import estimate as estimates
-    from marless.fleet.examining import examined
+    from marless.examining import examined
     from marless.job import advice, prepare
-    from marless.pricing import prices as tables
 
     try:
         job = prepare(spec, examined)
@@ -156,9 +156,8 @@ def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose modul
 
 def _calibrated(spec: JobSpec) -> Calibration:
     """Calibrate in a process with the same number of threads as a worker."""
-    from marless.envs import allowed
+    from marless.core import allowed_modules, process_environment
     from marless.estimates.calibration import from_text
-    from marless.fleet import environment
 
     try:
         done = subprocess.run(
@@ -169,9 +168,9 @@ def _calibrated(spec: JobSpec) -> Calibration:
             errors="replace",  # an environment may print what is no text
             timeout=CALIBRATION_S,
             check=False,
-            env=environment.inherited(os.environ)
-            | environment.learner(1)
-            | {allowed.VARIABLE: ",".join(allowed.modules())},
+            env=process_environment.inherited(os.environ)
+            | process_environment.learner(1)
+            | {allowed_modules.VARIABLE: ",".join(allowed_modules.modules())},
         )
     except subprocess.TimeoutExpired:
         raise UnavailableError(

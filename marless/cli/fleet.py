@@ -16,9 +16,9 @@ from marless.cli.output import console, duration, harmless, say, show_objects
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
+    from marless.core.orphans import Orphan
     from marless.fleet.launchers.ec2.leftover_machines import LeftoverMachines
     from marless.fleet.launchers.engine import Engine
-    from marless.fleet.orphans import Orphan
 
 ENGINE_S = 15.0
 """Seconds that a container engine may take to answer a call."""
@@ -32,7 +32,7 @@ app = typer.Typer(
 @app.command("list")
 def list_(output: OutputOption = Output.table) -> None:
     """List what pools that have ended left running; it is this user's, and belongs to no pool that runs."""
-    from marless.fleet import orphans
+    from marless.core import orphans
 
     _show([*orphans.of_dead_pools(), *_containers(_engine()), *_of_cloud(_cloud())], output)
 
@@ -40,7 +40,7 @@ def list_(output: OutputOption = Output.table) -> None:
 @app.command()
 def reap(output: OutputOption = Output.table) -> None:
     """End what `fleet list` lists, and print it; exit code 1 if something cannot be ended."""
-    from marless.fleet import orphans
+    from marless.core import orphans
 
     engine, cloud = _engine(), _cloud()
     found = [*orphans.of_dead_pools(), *(containers := _containers(engine)), *(machines := _of_cloud(cloud))]

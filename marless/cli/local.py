@@ -87,7 +87,7 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
 def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> JobOutcome:
     from marless import spec as specs
     from marless.cli.check import summary
-    from marless.fleet.examining import examined
+    from marless.examining import examined
     from marless.job import advice, prepare
     from marless.sinks import registry as sinks
 
@@ -107,7 +107,7 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: S
 
 def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, starter: Starter) -> JobOutcome:
     from marless.cli.recorded import find
-    from marless.replay import replayed
+    from marless.rerun import replayed
     from marless.sinks import registry as sinks
 
     found = find(source, at)

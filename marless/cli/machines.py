@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from marless.billing.machines import MachineTime
     from marless.billing.starts import Starts
     from marless.cli.recorded import Recorded
-    from marless.pricing.prices import Prices
+    from marless.prices import Prices
 
 
 def machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from marless.accountings import ACCOUNTINGS
 from marless.comparison.run_results import RunCurves, curves
 from marless.errors import SpecError, UnavailableError
-from marless.pricing.charges import ACCOUNTINGS
 from marless.version_report import busy
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from marless.cli.working import Working
 from marless.errors import SpecError, UnavailableError, denied
 
 if TYPE_CHECKING:
+    from marless.data.returns import EpisodeReturns
     from marless.policies.evaluation import TeamEvaluation, TeamScore
     from marless.policies.team import Team
-    from marless.record import EpisodeReturns
 
 SourceArgument = Annotated[
     str,
@@ -59,6 +59,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
 ) -> None:
     """Evaluate trained policies on this machine, beside the random policy; print returns per agent and episode."""
     from marless.policies import evaluation, film
+    from marless.saved_policies import reported
 
     options = _options(env_option)
     if render:
@@ -76,7 +77,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
                 told=working.told,
                 limit_s=limit_s,
             )
-        before = evaluation.reported(team.origin)
+        before = reported(team.origin)
         if render:
             with Working("filming one episode"):
                 pictures = film.film(team, render, env or None, options, seed=seed, explore=explore)

@@ -16,7 +16,8 @@ from rich.table import Column, Table
 
 from marless.cli.output import cost, duration, harmless, number, percent
 from marless.cli.working import EVERY_S, QUIET_S
-from marless.record import EpisodeReturns, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import RoundRecord
 
 if TYPE_CHECKING:
     from marless.sections import StopSpec

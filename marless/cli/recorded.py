@@ -16,9 +16,10 @@ from marless.cli.completion import job_ids
 from marless.cli.options import CoordinatorOptions
 from marless.cli.output import say
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
+from marless.data.returns import EpisodeReturns
 from marless.errors import CorruptError, NotFoundError, UnavailableError
 from marless.machine import MACHINES, Kept, kept_from_json
-from marless.record import EpisodeReturns, RoundRecord
+from marless.record import RoundRecord
 from marless.record_json import from_json
 from marless.round_file import check_order, read
 

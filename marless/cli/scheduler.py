@@ -16,7 +16,7 @@ from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.cli.recorded import Recorded
-    from marless.pricing.prices import Prices
+    from marless.prices import Prices
     from marless.scaling.minions.model import RunModel
     from marless.scaling.minions.scheduler import SchedulerTask
     from marless.scaling.minions.training import SimulatedScore, TrainedScheduler
@@ -48,8 +48,8 @@ def train(  # noqa: PLR0913  # a command has as many parameters as options
     output: OutputOption = Output.table,
 ) -> None:
     """Train a scheduler on runs that are simulated as the recorded ones went; without any, on a synthetic model."""
+    from marless import prices
     from marless import spec as specs
-    from marless.pricing import prices
     from marless.scaling.minions import model as models
 
     job = specs.load(spec, [*overrides, "scaling=fixed"])  # the job's own scheduler is the one to be trained

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.launchers.forking import Forked, TemplateEndedError, TemplateProcess
 from marless.fleet.launchers.template import SETTINGS, ForkOrder
 
@@ -87,7 +87,10 @@ class Starter:
         """Start the template for services with these environment variables, unless it was. Raises OSError."""
         if self._template is None:
             self._others = _split(variables)[1]
-            of_template = {**self._others, **environment.ONE_THREAD}  # a process with threads cannot be forked safely
+            of_template = {
+                **self._others,
+                **process_environment.ONE_THREAD,
+            }  # a process with threads cannot be forked safely
             self._template = TemplateProcess(
                 self._package, self._arguments, of_template, of_workers=False, quiet=True, ahead=self._modules
             )

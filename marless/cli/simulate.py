@@ -16,11 +16,12 @@ from marless.cli.working import Working
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from marless.accountings import Accounting
     from marless.cli.job_table import TableColumn
     from marless.cli.recorded import Recorded
+    from marless.data.returns import EpisodeReturns
     from marless.estimates.simulate import WhatIf, WhatIfRound
-    from marless.pricing.charges import Accounting
-    from marless.record import EpisodeReturns, RoundRecord
+    from marless.record import RoundRecord
     from marless.spec import JobSpec
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")

@@ -141,7 +141,7 @@ def _planned(
 def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
     """Validate every job of a sweep as a coordinator would, and print them; nothing is submitted."""
     from marless.cli.sweep_table import show_planned
-    from marless.fleet.examining import examined
+    from marless.examining import examined
     from marless.job import prepare
 
     with Working("checking", "jobs") as working:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from marless import prices as price_tables
+from marless.accountings import ACCOUNTINGS, Accounting
 from marless.billing.ledger import Ledger
+from marless.data.returns import EpisodeReturns
 from marless.errors import CorruptError
 from marless.estimates import overlapping
-from marless.pricing import prices as price_tables
-from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.usage import HOST, STARTED, WHOLE
-from marless.record import EpisodeReturns, RoundRecord
+from marless.record import RoundRecord
 from marless.schedules.registry import made
 from marless.simulation.cluster import modelled_run
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from marless.accountings import ACCOUNTINGS, Accounting
 from marless.comparison import statistics
 from marless.comparison.run_results import Figures
 from marless.comparison.statistics import MeanInterval
 from marless.presets import Preset
-from marless.pricing.charges import ACCOUNTINGS, Accounting
 
 REFERENCES = ("vanilla", "marless-minus")
 """Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""

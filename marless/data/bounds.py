@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from marless.record import EpisodeReturns
+from marless.data.returns import EpisodeReturns
 
 TRUSTED_EPISODES = 30
 """With fewer episodes, the estimate of the standard error is too unreliable to stop by."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.data.returns import scatters
 from marless.envs.base import Arrays, BoolArray, EnvSpaces, Transition, saved
-from marless.episode_sums import scatters
 from marless.errors import SpecError
 
 

@@ -7,21 +7,19 @@ PettingZoo's own environments, and the modules that the operator of this process
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from marless.core.allowed_modules import MODULE, VARIABLE, modules
 from marless.envs.pettingzoo import names
 from marless.errors import SpecError
 
-VARIABLE = "MARLESS_ENV_MODULES"
 USUAL = ("parallel_env", "env")
 """The usual names of constructors in PettingZoo's modules; the first is preferred."""
 _OWN = re.compile(r"(?:pettingzoo\.(?:atari|butterfly|classic|mpe|sisl)|mpe2)\.[a-z][a-z0-9_]*_v[0-9]+")
 """PettingZoo's environments and those of mpe2, the successor of its MPE family: their names end in a version."""
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PUBLIC = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _LONGEST_SHOWN = 80
 MASK_OPTION = "env.mask"
@@ -70,36 +68,15 @@ def place(path: str) -> ConstructorPlace:
     Of PettingZoo's own environments, the packages before the name may be left out.
     """
     module, separator, attribute = path.partition(":")
-    if not (_MODULE.fullmatch(module) and _is_among(module, modules())):
+    if not (MODULE.fullmatch(module) and _is_among(module, modules())):
         module = names.module(module)
     own = _OWN.fullmatch(module) is not None
-    if not own and not (_MODULE.fullmatch(module) and _is_among(module, modules())):
+    if not own and not (MODULE.fullmatch(module) and _is_among(module, modules())):
         raise SpecError(_refusal(module))
     if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
         wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
         raise SpecError(f"{attribute[:_LONGEST_SHOWN]!r} is not allowed after {module}: give {wanted}")
     return ConstructorPlace(module, (attribute,) if separator else USUAL, own)
-
-
-def allow(names: Sequence[str]) -> None:
-    """Set the modules that this process allows in addition to PettingZoo's own; called by its `__main__`."""
-    os.environ[VARIABLE] = ",".join(names)
-
-
-def modules() -> tuple[str, ...]:
-    """The modules that the operator of this process allows, each with its submodules. Raises SpecError."""
-    return parse(os.environ.get(VARIABLE, ""))
-
-
-def parse(text: str) -> tuple[str, ...]:
-    """Read a comma-separated list of modules; raises SpecError for an invalid name."""
-    if not text.strip():
-        return ()
-    listed = tuple(name.strip() for name in text.split(","))
-    for name in listed:
-        if not _MODULE.fullmatch(name):
-            raise SpecError(f"{VARIABLE} or --env-modules: {name!r} is not the name of a module; e.g. cogrid,my_games")
-    return listed
 
 
 def _is_among(module: str, allowed: Sequence[str]) -> bool:

@@ -13,11 +13,11 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from marless.accountings import ACCOUNTINGS, Accounting
 from marless.billing.bill import bill
 from marless.billing.billed import Clock
-from marless.pricing.charges import ACCOUNTINGS, Accounting
+from marless.prices import Prices
 from marless.pricing.money import usd
-from marless.pricing.prices import Prices
 from marless.record import RoundRecord
 from marless.spec import JobSpec
 

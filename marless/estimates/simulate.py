@@ -17,13 +17,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from marless import prices as price_tables
+from marless.accountings import ACCOUNTINGS, Accounting
 from marless.billing.ledger import Ledger, RoundCost
 from marless.core.sizes import FunctionsSpec
 from marless.deciding import Budget, decide
 from marless.errors import SpecError
 from marless.job import PreparedJob, prepare
-from marless.pricing import prices as price_tables
-from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.money import usd
 from marless.record import Distances, PhaseSeconds, RoundRecord
 from marless.sharing import registry as sharing_policies

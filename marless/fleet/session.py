@@ -18,10 +18,10 @@ from typing import NoReturn
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from marless.core import allowed_modules, orphans, process_environment
 from marless.core.stopwatch import Stopwatch
-from marless.envs import allowed
 from marless.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
-from marless.fleet import environment, lives, orphans
+from marless.fleet import lives
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.lives import Life
 from marless.fleet.watchdog import Watchdog
@@ -101,11 +101,11 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
     try:
         options = worker_options(program, role, arguments)
         if arguments is None and role is Role.ACTOR:
-            environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
-        allowed.allow(options.env_modules)
-        environment.end_forks_well()
+            process_environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
+        allowed_modules.allow(options.env_modules)
+        process_environment.end_forks_well()
         if options.background:
-            environment.yield_cpu()
+            process_environment.yield_cpu()
         if not options.launched:
             orphans.end_of_dead_pools()
             if role is Role.ACTOR:  # learners run no environments, and need no fresh process for each job

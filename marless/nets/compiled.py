@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from marless import private_files
+from marless.core.process_environment import KERNELS
 from marless.errors import SpecError, shown
 
-VARIABLE = "MARLESS_KERNELS"
+VARIABLE = KERNELS
 CHOICES = AUTO, COMPILED, NUMPY = "auto", "compiled", "numpy"
 SOURCE = Path(__file__).with_name("kernels.c")
 _OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC")

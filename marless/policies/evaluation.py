@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
-from marless import record, round_file
 from marless.data.episodes import EpisodeStats
+from marless.data.returns import EpisodeReturns, returns_of, standard_error
 from marless.data.rollout import play
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
-from marless.episode_sums import standard_error
 from marless.errors import SpecError
-from marless.policies.policy import Origin
 from marless.policies.team import Team
-from marless.record import EpisodeReturns
 
 LIMIT_S = 60.0
 """Seconds for which an evaluation waits for the end of an episode."""
@@ -98,20 +94,8 @@ def environment(team: Team, env: str | None, options: Mapping[str, object] | Non
     return registry.make(name, {**trained, **(options or {})}, batch)
 
 
-def reported(origin: Origin) -> EpisodeReturns | None:
-    """The greedy evaluation that the job has recorded of these policies; None if there is none, or no run folder.
-
-    Raises CorruptError if the job's records are damaged.
-    """
-    if origin.run_dir is None or not origin.round:
-        return None
-    own_and_next = islice(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), 2)
-    found = (each.returns for record in own_and_next for each in record.evaluations if each.rounds == origin.round)
-    return next(found, None)
-
-
 def _score(stats: EpisodeStats) -> TeamScore:
-    returns = record.returns_of([stats])
+    returns = returns_of([stats])
     if returns is None:
         raise SpecError("an evaluation needs at least one episode")
     errors = {agent: standard_error(scatter, stats.episodes) for agent, scatter in stats.return_scatter.items()}

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from marless.prices import Prices
 from marless.pricing.money import milliseconds, per_gb_s
-from marless.pricing.prices import Prices
 from marless.pricing.usage import FunctionUse
-
-Accounting: TypeAlias = Literal["billed", "paper", "serverful", "machines"]
-ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
-"""Those that follow from the functions alone, so that they can be estimated, replayed and compared."""
-ALL: tuple[Accounting, ...] = (*ACCOUNTINGS, "machines")
 
 
 @dataclass(frozen=True)

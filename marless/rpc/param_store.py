@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from marless.aggregation.net_step import NetStep
+from marless.core.net_step import NetStep
 from marless.errors import CorruptError, OverloadedError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.retry import delays, pause_s, retry

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 from marless import documents
-from marless.envs import allowed
+from marless.core import allowed_modules
 from marless.errors import SpecError, shown
 from marless.log import Lines, structlog
 from marless.rpc.addresses import can_be_dialled
@@ -93,7 +93,7 @@ def add_env_modules(parser: argparse.ArgumentParser) -> None:
 
 def _modules(text: str) -> tuple[str, ...]:
     try:
-        return allowed.parse(text)
+        return allowed_modules.parse(text)
     except SpecError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marless.core.group import Group
-from marless.record import Decision, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 

@@ -15,7 +15,8 @@ from marless.core.group import Group
 from marless.core.limits import MAX_AGENTS
 from marless.core.measures import SimilarityConfig
 from marless.core.settings import Strict
-from marless.record import EpisodeReturns, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import RoundRecord
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces

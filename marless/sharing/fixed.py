@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
-from marless.record import EpisodeReturns, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
+from marless.data.returns import EpisodeReturns
 from marless.errors import SpecError
-from marless.record import EpisodeReturns, RoundRecord
+from marless.record import RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision
 from marless.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
-from marless.sharing.similarity import check_similarity, needs, read_similarity
 from marless.sharing.trend import Detector, Range, TrendState
+from marless.similarity.measures import check_similarity, needs, read_similarity
 
 if TYPE_CHECKING:
     from marless.envs.base import AgentClass, EnvSpaces

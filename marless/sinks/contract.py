@@ -14,7 +14,8 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-from marless.record import EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.sinks.base import Sink, SinkJob
 from marless.sinks.scalars import scalars
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marless import version_report
-from marless.record import EpisodeReturns, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import RoundRecord
 from marless.sinks.base import Setting
 
 

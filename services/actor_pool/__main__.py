@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from marless.fleet import environment, orphans
+from marless.core import orphans, process_environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
@@ -44,9 +44,9 @@ async def build(config: ActorPoolConfig, address: str, make: Make | None = None)
             *(("--relay", config.relay) if config.relay else ()),
             *config.server.security.arguments(*config.worker_tls),
         ],
-        environment.inherited(os.environ) | environment.ACTOR,
+        process_environment.inherited(os.environ) | process_environment.ACTOR,
         config.server.security.showing(Role.ACTOR),
-        environment.ACTOR,
+        process_environment.ACTOR,
     )
     tickets = Tickets(others=config.server.security.tokens is not None)
     async with AsyncExitStack() as stack:

@@ -11,10 +11,12 @@ from functools import partial
 import numpy as np
 
 from marless import documents
+from marless.core.lanes import LaneRecord
 from marless.core.stopwatch import RunningTime
 from marless.data.bounds import PlayLimits, batches
 from marless.data.carry import decode, encode
 from marless.data.episodes import EpisodeStats, total
+from marless.data.returns import returns_of
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
@@ -23,7 +25,6 @@ from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleErro
 from marless.failpoint import failpoint
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
-from marless.record import LaneRecord, returns_of
 from marless.rpc import carries, chunks
 from marless.rpc.caches import Caches
 from marless.rpc.client import Peer

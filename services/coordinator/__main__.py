@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from marless.envs import allowed
-from marless.fleet import orphans
+from marless.core import allowed_modules, orphans
 from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
@@ -57,7 +56,7 @@ def _runs(config: CoordinatorConfig) -> Runs:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the service with these command-line arguments (by default, those of this process) to its end."""
     options = parse(arguments)
-    allowed.allow(options.env_modules)
+    allowed_modules.allow(options.env_modules)
     orphans.end_of_dead_pools()
     with orphans.contained():  # preparing a job makes its environment once, to read its spaces
         sys.exit(run("coordinator", options.server, partial(build, options)))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from marless.fleet import environment, orphans
+from marless.core import orphans, process_environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
@@ -41,11 +41,11 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
 
     `make` makes its launcher; by default, the one that `config` names.
     """
-    settings = environment.learner(config.threads)
+    settings = process_environment.learner(config.threads)
     program = WorkerProgram(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
-        environment.inherited(os.environ) | settings,
+        process_environment.inherited(os.environ) | settings,
         config.server.security.showing(Role.LEARNER),
         settings,
     )

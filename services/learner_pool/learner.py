@@ -35,7 +35,7 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
-from marless.sharing.similarity import make_similarity
+from marless.similarity.measures import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import gradient_results, peers, spool, unpublished, update_results
 from services.learner_pool.content import check_checksum, views

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
+from marless.core.net_step import NetStep, ReturnScale
 from marless.errors import SpecError, shown
 from marless.rpc import gradients
 from marless.rpc.requests import check_names, check_number

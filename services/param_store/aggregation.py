@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from marless.aggregation.net_step import NetStep
+from marless.core.net_step import NetStep
 from marless.errors import ConflictError, NotFoundError, TooLargeError
 from marless.rpc import gradients, idempotency
 from marless.rpc.concurrency import to_the_end

@@ -15,7 +15,7 @@ import numpy as np
 
 from marless.aggregation import gradient_file
 from marless.aggregation.applying import applied, check
-from marless.aggregation.net_step import NetStep
+from marless.core.net_step import NetStep
 from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError, SpecError
 from marless.nets import serial

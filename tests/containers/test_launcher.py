@@ -17,7 +17,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from bench.cold_start import worker_start_s
-from marless.fleet import environment, fleet
+from marless.core import process_environment
+from marless.fleet import fleet
 from marless.fleet.launchers import containers, docker
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
@@ -60,7 +61,11 @@ async def test_it_passes_the_contract():
 async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
     """It waits for its pool, which is not there."""
     program = WorkerProgram(
-        MODULE, ("--pool", "127.0.0.1:9", "--param-store", "127.0.0.1:9"), {}, lambda: "token", environment.ACTOR
+        MODULE,
+        ("--pool", "127.0.0.1:9", "--param-store", "127.0.0.1:9"),
+        {},
+        lambda: "token",
+        process_environment.ACTOR,
     )
     launcher = docker.make(program, OPTIONS | {"memory": "300m", "pids": "60"})
     assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]
@@ -90,7 +95,7 @@ async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
 )
 async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
     options = {name: value.format(tmp_path=tmp_path) for name, value in options.items()}
-    program = WorkerProgram(MODULE, (), {}, lambda: "token", environment.ACTOR)
+    program = WorkerProgram(MODULE, (), {}, lambda: "token", process_environment.ACTOR)
     launcher = docker.make(program, OPTIONS | options)
     [launch] = await launcher.launch([LaunchOrder("one", "ticket")])
     await launcher.close()

@@ -17,7 +17,7 @@ from marless import failpoint
 from marless.aggregation import gradient_file
 from marless.aggregation.applying import applied
 from marless.aggregation.arrays import Matrices
-from marless.aggregation.net_step import NetStep, ReturnScale
+from marless.core.net_step import NetStep, ReturnScale
 from marless.core.state import PolicyState
 from marless.errors import (
     ConflictError,

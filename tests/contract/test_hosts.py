@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from marless.core import process_environment
 from marless.errors import MarlessError, SpecError, UnauthenticatedError
-from marless.fleet import environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts import pool as hosts_pool
 from marless.fleet.hosts.host_workers import HostWorkers
@@ -53,7 +53,7 @@ class Pool:
             ("--place", f"{self.place}"),
             {},
             lambda: self.tokens[-1],
-            environment.ACTOR,
+            process_environment.ACTOR,
         )
         self.hosts = Hosts(program, self.changes.set)
 

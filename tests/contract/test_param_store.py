@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 from redis.asyncio import Redis
 
+from marless.core.lanes import LaneRecord
 from marless.errors import (
     ConflictError,
     CorruptError,
@@ -16,7 +17,6 @@ from marless.errors import (
     SpecError,
     TooLargeError,
 )
-from marless.record import LaneRecord
 from marless.rpc import carries, chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite

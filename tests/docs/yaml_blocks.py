@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from marless import presets, spec
-from marless.pricing import prices
+from marless import presets, prices, spec
 from tests.docs import programs
 from tests.docs.blocks import Block
 from tests.unit.scaling import minions

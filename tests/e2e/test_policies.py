@@ -19,10 +19,11 @@ import marless
 from marless import spec as specs
 from marless.data.bounds import batches
 from marless.data.episodes import total
+from marless.data.returns import returns_of
 from marless.data.rollout import play
 from marless.envs import registry
 from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.record import RoundRecord, returns_of
+from marless.record import RoundRecord
 from marless.round_file import read
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed, batch_seed

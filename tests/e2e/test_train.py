@@ -20,7 +20,7 @@ import yaml
 from marless import spec as specs
 from marless.cli.main import main
 from marless.cli.stack import SERVICES
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.round_file import read
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
@@ -248,8 +248,8 @@ def test_killed_workers_change_nothing_but_time(undisturbed, train):
 
 def test_workers_find_threads_and_memory_settled(undisturbed):
     actor, learner = (undisturbed[0].variables[pool] for pool in ("actor_pool", "learner_pool"))
-    assert environment.ACTOR.items() <= actor.items()
-    assert environment.learner(int(learner["OMP_NUM_THREADS"])).items() <= learner.items()
+    assert process_environment.ACTOR.items() <= actor.items()
+    assert process_environment.learner(int(learner["OMP_NUM_THREADS"])).items() <= learner.items()
 
 
 def until_busy(run: Train, worker: psutil.Process) -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.handover import new_ticket
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
@@ -90,7 +90,7 @@ async def _others(running: RunningPools, workers: int) -> AsyncIterator[LocalLau
     """Workers that this process starts, and not their pool: it knows none of their tickets."""
     security = running.actor_config.server.security
     arguments = ["--pool", running.actors.address, "--param-store", running.store_address]
-    environs = environment.inherited(os.environ) | environment.ACTOR
+    environs = process_environment.inherited(os.environ) | process_environment.ACTOR
     program = WorkerProgram("services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
     launcher = LocalLauncher(program)
     try:

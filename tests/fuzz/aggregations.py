@@ -7,7 +7,7 @@ import math
 import numpy as np
 from safetensors import numpy as safetensors
 
-from marless.aggregation.net_step import NetStep, ReturnScale
+from marless.core.net_step import NetStep, ReturnScale
 from marless.nets import serial
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.aggregate_request import aggregation_of

@@ -17,7 +17,7 @@ from marless import spec as specs
 from marless.checkpoint import newest
 from marless.job import prepare
 from marless.record import Evaluation, RoundRecord
-from marless.replay import replayed
+from marless.rerun import replayed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security

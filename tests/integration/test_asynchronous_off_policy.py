@@ -14,7 +14,7 @@ from marless.algos import registry as algorithms
 from marless.algos.off_policy.config import OffPolicyConfig
 from marless.errors import SpecError
 from marless.job import prepare
-from marless.replay import replayed
+from marless.rerun import replayed
 from marless.schedules.arrivals import read
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 import marless
+from marless import prices
 from marless.algos import registry as algorithms
 from marless.algos.learner import LearnerContext, RoundInput, Scope
 from marless.billing.ledger import Ledger
@@ -20,7 +21,6 @@ from marless.errors import UnreachableError
 from marless.job import prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
-from marless.pricing import prices
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub

@@ -7,12 +7,12 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
+from marless import prices
+from marless.accountings import ACCOUNTINGS
 from marless.billing.bill import bill
 from marless.core.group import Group
 from marless.estimates.simulate import replayed_spec, simulate
 from marless.job import prepare
-from marless.pricing import prices
-from marless.pricing.charges import ACCOUNTINGS
 from marless.pricing.usage import HOST, usage
 from marless.simulation.cluster import modelled, waits
 from services.coordinator.state.run_folder import RunFolder

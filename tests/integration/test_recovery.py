@@ -16,11 +16,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from marless import prices
 from marless.billing.bill import bill
 from marless.checkpoint import PARTS
 from marless.core.stopwatch import Stopwatch
 from marless.errors import NotFoundError, UnreachableError
-from marless.pricing import prices
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from services.coordinator.execution import reservations, timing, updates
 from services.coordinator.execution.pools import Pools

@@ -17,6 +17,7 @@ from marless.algos import registry as algorithms
 from marless.algos.learner import LearnerContext, RoundInput, Scope
 from marless.core.group import Group
 from marless.core.measures import Measure
+from marless.data.returns import EpisodeReturns, returns_of
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (
@@ -30,7 +31,6 @@ from marless.errors import (
 from marless.job import PreparedJob, prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
-from marless.record import EpisodeReturns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

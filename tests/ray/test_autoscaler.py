@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.ray import launcher as ray_launcher
 from services.actor_pool import __main__ as actor_pool
@@ -78,8 +78,8 @@ async def test_a_job_grows_the_cluster_to_three_nodes_and_it_shrinks_after_the_j
 async def test_workers_start_and_end_through_rays_client(cluster, tmp_path):
     """`ray://`: the pool's host is no node of the cluster."""
     given = ("--place", str(tmp_path))
-    settings = environment.ACTOR | {"PYTHONPATH": str(ROOT)}
-    program = WorkerProgram(MODULE, given, environment.inherited(os.environ), lambda: "token", settings)
+    settings = process_environment.ACTOR | {"PYTHONPATH": str(ROOT)}
+    program = WorkerProgram(MODULE, given, process_environment.inherited(os.environ), lambda: "token", settings)
     launcher = ray_launcher.make(program, {"address": cluster.client})
     assert (await launcher.check()).found.startswith("Ray ")
     assert await launcher.launch([LaunchOrder("one", "ticket")]) == [ACCEPTED]

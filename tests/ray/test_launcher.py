@@ -19,7 +19,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless.fleet import environment, orphans
+from marless.core import orphans, process_environment
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.ray import launcher as ray_launcher
@@ -36,7 +36,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 def program(place, token="token of the role", **more):
     given = ("--place", str(place))
-    return WorkerProgram(MODULE, given, environment.inherited(os.environ), lambda: token, environment.ACTOR | more)
+    return WorkerProgram(
+        MODULE, given, process_environment.inherited(os.environ), lambda: token, process_environment.ACTOR | more
+    )
 
 
 @pytest_asyncio.fixture

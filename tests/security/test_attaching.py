@@ -9,8 +9,8 @@ import grpc
 import psutil
 import pytest
 
+from marless.core import orphans
 from marless.errors import UnauthenticatedError
-from marless.fleet import orphans
 from marless.fleet.handover import Tickets
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role

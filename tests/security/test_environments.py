@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from marless import load_policy
-from marless.envs import allowed, registry
+from marless.core import allowed_modules
+from marless.envs import registry
 from marless.envs.base import Discrete
 from marless.errors import SpecError
 from marless.nets.acting import ActingState
@@ -256,11 +257,11 @@ def test_the_setting_is_of_the_process_and_of_nothing_that_it_is_sent(monkeypatc
     peers = [*store, "--actor-pool", "unix:/nowhere", "--learner-pool", "unix:/nowhere"]
     assert coordinator_config([*peers, "--env-modules", "cogrid, my_games"]).env_modules == ("cogrid", "my_games")
     assert actor_config([*store, "--env-modules", "cogrid"]).env_modules == ("cogrid",)
-    assert allowed.modules() == ()
+    assert allowed_modules.modules() == ()
     with pytest.raises(SystemExit):
         actor_config([*store, "--env-modules", "co grid"])
-    allowed.allow(("cogrid",))
-    assert allowed.modules() == ("cogrid",)
+    allowed_modules.allow(("cogrid",))
+    assert allowed_modules.modules() == ("cogrid",)
 
 
 def test_a_name_from_a_job_is_never_a_package_to_install():

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from marless import spec as specs
 from marless.cli.main import app
 from marless.client import AsyncClient, Client
+from marless.core import orphans
 from marless.errors import MarlessError, PermissionDeniedError, UnauthenticatedError
-from marless.fleet import orphans
 from marless.fleet.launchers.local import CHECK_S
 from marless.record import RoundRecord
 from marless.round_file import read

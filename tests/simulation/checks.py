@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from marless import prices
 from marless.billing.ledger import Ledger
-from marless.pricing import prices
 from marless.pricing.money import usd
 from marless.record import RoundRecord
 from marless.round_file import read

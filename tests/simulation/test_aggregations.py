@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from marless.aggregation import gradient_file
-from marless.aggregation.net_step import NetStep
+from marless.core.net_step import NetStep
 from marless.core.state import PolicyState
 from marless.errors import NotFoundError, UnavailableError
 from marless.nets import serial

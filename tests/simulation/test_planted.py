@@ -71,7 +71,7 @@ def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
 
     It shows if the store loses everything, so it does in each seed.
     """
-    begin, drop = Recovery._begin_epoch, Recovery._drop
+    begin, drop = Recovery._begin_epoch, Recovery._delete_versions
 
     async def begun(recovery: Recovery) -> None:
         if not recovery.epoch:
@@ -82,7 +82,7 @@ def _recovery_keeps_its_epoch(patched: pytest.MonkeyPatch) -> None:
         recovery.epoch = 0
 
     patched.setattr(Recovery, "_begin_epoch", begun)
-    patched.setattr(Recovery, "_drop", dropped)
+    patched.setattr(Recovery, "_delete_versions", dropped)
     patched.setattr(run, "drawn", _with_a_wipe)
 
 
@@ -100,7 +100,7 @@ def _what_is_lost_stays_pending(patched: pytest.MonkeyPatch) -> None:
     async def forgotten(pending: PendingRollouts) -> None:
         pending.lost()
 
-    patched.setattr(PendingRollouts, "drop", forgotten)
+    patched.setattr(PendingRollouts, "discard", forgotten)
     patched.setattr(run, "drawn", _with_a_wipe_and_a_kill)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless import columns
-from marless.record import InvocationRecord, LaneRecord
+from marless.core.lanes import LaneRecord
+from marless.record import InvocationRecord
 from marless.record_json import from_json
 from tests.unit.test_record import record
 

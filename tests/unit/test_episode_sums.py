@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from marless.data.episodes import EpisodeMeter, EpisodeStats, total
+from marless.data.returns import Sums, returns_of, standard_error
 from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
-from marless.episode_sums import Sums, standard_error
-from marless.record import returns_of
 
 
 def meter(agents: int, copies: int) -> EpisodeMeter:

@@ -11,9 +11,7 @@ from marless import failpoint
 
 def passes(setting: str) -> subprocess.CompletedProcess[str]:
     """What a process says that passes each place three times."""
-    program = (
-        "from marless.failpoint import NAMES, reach\nfor _ in range(3): [*map(reach, NAMES), print(1, flush=True)]"
-    )
+    program = "from marless.failpoint import NAMES, failpoint\nfor _ in range(3): [*map(failpoint, NAMES), print(1, flush=True)]"
     environment = {"MARLESS_FAILPOINT": setting} if setting else {}
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30, check=False

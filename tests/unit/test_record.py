@@ -6,17 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from marless.data.returns import EpisodeReturns, returns_of
 from marless.record import (
     Decision,
     Distances,
-    EpisodeReturns,
     Evaluation,
     GroupRecord,
     InvocationRecord,
     PhaseSeconds,
     RoundRecord,
     Summary,
-    returns_of,
 )
 from marless.record_json import from_json
 

@@ -7,7 +7,7 @@ import yaml
 
 from marless import spec
 from marless.errors import SpecError
-from marless.replay import replayed
+from marless.rerun import replayed
 from marless.schedules.arrivals import read
 from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
 from tests.unit.billing.rounds import job

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marless.aggregation.net_step import NetStep, ReturnScale
 from marless.algos.algorithm import Setting
 from marless.algos.learner import Scope
 from marless.algos.rates import Rate, value_at
 from marless.algos.team import RewardConfig
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
+from marless.core.net_step import NetStep, ReturnScale
 from marless.errors import SpecError
 
 

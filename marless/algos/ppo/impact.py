@@ -8,12 +8,12 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marless.aggregation.net_step import NetStep
 from marless.algos.algorithm import AlgorithmConfig, Setting
 from marless.algos.learner import Learner, LearnerContext
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.ippo import IPPO
 from marless.algos.rates import Rate
+from marless.core.net_step import NetStep
 
 BATCHES = "batches."
 """What the name of the state that holds an agent class's batches begins with."""

@@ -11,7 +11,7 @@ buffer. How each kind of policy is evaluated:
   agents would be similar: each policy is evaluated with the id of its own agent;
 - recurrent policies are evaluated as at the start of an episode, because no policy has the memory of another agent.
 
-Shapes as in `marless.algos.training.table` and `marless.sharing.similarity`.
+Shapes as in `marless.algos.training.table` and `marless.similarity.measures`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from marless.envs.base import AgentClass, Discrete
 from marless.nets.acting import Acting, ActingPolicies, ActingState
 from marless.nets.acting_heads import EPSILON_GREEDY
 from marless.nets.inputs import Inputs
-from marless.sharing.similarity import (
+from marless.similarity.measures import (
     LEAST_SAMPLES,
     Behaviour,
     BoolArray,

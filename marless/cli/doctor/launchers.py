@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 from marless.cli.doctor.finding import Finding, Level, fail, ok
+from marless.core import process_environment
 from marless.errors import MarlessError, SpecError, told
-from marless.fleet import environment
 from marless.fleet.launchers.base import Checked, Condition, WorkerProgram
 from marless.fleet.launchers.options import Choice, parse
 from marless.fleet.launchers.registry import LAUNCHERS, launching
@@ -41,7 +41,7 @@ def finding(name: str, condition: Condition, *, is_chosen: bool) -> Finding:
 
 
 async def _condition(choice: Choice) -> Condition:
-    program = WorkerProgram(_WORKERS, (), environment.inherited(os.environ), str, environment.ACTOR)
+    program = WorkerProgram(_WORKERS, (), process_environment.inherited(os.environ), str, process_environment.ACTOR)
     try:
         async with asyncio.timeout(CHECK_S), launching(choice, program) as launcher:
             if isinstance(launcher, Checked):

@@ -46,7 +46,7 @@ def doctor(
 
 def _job(file: Path) -> PreparedJob:
     from marless import spec as specs
-    from marless.fleet.examining import examined
+    from marless.examining import examined
     from marless.job import prepare
 
     return prepare(specs.load(file, []), examined)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.launchers.base import Launch, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.v1 import hosts_pb2
@@ -37,7 +37,7 @@ class HostWorkers:
         if self._launcher is None:
             self._program = program
             settings = dict(program.settings)
-            variables = environment.inherited(os.environ) | settings
+            variables = process_environment.inherited(os.environ) | settings
             if self._machine:
                 variables[MACHINE] = self._machine
             arguments = (*program.arguments, *self._arguments)  # of two equal options, a worker takes the latter

@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 import grpc
 
+from marless.core import orphans
 from marless.errors import MarlessError, UnavailableError
-from marless.fleet import orphans
 from marless.fleet.handover import new_ticket
 from marless.fleet.hosts.host_workers import HostWorkers
 from marless.fleet.hosts.options import HostOptions

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, WorkerProgram
@@ -45,9 +45,9 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
         address = await stack.enter_async_context(pool)
         token = f"token-{secrets.token_hex(16)}"
         arguments = ["--pool", address, "--param-store", address]
-        settings = environment.ACTOR
+        settings = process_environment.ACTOR
         program = WorkerProgram(
-            module, arguments, environment.inherited(os.environ) | settings, lambda: token, settings
+            module, arguments, process_environment.inherited(os.environ) | settings, lambda: token, settings
         )
         launcher = make(program)
         made.append(launcher)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from marless.fleet import orphans
+from marless.core import orphans
 from marless.fleet.launchers import template
 from marless.log import structlog
 
@@ -78,7 +78,7 @@ class TemplateProcess:
         """`module` is imported by the template; `arguments` are as long as the longest of a process.
 
         `ahead`: modules of processes that the template imports, one after another, while no process is asked for.
-        `of_workers`: its processes carry marks, see `marless.fleet.orphans`. `quiet`: it writes no error messages.
+        `of_workers`: its processes carry marks, see `marless.core.orphans`. `quiet`: it writes no error messages.
         """
         self._command = template.command(module, arguments, ahead)
         self._environment = dict(environment)

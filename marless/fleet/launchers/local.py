@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from marless.fleet import orphans
+from marless.core import orphans
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import forking, template
 from marless.fleet.launchers.base import (

@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
-from marless.fleet import orphans
+from marless.core import orphans
 from marless.fleet.launchers import proc_title
 
 ORDER_BYTES = 2**16
@@ -65,7 +65,7 @@ class ForkOrder:
     settings: Mapping[str, str] = field(default_factory=dict)
     """All its MARLESS_* variables, which the template does not have; other variables are those of the template."""
     mark: str = ""
-    """The mark of a worker, see `marless.fleet.orphans`; "": the process is no worker, and may outlive its template."""
+    """The mark of a worker, see `marless.core.orphans`; "": the process is no worker, and may outlive its template."""
 
     def to_bytes(self) -> bytes:
         """Encode; raises OSError if it is longer than a template reads."""

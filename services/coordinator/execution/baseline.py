@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 
 from marless.data.bounds import PlayLimits, batches
+from marless.data.returns import EpisodeReturns, EpisodeSums, returns_of
 from marless.envs.registry import one_by_one
-from marless.episode_sums import EpisodeSums
 from marless.errors import MarlessError, UnavailableError
 from marless.job import PreparedJob
-from marless.record import EpisodeReturns, returns_of
 from marless.rpc.retry import delays, pause_s
 from services.coordinator.execution.backoff import PASSING
 from services.coordinator.execution.pools import Played, Pools

@@ -12,10 +12,11 @@ from typing import Any
 
 from marless.checkpoint import CheckpointProgress
 from marless.core.group import Versions
+from marless.data.returns import EpisodeReturns
 from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
 from marless.job import PreparedJob
 from marless.log import structlog
-from marless.record import EpisodeReturns, RoundRecord
+from marless.record import RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.schedules.stellaris import StellarisSchedule
 from services.coordinator.execution import recording, stop_rules

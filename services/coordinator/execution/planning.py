@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marless.core.group import Group, Versions
+from marless.core.lanes import LaneRecord
 from marless.core.measures import Measure
+from marless.data.returns import EpisodeReturns
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
 from marless.job import PreparedJob
-from marless.record import Decision, EpisodeReturns, LaneRecord
+from marless.record import Decision
 from marless.sharing import registry as sharing_policies
 from services.coordinator.state.journal import Journal
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marless.core.group import Group, Versions
+from marless.core.lanes import LaneRecord
 from marless.core.limits import MAX_TIMEOUT_S
 from marless.core.measures import Measure
+from marless.data.returns import EpisodeReturns, EpisodeSums, returns_of
 from marless.envs.base import agents_checksum
-from marless.episode_sums import EpisodeSums
 from marless.errors import MarlessError
 from marless.job import PreparedJob
 from marless.machine import MachineRecord
-from marless.record import Distances, EpisodeReturns, InvocationRecord, LaneRecord, returns_of
+from marless.record import Distances, InvocationRecord
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from marless.core.lanes import LaneRecord
 from marless.explanation import acted
 from marless.machine import MachineRecord
-from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
+from marless.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
 from services.coordinator.execution.timing import RoundTimes, Timing

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from marless.record import EpisodeReturns, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import RoundRecord
 from marless.sections import StopSpec
 from services.coordinator.state.journal import Journal
 

@@ -11,18 +11,11 @@ from dataclasses import dataclass, field, replace
 from marless.aggregation.queue import GradientBatch
 from marless.core.limits import MAX_KEPT
 from marless.core.stopwatch import Stopwatch
-from marless.episode_sums import EpisodeSums, Sums
+from marless.data.returns import EpisodeSums, Sums, returns_of
 from marless.errors import CancelledJobError, NotFoundError
 from marless.machine import MachineRecord
 from marless.pricing.usage import PARAMETER
-from marless.record import (
-    AggregationRecord,
-    Distances,
-    GradientRecord,
-    InvocationRecord,
-    RoundRecord,
-    returns_of,
-)
+from marless.record import AggregationRecord, Distances, GradientRecord, InvocationRecord, RoundRecord
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import AggregationReply, WeightedGradient
 from marless.schedules.arrivals import Arrival, written

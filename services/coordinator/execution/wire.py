@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterable
 
 from marless.core.group import Group, Versions
+from marless.core.lanes import LaneRecord
 from marless.core.measures import Measure
 from marless.errors import CorruptError
 from marless.machine import MachineRecord
-from marless.record import Distances, InvocationRecord, LaneRecord
+from marless.record import Distances, InvocationRecord
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 
 

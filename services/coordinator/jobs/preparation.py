@@ -10,7 +10,7 @@ from functools import partial
 
 from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
-from marless.fleet.examining import examined
+from marless.examining import examined
 from marless.job import PreparedJob, prepare
 from marless.sinks import registry as sinks
 from marless.spec import JobSpec, with_stop

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from marless import regular_files
 from marless.core.limits import MAX_SMALL_BYTES
+from marless.data.returns import EpisodeReturns
 from marless.errors import CorruptError, MarlessError
-from marless.record import EpisodeReturns, RoundRecord
+from marless.record import RoundRecord
 from marless.round_file import read, read_backwards
 from marless.sinks import registry
 from marless.sinks.base import Sink, SinkConfig, SinkJob

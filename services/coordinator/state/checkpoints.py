@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from marless.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
 from marless.core.group import Versions
+from marless.core.lanes import LaneRecord
 from marless.errors import CorruptError, NotFoundError
 from marless.failpoint import failpoint
-from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion

@@ -6,12 +6,12 @@ import copy
 from collections import Counter, deque
 from collections.abc import Mapping
 
+from marless import prices
+from marless.accountings import Accounting
 from marless.billing.ledger import Ledger, RoundCost
 from marless.errors import MarlessError
-from marless.pricing import prices
-from marless.pricing.charges import Accounting
+from marless.prices import Prices
 from marless.pricing.money import usd
-from marless.pricing.prices import Prices
 from marless.record import RoundRecord
 from marless.spec import JobSpec
 from services.coordinator.state.base import DurableJob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from marless.record import LaneRecord
+from marless.core.lanes import LaneRecord
 from marless.rpc.concurrency import to_the_end
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.journal import Journal

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from marless.episode_sums import Sums
-from marless.record import Distances, EpisodeReturns, InvocationRecord, LaneRecord
+from marless.core.lanes import LaneRecord
+from marless.data.returns import EpisodeReturns, Sums
+from marless.record import Distances, InvocationRecord
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 

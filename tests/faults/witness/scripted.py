@@ -11,8 +11,9 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
+from marless.data.returns import EpisodeReturns
 from marless.envs.base import EnvSpaces
-from marless.record import Decision, EpisodeReturns, RoundRecord
+from marless.record import Decision, RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 from marless.sharing.base import SharingConfig, SharingDecision
 

@@ -12,10 +12,10 @@ import pytest
 from marless.aggregation import adam
 from marless.aggregation.applying import applied, check, combine
 from marless.aggregation.arrays import Matrices
-from marless.aggregation.net_step import NetStep
 from marless.algos import registry
 from marless.algos.algorithm import AlgorithmConfig
 from marless.core.group import Group
+from marless.core.net_step import NetStep
 from marless.core.state import PolicyState
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marless.accountings import ACCOUNTINGS
 from marless.billing.bill import Bill, bill
-from marless.pricing.charges import ACCOUNTINGS
 from marless.record import RoundRecord
 from tests.unit.billing.rounds import job
 from tests.unit.billing.test_ledger import prices, small_round

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marless.accountings import ACCOUNTINGS
 from marless.billing.bill import bill, to_dict
 from marless.billing.ledger import Ledger
 from marless.errors import SpecError
-from marless.pricing.charges import ACCOUNTINGS
-from marless.pricing.prices import Prices, load
+from marless.prices import Prices, load
 from marless.record import PhaseSeconds
 from tests.unit.billing.rounds import invocation, job, paper_round, round_of
 
@@ -219,7 +219,7 @@ def test_an_evaluation_during_the_update_is_paid_by_its_own_time_and_not_twice()
     assert found["actor", "", "work"] == pytest.approx(12 * picos(per_s * 4), abs=12)  # twelve containers for 4 s
 
 
-@pytest.mark.parametrize(("beside", "own", "count"), [(0, 16, 1), (15, 0, 1), (16, 0, 2), (16, 16, 2), (8, 8, 1)])
+@pytest.mark.parametrize(("concurrent", "own", "count"), [(0, 16, 1), (15, 0, 1), (16, 0, 2), (16, 16, 2), (8, 8, 1)])
 def test_ec2_has_room_for_learners_and_an_evaluation_at_once(concurrent, own, count):
     """Machines of 16 vCPUs for a learner of 1 vCPU."""
     ledger = Ledger(job(), prices(backend="ec2"))

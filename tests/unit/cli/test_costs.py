@@ -6,9 +6,9 @@ import subprocess
 import pytest
 import yaml
 
+from marless import prices
 from marless.billing.bill import bill
 from marless.estimates.calibration import Calibration, FunctionSeconds
-from marless.pricing import prices
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.billing.rounds import job, paper_round

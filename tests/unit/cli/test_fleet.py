@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marless.fleet import orphans
+from marless.core import orphans
 from marless.fleet.launchers import containers
 from tests.unit.fleet.engine_server import Fault, engine
 

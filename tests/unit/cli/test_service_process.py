@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, ahead
-from marless.fleet import environment
+from marless.core import process_environment
 from marless.fleet.launchers.template import ORDER_BYTES
 
 MODULE = "tests.unit.cli.scripted_service"
@@ -74,7 +74,7 @@ async def test_a_service_finds_what_it_is_given_and_nothing_else(place, own, for
     assert found["arguments"] == [str(place.path), "--word", "word"]
     assert [word for word in process.cmdline() if word][1:] == ["-P", "-m", MODULE, *found["arguments"]]
     assert found["session"] == service.pid
-    assert found["environment"] == place.others | given | (environment.ONE_THREAD if forked else {})
+    assert found["environment"] == place.others | given | (process_environment.ONE_THREAD if forked else {})
     assert "canary" not in str(process.environ()) + str(template_of(service) and template_of(service).environ())
     standard_input, output, errors, *others = found["descriptors"]
     assert standard_input.startswith("pipe:") or not forked

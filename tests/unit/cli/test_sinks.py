@@ -2,8 +2,8 @@
 
 import pytest
 
+from marless import examining
 from marless.cli import train
-from marless.fleet import examining
 from marless.sinks import registry
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from marless.cli import output
-from marless.envs.allowed import VARIABLE
+from marless.core.allowed_modules import VARIABLE
 from marless.envs.base import Discrete
 from tests.unit.cli.conftest import JOB
 from tests.unit.policies.saved import save, state

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from marless import spec as specs
-from marless.record import Decision, EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.spec import JobSpec
 
 JOB = {

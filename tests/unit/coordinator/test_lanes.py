@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from marless.record import LaneRecord
+from marless.core.lanes import LaneRecord
 from services.coordinator.state.lanes import LanePublisher
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marless.record import EpisodeReturns, Evaluation, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import Evaluation, RoundRecord
 from marless.sinks.contract import sample_round
 from marless.spec import JobSpec, parse
 from services.coordinator.jobs import sink_feed

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from marless.data.bounds import PlayLimits, batches
-from marless.record import EpisodeReturns
+from marless.data.returns import EpisodeReturns
 
 
 def played(episodes: int, mean: float = -20.0, standard_error: float = 1.0) -> EpisodeReturns:

@@ -8,8 +8,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from pettingzoo import ParallelEnv
 
+from marless.core.allowed_modules import VARIABLE
 from marless.envs import base, registry
-from marless.envs.allowed import VARIABLE
 from marless.envs.contract import check_env
 from marless.envs.pettingzoo.adapter import PettingZooEnv
 from marless.errors import SpecError

@@ -9,8 +9,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from pettingzoo import ParallelEnv
 
+from marless.core.allowed_modules import VARIABLE
 from marless.envs import registry
-from marless.envs.allowed import VARIABLE
 from marless.envs.base import agents_checksum, random_actions
 from marless.errors import SpecError
 from marless.rpc.v1.actor_pool_pb2 import RolloutSettings

@@ -158,7 +158,7 @@ class Chance:
     def begin(self, batch):
         pass
 
-    forget = begin
+    reset_memory = begin
 
     def sample(self, obs_NBO, mask_NBA, rng):
         return rng.integers(3, size=obs_NBO.shape[:2], dtype=np.int32), np.zeros(obs_NBO.shape[:2], np.float32)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from marless.core.group import Group
+from marless.data.returns import EpisodeReturns
 from marless.job import PreparedJob, prepare
-from marless.record import Distances, EpisodeReturns, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.spec import JobSpec, parse
 from services.coordinator.execution.planning import Planner

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from marless.core import process_environment
 from marless.errors import SpecError
-from marless.fleet import environment
 from marless.fleet.launchers import containers, docker
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.containers import Pool
@@ -35,7 +35,9 @@ def server(tmp_path):
 
 def program(place, *arguments):
     given = ("--place", str(place), *arguments)
-    return WorkerProgram(MODULE, given, {"SECRET": "of the pool"}, lambda: "token of the role", environment.ACTOR)
+    return WorkerProgram(
+        MODULE, given, {"SECRET": "of the pool"}, lambda: "token of the role", process_environment.ACTOR
+    )
 
 
 def options(server, **more):

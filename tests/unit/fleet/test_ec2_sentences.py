@@ -2,14 +2,14 @@
 
 import pytest
 
+from marless.core import process_environment
 from marless.errors import SpecError
-from marless.fleet import environment
 from marless.fleet.launchers.base import WorkerProgram
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.plan import GroupInstance, ScalingGroup
 from marless.fleet.launchers.ec2.settings import Ec2Settings, read
 
-ACTORS = WorkerProgram("services.actor_pool.worker", (), {}, str, environment.ACTOR)
+ACTORS = WorkerProgram("services.actor_pool.worker", (), {}, str, process_environment.ACTOR)
 SETTINGS = Ec2Settings("actors", "eu-central-1", "actor")
 CALL = "autoscaling:SetDesiredCapacity"
 

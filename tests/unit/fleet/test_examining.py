@@ -8,10 +8,10 @@ import time
 import psutil
 import pytest
 
-from marless.envs.allowed import VARIABLE
+from marless import examining
+from marless.core.allowed_modules import VARIABLE
 from marless.errors import SpecError
-from marless.fleet import examining
-from marless.fleet.examining import examine
+from marless.examining import examine
 from tests.misbehaving_env import LONG_S, NAME
 
 LIMIT_S = 8.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marless.fleet import orphans
+from marless.core import orphans
 from marless.fleet.launchers import forking, template
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.forking import TemplateProcess

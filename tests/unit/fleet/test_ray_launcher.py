@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
+from marless.core import process_environment
 from marless.errors import SpecError
-from marless.fleet import environment
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.ray import driving, host, launcher, sentences
 from marless.fleet.launchers.ray.sentences import Cluster
 from marless.fleet.launchers.ray.settings import Assignment, WorkerResources, read
 
-PROGRAM = WorkerProgram("module", ("--pool", "unix:/pool"), {"PATH": "/bin"}, lambda: "token", environment.ACTOR)
+PROGRAM = WorkerProgram(
+    "module", ("--pool", "unix:/pool"), {"PATH": "/bin"}, lambda: "token", process_environment.ACTOR
+)
 NODES = [
     {"Alive": True, "Resources": {"CPU": 4.0, "memory": 8 * 2.0**30, "node:here": 1.0, "object_store_memory": 9.0}},
     {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0, "spot": 2.0}},
@@ -44,7 +46,7 @@ def scripted(tmp_path, monkeypatch):
     """A driver that answers as its script does; `-m MODULE` runs it."""
     (tmp_path / "scripted_driver.py").write_text(DRIVER)
     monkeypatch.setattr(driving, "_MODULE", "scripted_driver")
-    return WorkerProgram("module", (), {"PYTHONPATH": str(tmp_path)}, lambda: "token", environment.ACTOR)
+    return WorkerProgram("module", (), {"PYTHONPATH": str(tmp_path)}, lambda: "token", process_environment.ACTOR)
 
 
 def test_options_become_what_ray_counts():

@@ -47,7 +47,7 @@ def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
         close=lambda *_: None,
     )
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
-    replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
+    replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, evict=lambda *_: None)
     tasks = LearnTasks(buffer, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing))
     updates = Updates(buffer, replays, tasks, store)
     spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))

@@ -12,8 +12,8 @@ from mpe2 import simple_spread_v3
 from PIL import Image, ImageColor
 
 import marless
+from marless.core.allowed_modules import VARIABLE
 from marless.envs import registry
-from marless.envs.allowed import VARIABLE
 from marless.envs.base import Scene
 from marless.envs.replayed import EpisodeLog
 from marless.errors import SpecError

@@ -20,13 +20,13 @@ from marless.algos.algorithm import scopes
 from marless.algos.learner import LearnerContext
 from marless.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedLane, SavedPolicy
 from marless.core.group import Group
+from marless.core.lanes import LaneRecord
 from marless.envs import registry
 from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
-from marless.record import LaneRecord
 from tests.unit.policies.saved import save, state
 
 PAIR = {"x": ("x",), "y": ("y",)}

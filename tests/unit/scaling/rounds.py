@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from marless.core.group import Group
-from marless.record import Decision, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
+from marless.data.returns import EpisodeReturns
+from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
 from marless.scaling.base import ScalingContext, ScalingDecision
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from marless.data.returns import EpisodeReturns
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.record import Decision, Distances, EpisodeReturns, GroupRecord, PhaseSeconds, RoundRecord
+from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
 from marless.record_json import from_json
 from marless.sharing.base import Sharing, SharingDecision
 from marless.sharing.groups import initial_groups

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marless.sharing.contract import check_similarity
+from marless.similarity.contract import check_similarity
 from tests.docs import programs
 
 

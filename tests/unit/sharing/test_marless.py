@@ -14,8 +14,8 @@ from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import prepare
 from marless.record import Distances
-from marless.sharing import similarity
 from marless.sharing.marless import SHARING
+from marless.similarity import measures
 from marless.spec import from_json, parse
 from tests.unit.sharing import runs
 
@@ -276,7 +276,7 @@ def test_a_team_in_which_no_two_could_share_is_refused():
 
 @pytest.mark.parametrize("config", [{}, {"grouping": "kmedoids"}, {"similarity": "policy_distance"}])
 def test_a_missing_package_is_refused_with_the_extra_to_install(config, monkeypatch):
-    monkeypatch.setattr(similarity, "find_spec", lambda _: None)
+    monkeypatch.setattr(measures, "find_spec", lambda _: None)
     with pytest.raises(
         SpecError, match=r"^sharing\.(similarity|grouping): \w+ needs .*: pip install 'marless\[sharing\]'$"
     ):

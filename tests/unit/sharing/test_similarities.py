@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from marless.errors import SpecError
-from marless.sharing.contract import check_similarity, sample_behaviour
-from marless.sharing.similarity import Behaviour, Choices, Normals, read_similarity, similarity
+from marless.similarity.contract import check_similarity, sample_behaviour
+from marless.similarity.measures import Behaviour, Choices, Normals, read_similarity, similarity
 
 
 def made(name, **settings):
@@ -19,7 +19,7 @@ def made(name, **settings):
 
 
 def divergences(samples):
-    from marless.sharing import densities  # takes a second to be imported
+    from marless.similarity import densities  # takes a second to be imported
 
     return densities.divergences(samples)
 

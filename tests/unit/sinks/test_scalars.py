@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from marless.record import EpisodeReturns
+from marless.data.returns import EpisodeReturns
 from marless.sinks import contract
 from marless.sinks.scalars import scalars, settings
 from marless.spec import parse

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from marless.core.orphans import Orphan
 from marless.errors import NotFoundError
 from marless.fleet.launchers.ec2.group import LEASE, AutoScaling, Json, client, group_of, made
 from marless.fleet.launchers.ec2.plan import FLEET, ROLE, ScalingGroup
 from marless.fleet.launchers.ec2.settings import NAME, Ec2Settings
-from marless.fleet.orphans import Orphan
 
 _OF_GROUP = "aws:autoscaling:groupName"
 """Tag by which AWS marks the instances of a group."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from marless.core import orphans
 from marless.errors import UnavailableError
-from marless.fleet import orphans
 from marless.fleet.launchers.forking import how
 from marless.fleet.launchers.ray.settings import Assignment
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
-from marless.fleet import environment, orphans
+from marless.core import orphans, process_environment
 from marless.fleet.launchers.forking import how
 
 _FILES = ("--tls-cert", "--tls-key", "--tls-ca")
@@ -44,7 +44,7 @@ class WorkerHost:
         """Start a worker; `handover` is its secret line, which goes through a pipe. Raises OSError."""
         told = json.loads(order)
         self._worker, self._mark = told["worker"], orphans.new_mark()
-        inherited = environment.inherited(without_ray(os.environ))
+        inherited = process_environment.inherited(without_ray(os.environ))
         self._process = subprocess.Popen(  # noqa: ASYNC220  # milliseconds, in the thread that outlives the worker
             [
                 *(sys.executable, "-P", "-m", "marless.fleet.launchers.ray.worker", f"{os.getpid()}"),

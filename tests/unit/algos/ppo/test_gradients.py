@@ -12,7 +12,7 @@ from marless.core.measures import CurvatureSpec, Measure
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, NotFoundError
 from marless.nets.model import ModelSpec
-from marless.sharing.policy_distance import PolicyDistanceConfig
+from marless.similarity.policy_distance import PolicyDistanceConfig
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

@@ -14,8 +14,8 @@ from marless.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
 from marless.nets.inputs import Inputs
 from marless.nets.layout import generator, layout
 from marless.nets.model import ModelSpec
-from marless.sharing.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
-from marless.sharing.similarity import Choices, Normals, similarity
+from marless.similarity.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
+from marless.similarity.measures import Choices, Normals, similarity
 from tests.unit.algos import rounds
 
 KDE, POLICIES = (similarity(name).config_type(samples=16) for name in ("kde", "policy_distance"))

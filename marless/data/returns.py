@@ -1,4 +1,4 @@
-"""Sums over episodes that ended in several actors, and the standard errors of the means that follow from them.
+"""Returns of episodes that ended in several actors: their sums, their means, and the standard errors of these.
 
 The spread of returns is kept as Σ (x − mean)², which adds up without loss: from Σ x² nothing is left of the spread of
 returns that are large and differ little.
@@ -8,9 +8,44 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReturns:
+    """Undiscounted episode returns. "Per agent" means averaged over the agents of an episode."""
+
+    episodes: int
+    mean: float
+    """Per agent, averaged over episodes."""
+    per_agent: Mapping[str, float]
+    """Mean return of each agent, averaged over episodes."""
+    standard_error: float | None
+    """Standard error of `mean`, from the episodes' means over their agents; None for one episode."""
+    wins: int | None = None
+    """Episodes that were won; None if the environment does not report wins."""
+
+    @property
+    def win_rate(self) -> float | None:
+        """Fraction of episodes that were won; None if the environment does not report wins."""
+        return None if self.wins is None else self.wins / self.episodes
+
+
+def returns_of(actors: Iterable[EpisodeSums]) -> EpisodeReturns | None:
+    """Combine the returns of all actors' episodes; None if no episode ended."""
+    known = Sums.of(list(actors))
+    if not known.episodes:
+        return None
+    means = {agent: total / known.episodes for agent, total in sorted(known.return_sum.items())}
+    return EpisodeReturns(
+        episodes=known.episodes,
+        mean=sum(means.values()) / len(means),
+        per_agent=means,
+        standard_error=standard_error(known.mean_scatter, known.episodes),
+        wins=known.wins if known.judged == known.episodes else None,
+    )
 
 
 class EpisodeSums(Protocol):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 
 from marless.core.interruption import check
-from marless.sharing.similarity import Behaviour, Choices, Normals
+from marless.similarity.measures import Behaviour, Choices, Normals
 
 
 class PolicyDistances:

@@ -1,7 +1,7 @@
 """Similarity `policy_distance`: distance between the actions of policies on the same observations, of all agents.
 
 A substitute for MAPD (Hu et al.) that needs no training, and ours: distances of the action distributions themselves,
-over a pooled batch of observations. `marless.sharing.distributions` computes it.
+over a pooled batch of observations. `marless.similarity.distributions` computes it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from marless.core.measures import SimilarityConfig
-from marless.sharing.similarity import Similarity, SimilarityKind
+from marless.similarity.measures import Similarity, SimilarityKind
 
 
 class PolicyDistanceConfig(SimilarityConfig):
@@ -19,7 +19,7 @@ class PolicyDistanceConfig(SimilarityConfig):
 
 
 def _make(_: PolicyDistanceConfig) -> Similarity:
-    from marless.sharing.distributions import PolicyDistances
+    from marless.similarity.distributions import PolicyDistances
 
     return PolicyDistances()
 

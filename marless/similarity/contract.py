@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.sharing.similarity import LEAST_SAMPLES, Behaviour, BoolArray, Choices, FloatArray, Normals, Similarity
+from marless.similarity.measures import LEAST_SAMPLES, Behaviour, BoolArray, Choices, FloatArray, Normals, Similarity
 
 
 def check_similarity(similarity: Similarity) -> None:

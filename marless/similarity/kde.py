@@ -1,7 +1,7 @@
 """Similarity `kde`: divergence between the densities of the (observation, action) pairs of agents.
 
 Source: Wei et al. 2025 (MARLess), §4.2: samples (observation, action) compressed by PCA, a kernel density estimate
-per agent, the Kullback-Leibler divergence of every pair. `marless.sharing.densities` computes it.
+per agent, the Kullback-Leibler divergence of every pair. `marless.similarity.densities` computes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from marless.core.measures import SimilarityConfig
-from marless.sharing.similarity import Similarity, SimilarityKind
+from marless.similarity.measures import Similarity, SimilarityKind
 
 
 class KdeConfig(SimilarityConfig):
@@ -25,7 +25,7 @@ class KdeConfig(SimilarityConfig):
 
 
 def _make(config: KdeConfig) -> Similarity:
-    from marless.sharing.densities import Densities
+    from marless.similarity.densities import Densities
 
     return Densities(config.dimensions, config.variance)
 

@@ -90,7 +90,7 @@ SIMILARITIES: Registry[SimilarityKind] = Registry(
     "similarity",
     "marless.similarity",
     "SIMILARITY",
-    {name: f"marless.sharing.{name}" for name in ("kde", "policy_distance")},
+    {name: f"marless.similarity.{name}" for name in ("kde", "policy_distance")},
 )
 
 similarity = SIMILARITIES.find

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import cast
 
 from marless.machine import VARIABLE
-from marless.nets.compiled import VARIABLE as KERNELS
 
+KERNELS = "MARLESS_KERNELS"
+"""Which kernels a process computes with; see `marless.nets.compiled`."""
 _KEPT = ("MARLESS_FAILPOINT", VARIABLE, KERNELS)
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""

@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from marless import documents
+from marless.core import allowed_modules, orphans, process_environment
 from marless.data.trial import SECONDS, Trial, trial
-from marless.envs import allowed, registry
+from marless.envs import registry
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError, told
-from marless.fleet import environment, orphans
 
 LIMIT_S = 60.0
 """Seconds that an environment may take to be made and closed."""
@@ -105,16 +105,16 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
     here, there = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "marless.fleet.examining", str(there)],
+            [sys.executable, "-P", "-m", "marless.examining", str(there)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             pass_fds=(there,),
             start_new_session=True,
             text=True,
-            env=environment.inherited(os.environ)
-            | environment.ACTOR
-            | {orphans.MARK: mark, allowed.VARIABLE: ",".join(allowed.modules())},
+            env=process_environment.inherited(os.environ)
+            | process_environment.ACTOR
+            | {orphans.MARK: mark, allowed_modules.VARIABLE: ",".join(allowed_modules.modules())},
         )
     except OSError as error:
         os.close(here)

@@ -13,7 +13,7 @@ from scipy.stats import gaussian_kde
 from sklearn.decomposition import PCA
 
 from marless.core.interruption import Stopped, check, never
-from marless.sharing.similarity import Behaviour
+from marless.similarity.measures import Behaviour
 
 FloatArray = NDArray[np.float64]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-from marless import checkpoint, documents, regular_files, shadow
+from marless import checkpoint, documents, regular_files, round_file, shadow
 from marless.bucket import address
 from marless.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
+from marless.data.returns import EpisodeReturns
 from marless.envs.allowed import MASK_OPTION
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
@@ -141,3 +143,15 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
         )
     except (SpecError, NotFoundError, TypeError, KeyError):
         raise CorruptError(f"{path}: it is missing, or not a job's resolved spec") from None
+
+
+def reported(origin: Origin) -> EpisodeReturns | None:
+    """The greedy evaluation that the job has recorded of these policies; None if there is none, or no run folder.
+
+    Raises CorruptError if the job's records are damaged.
+    """
+    if origin.run_dir is None or not origin.round:
+        return None
+    own_and_next = islice(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), 2)
+    found = (each.returns for record in own_and_next for each in record.evaluations if each.rounds == origin.round)
+    return next(found, None)

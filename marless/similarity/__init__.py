@@ -1,0 +1,1 @@
+"""Measures of how alike agents behave, over observations that they all have seen."""
