@@ -17,14 +17,14 @@ from safetensors import numpy as safetensors
 from bench import harness
 from bench.harness import Row, percentile, spread
 from bench.workers import on_one_thread
-from marless.aggregation.applying import applied, check
-from marless.aggregation.config import AggregationConfig, AsyncRule, SoftsyncRule, StellarisRule
-from marless.aggregation.queue import GradientQueue, Queue, QueuedGradient
-from marless.algos.ppo.ippo import IPPOConfig
 from marless.core.state import PolicyState
-from marless.nets import serial
-from marless.nets.layout import layout
-from marless.nets.model import ModelSpec
+from marless.learning.aggregation.applying import applied, check
+from marless.learning.aggregation.config import AggregationConfig, AsyncRule, SoftsyncRule, StellarisRule
+from marless.learning.aggregation.queue import GradientQueue, Queue, QueuedGradient
+from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.nets import serial
+from marless.learning.nets.layout import layout
+from marless.learning.nets.model import ModelSpec
 
 SIZES = {"10 kB": 25, "100 kB": 100, "1 MB": 340}
 """Units of both hidden layers, so that policy and critic have about so many bytes of parameters together."""

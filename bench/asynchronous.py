@@ -42,9 +42,9 @@ from bench import harness
 from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
-from marless.schedules.stellaris import Command, Stellaris
-from marless.schedules.stellaris_config import StellarisConfig
-from marless.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.jobs.schedules.stellaris import Command, Stellaris
+from marless.jobs.schedules.stellaris_config import StellarisConfig
 
 MEASURED, ROUNDS = 40, 4
 """Gradients and updates whose durations are measured."""

@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from marless.aggregation.applying import applied
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
-from marless.algos.ppo.ippo import IPPOConfig
+from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.state import Arrays, PolicyState
-from marless.data.rollout import play, rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.envs.base import BatchedEnv
-from marless.errors import CorruptError
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
-from marless.policies.sides import sides
-from marless.schedules.base import Schedule
-from marless.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, learner_of
-from marless.schedules.stellaris_config import StellarisConfig
-from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.sharing.groups import initial_groups
-from marless.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
-from marless.simulation.virtual import VirtualRun
+from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.cost.simulation.virtual import VirtualRun
+from marless.jobs.schedules.base import Schedule
+from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.jobs.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, learner_of
+from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.sharing.groups import initial_groups
+from marless.learning.aggregation.applying import applied
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.data.rollout import play, rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
+from marless.learning.policies.sides import sides
 
 ENVS, STEPS = 20, 25
 ROLLOUT = ENVS * STEPS

@@ -25,7 +25,7 @@ from bench import harness, round_overhead
 from bench.harness import Row, percentile, spread
 from bench.stack import serving
 from bench.systems import WARM_UP, Request, settings
-from marless.client import Client
+from marless.app.client import Client
 
 LATER_S = 0.05
 DISK, BUCKET, SLOW = "disk", "bucket", "slow bucket"

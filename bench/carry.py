@@ -32,16 +32,16 @@ from bench.long_games import Chain
 from bench.off_policy_step import steady
 from bench.processes import LEARNER, Cpu
 from bench.systems import WARM_UP, marless_job
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext, RoundInput
 from marless.core.group import Group
-from marless.data.carry import decode, encode
-from marless.data.rollout import Lane, play
-from marless.envs import registry
-from marless.envs.base import BatchedEnv
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext, RoundInput
+from marless.learning.data.carry import decode, encode
+from marless.learning.data.rollout import Lane, play
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 
 GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType(
     {"cartpole": partial(registry.make, "game/cartpole", {}), "chain": Chain}

@@ -21,14 +21,14 @@ from typing import Any
 
 from bench.light import Host
 from bench.stack import LIGHT, PLACES
-from marless.data.episodes import EpisodeStats
-from marless.data.trajectory import Trajectory
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, Options, WorkerProgram
 from marless.fleet.session import WorkerOptions, work, worker_options
 from marless.fleet.watchdog import Watchdog
-from marless.nets.acting import ActingState
+from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.nets.acting import ActingState
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.server import run

@@ -17,21 +17,21 @@ import torch
 
 from bench import harness
 from bench.harness import ROOT, Row, spread
-from marless import spec
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput
 from marless.core.group import Group
 from marless.core.measures import Measure
-from marless.data.returns import EpisodeReturns, returns_of
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry as environments
-from marless.job import PreparedJob, prepare
-from marless.nets.acting import ActingPolicies
-from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
-from marless.sharing import registry as sharing_policies
-from marless.sharing.grouping import labels
+from marless.jobs import spec
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
+from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.grouping import labels
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput
+from marless.learning.data.returns import EpisodeReturns, returns_of
+from marless.learning.data.rollout import rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry as environments
+from marless.learning.nets.acting import ActingPolicies
 
 JOB = ROOT / "examples" / "spread6-long.yaml"
 ALWAYS, SHARING = "every round", "where sharing begins"

@@ -26,15 +26,15 @@ from bench import harness
 from bench.harness import BenchError, Row
 from bench.systems import marless_job
 from marless import load_policy
-from marless.data.rollout import ActingPolicy, play
-from marless.envs import registry
-from marless.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, chance_acts
-from marless.envs.contract import check_env
-from marless.envs.pettingzoo import names
-from marless.errors import SpecError
-from marless.nets.acting import ActingPolicies
-from marless.policies.evaluation import environment
-from marless.policies.sides import against_chance
+from marless.core.errors import SpecError
+from marless.learning.data.rollout import ActingPolicy, play
+from marless.learning.envs import registry
+from marless.learning.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, chance_acts
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.pettingzoo import names
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.policies.evaluation import environment
+from marless.learning.policies.sides import against_chance
 
 INTERRUPTED = re.compile("did not end within|did not connect within")
 """Failures of a machine under load, whose environments are run again."""

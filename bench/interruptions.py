@@ -17,11 +17,11 @@ from pathlib import Path
 from bench import harness
 from bench.harness import Row, spread
 from bench.systems import Request, settings
-from marless import prices, spec
-from marless.billing.bill import bill
-from marless.cli.stack import LocalStack
-from marless.client import AsyncClient
-from marless.record import RoundRecord
+from marless.app.cli.stack import LocalStack
+from marless.app.client import AsyncClient
+from marless.cost.billing.bill import bill
+from marless.jobs import prices, spec
+from marless.jobs.record import RoundRecord
 
 ROUNDS = 660
 """A minute or more: the first rounds after a start are slower, which would be most of a shorter job."""

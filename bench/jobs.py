@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import harness
 from bench.harness import Row, percentile, spread
 from bench.systems import MARLESS, Request, settings
-from marless.client import Client
+from marless.app.client import Client
 
 ROUNDS = 25
 

@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.message import Message
 
 from bench.harness import BenchError
-from marless.nets.acting import ActingState
-from marless.nets.serial import decode_acting
+from marless.learning.nets.acting import ActingState
+from marless.learning.nets.serial import decode_acting
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security

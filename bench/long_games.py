@@ -1,13 +1,13 @@
 """The chain: a game whose only prize is at the end of an episode that is longer than a fast job's rounds.
 
-See `bench.carry`. Shape suffixes as in `marless.envs.base`.
+See `bench.carry`. Shape suffixes as in `marless.learning.envs.base`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from marless.envs.base import (
+from marless.learning.envs.base import (
     ActionArray,
     AgentClass,
     Arrays,

@@ -16,8 +16,8 @@ import numpy as np
 from bench import harness
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
-from marless.envs import registry
-from marless.envs.base import random_actions
+from marless.learning.envs import registry
+from marless.learning.envs.base import random_actions
 
 BATCH = 256
 DRAWN = 50

@@ -21,7 +21,7 @@ from bench.run_file import Request
 from bench.systems import marless_job
 from bench.task import ALGORITHMS, ON_POLICY, TASK
 from bench.workers import ACTING, ENVIRONMENT, Team, on_one_thread
-from marless import spec as specs
+from marless.jobs import spec as specs
 
 OFF_POLICY = tuple(name for name in ALGORITHMS if name not in ON_POLICY)
 PARTS = TORCH, REPLAY, UPDATE, WORLD, SAMPLING, SERVICES = (

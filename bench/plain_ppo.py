@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bench.events import Events, Options, options
 from bench.task import TASK
-from marless.envs import registry
-from marless.envs.base import BatchedEnv
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
 
 COPIES = TASK.iteration_env_steps // TASK.episode_steps
 ACTIONS = 5

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import harness
 from bench.harness import Row, percentile, spread
 from bench.stack import peak_mb, serving
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import gather
 from marless.rpc.limits import allow_many_files

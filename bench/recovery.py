@@ -28,11 +28,11 @@ from bench.harness import Row, percentile, spread
 from bench.processes import role
 from bench.round_overhead import SETTINGS
 from bench.systems import Request, settings
-from marless import spec
-from marless.cli.stack import SERVICES, LocalStack, StackOptions
-from marless.cli.supervision import RestartLimits
-from marless.client import AsyncClient
-from marless.record import RoundRecord
+from marless.app.cli.stack import SERVICES, LocalStack, StackOptions
+from marless.app.cli.supervision import RestartLimits
+from marless.app.client import AsyncClient
+from marless.jobs import spec
+from marless.jobs.record import RoundRecord
 
 PARTS = (*SERVICES, "actor worker", "learner worker", "redis-server")
 WARM_UP_ROUNDS = 20

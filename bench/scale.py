@@ -22,8 +22,8 @@ from typing import Any
 from bench import harness
 from bench.harness import BenchError, Row, spread
 from bench.stack import ON_HOSTS, Stack, on_hosts, services
-from marless.client import AsyncClient
-from marless.record import RoundRecord
+from marless.app.client import AsyncClient
+from marless.jobs.record import RoundRecord
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import gather
 from marless.rpc.roles import Role

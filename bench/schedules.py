@@ -29,7 +29,7 @@ from bench.systems import (
     systems,
 )
 from bench.task import TASK
-from marless.comparison.statistics import difference
+from marless.cost.comparison.statistics import difference
 
 SCHEDULES = ("synchronous", "pipelined")
 """Those that train in rounds, with the same updates; `stellaris` computes one gradient of each rollout instead."""

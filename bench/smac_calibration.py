@@ -17,15 +17,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from marless.envs.base import BoolArray
-from marless.envs.smac.engine import EmbeddedBattles
-from marless.envs.smac.kinds import Kind
-from marless.envs.smac.maps import FIXED_ACTIONS, SmacMap, find
-from marless.envs.smac.observing import NO_OP, SHOOT, STOP
-from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.rewards import Scorer
-from marless.envs.smac.rules import Rules
-from marless.envs.smac.units import IntArray, UnitTeam
+from marless.learning.envs.base import BoolArray
+from marless.learning.envs.smac.engine import EmbeddedBattles
+from marless.learning.envs.smac.kinds import Kind
+from marless.learning.envs.smac.maps import FIXED_ACTIONS, SmacMap, find
+from marless.learning.envs.smac.observing import NO_OP, SHOOT, STOP
+from marless.learning.envs.smac.options import SmacOptions
+from marless.learning.envs.smac.rewards import Scorer
+from marless.learning.envs.smac.rules import Rules
+from marless.learning.envs.smac.units import IntArray, UnitTeam
 
 PUBLISHED: Mapping[str, float | None] = {
     "2s3z": 0.90,

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.smac_calibration import PUBLISHED, win_rate
-from marless.envs.base import FloatArray
-from marless.envs.smac.engine import EmbeddedBattles
-from marless.envs.smac.kinds import Kind
-from marless.envs.smac.maps import find
-from marless.envs.smac.rules import Rules
-from marless.envs.smac.tables import tables
-from marless.envs.smac.units import UnitTeam
+from marless.learning.envs.base import FloatArray
+from marless.learning.envs.smac.engine import EmbeddedBattles
+from marless.learning.envs.smac.kinds import Kind
+from marless.learning.envs.smac.maps import find
+from marless.learning.envs.smac.rules import Rules
+from marless.learning.envs.smac.tables import tables
+from marless.learning.envs.smac.units import UnitTeam
 
 DIRECTIONS: Mapping[str, float] = {
     name: eighth * math.pi / 4

@@ -25,7 +25,7 @@ from bench.algorithms import names
 from bench.harness import ROOT, Row, spread
 from bench.report import DOCUMENTS
 from bench.systems import Job, marless_job
-from marless.documents import from_yaml
+from marless.core.documents import from_yaml
 
 EXAMPLES = ROOT / "examples"
 TARGETS: Mapping[str, float | None] = {"8m": 0.9, "3s5z": 0.6, "2s3z": None, "5m_vs_6m": None}

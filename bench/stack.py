@@ -16,7 +16,7 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 from bench import harness
 from bench.harness import BenchError
-from marless.client import AsyncClient
+from marless.app.client import AsyncClient
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from tests import certificates, tokens

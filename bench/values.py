@@ -24,15 +24,15 @@ from bench.harness import Row
 from bench.plain_ppo import COPIES, PlainPPO, make_env
 from bench.systems import Request, settings
 from bench.task import OWN, TASK
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext, RoundInput
 from marless.core.group import Group
-from marless.data.rollout import play, rollout
-from marless.envs import registry
-from marless.envs.base import BatchedEnv
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext, RoundInput
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 
 VARIANTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {

@@ -12,18 +12,18 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope
 from marless.core import process_environment
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.envs.base import random_actions
-from marless.nets.acting import ActingPolicies
-from marless.nets.compiled import VARIABLE
-from marless.sharing.groups import initial_groups
-from marless.spec import JobSpec
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.spec import JobSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, Scope
+from marless.learning.data.rollout import rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.envs.base import random_actions
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.compiled import VARIABLE
 
 ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
 
@@ -38,7 +38,7 @@ def on_one_thread() -> None:
 
 @contextmanager
 def kernels(choice: str) -> Iterator[None]:
-    """Start programs with these kernels: one of `marless.nets.compiled.CHOICES`."""
+    """Start programs with these kernels: one of `marless.learning.nets.compiled.CHOICES`."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = choice
     try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
 
-    from marless.policies.team import Team as Team
-    from marless.saved_policies import load_policy as load_policy
+    from marless.learning.policies.team import Team as Team
+    from marless.storage.saved_policies import load_policy as load_policy
 
-_HOMES = {"Team": "marless.policies.team", "load_policy": "marless.saved_policies"}
+_HOMES = {"Team": "marless.learning.policies.team", "load_policy": "marless.storage.saved_policies"}
 """Public name → module that defines it. Imported on first use, so that importing `marless` stays cheap."""
 
 

@@ -1,5 +1,5 @@
 """`python -m marless`: the `marless` command, for when its script is not on the path."""
 
-from marless.cli import command
+from marless.app.cli import command
 
 command()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from tests.test_architecture import ROOT, package, run_time_imports
+from tests.test_architecture import ROOT, arrows
 
 Arrows = Mapping[str, frozenset[str]]
 WIDTH, BOX, GAP, ROW, LINE = 1120, 26, 14, 70, 15
@@ -43,15 +43,6 @@ def sources(revision: str) -> dict[str, str]:
 def _module(path: Path) -> str:
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def arrows(tree: Mapping[str, str]) -> dict[str, set[str]]:
-    """The packages that each package imports when it runs."""
-    found: dict[str, set[str]] = {package(module): set() for module in tree if "." in module}
-    for module, source in tree.items():
-        if "." in module:
-            found[package(module)] |= {package(name) for name in run_time_imports(source)} & set(found)
-    return {one: others - {one} for one, others in found.items()}
 
 
 def reached(found: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

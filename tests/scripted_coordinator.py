@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 
+from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError, SpecError
 from marless.core.job_id import check_id
-from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError, SpecError
 from marless.rpc import chunks
 from marless.rpc.errors import ErrorInterceptor
 from marless.rpc.security import Security, TokenInterceptor

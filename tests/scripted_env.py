@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marless.envs.base import ActionArray, AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.envs.base import ActionArray, AgentClass, Discrete, EnvSpaces, Frame, Transition
 
 LIMIT = 3
 NEVER = 99

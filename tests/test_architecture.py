@@ -11,12 +11,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TRANSPORT = ("asyncio", "grpc", "redis", "google.protobuf")
-"""What the core must not know; only these rooms of `marless` may."""
+"""What most storeys of `marless` must not know."""
 COORDINATOR = ("state", "execution", "jobs", "api")
 """The coordinator's folders; each may import those before it."""
 WIRE = ("services.coordinator.execution.pools", "services.coordinator.execution.wire", "services.coordinator.api")
 """Where the coordinator makes and reads messages; the rest of it knows none."""
-OUTER_ROOMS = ("marless.rpc", "marless.fleet", "marless.cli", "marless.client")
+GAME = ("marless.learning.envs.starcraft",)
+"""The game's own protocol is made of protobuf messages."""
+STOREYS = {
+    "core": (),
+    "learning": ("core",),
+    "jobs": ("core", "learning"),
+    "storage": ("core", "learning", "jobs"),
+    "cost": ("core", "learning", "jobs", "storage"),
+    "rpc": ("core",),
+    "fleet": ("core", "rpc"),
+    "app": ("core", "learning", "jobs", "storage", "cost", "rpc", "fleet"),
+}
+"""The storeys of `marless`, each with those that it may import. Services may import all of them but `app`."""
+QUIET = ("core", "learning", "jobs", "storage", "cost")
+"""The storeys that know no transport."""
+ROOMS, FLOORS = 16, 9
 LONGEST_FUNCTION, LONGEST_FILE = 60, 600
 
 
@@ -55,20 +70,20 @@ def above(module: str) -> tuple[str, ...]:
 
 def forbidden(module: str) -> tuple[str, ...]:
     """The packages that a module must not import."""
+    here = module.split(".")[1]
     if module.startswith("services."):
-        here = module.split(".")[1]
         others = {"coordinator", "actor_pool", "learner_pool", "param_store", "relay"} - {here}
         messages = ("marless.rpc.v1",) if here == "coordinator" and not within(module, WIRE) else ()
-        return (*(f"services.{other}" for other in others), *above(module), *messages, "marless.cli")
-    if within(module, ("marless.cli", "marless.client", "marless.__main__")):
+        return (*(f"services.{other}" for other in others), *above(module), *messages, "marless.app")
+    if here not in STOREYS:  # `marless.__main__`, which only calls the command line
+        return ("services",)
+    upper = tuple(f"marless.{other}" for other in STOREYS if other not in (here, *STOREYS[here]))
+    if here == "app":
         return ("services", "redis", "torch")
-    if within(module, ("marless.fleet",)):
-        return ("services", "marless.cli", "torch")
-    if within(module, ("marless.rpc",)):
-        return ("services", "marless.fleet", "marless.cli", "torch")
-    if within(module, ("marless.envs.starcraft",)):  # the game's protocol is made of protobuf messages
-        return ("services", *OUTER_ROOMS, *(each for each in TRANSPORT if each != "google.protobuf"))
-    return ("services", *OUTER_ROOMS, *TRANSPORT)
+    if here not in QUIET:
+        return ("services", *upper, "torch")
+    known = ("google.protobuf",) if within(module, GAME) else ()
+    return ("services", *upper, *(each for each in TRANSPORT if each not in known))
 
 
 def wrong_arrows(tree: dict[str, str]) -> list[str]:
@@ -96,21 +111,37 @@ def run_time_imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def package(module: str) -> str:
-    """`marless.algos` of `marless.algos.ppo.losses`, and `marless.spec` of itself."""
-    return ".".join(module.split(".")[:2])
+def room(module: str, depth: int = 2) -> str:
+    """`marless.learning` of `marless.learning.nets.bank`; at depth 3, `marless.learning.nets`."""
+    return ".".join(module.split(".")[:depth])
 
 
-def circles(tree: dict[str, str]) -> list[str]:
-    """Packages that are left over when those that import no other are taken away, again and again."""
-    arrows = {package(module): set[str]() for module in tree}
+def arrows(tree: dict[str, str], depth: int = 2) -> dict[str, set[str]]:
+    """The rooms that each room imports when it runs."""
+    found: dict[str, set[str]] = {room(module, depth): set() for module in tree}
     for module, source in tree.items():
-        arrows[package(module)] |= {package(name) for name in run_time_imports(source)} - {package(module)}
-    while free := {one for one, others in arrows.items() if not others & set(arrows)}:
-        arrows = {one: others for one, others in arrows.items() if one not in free}
-    while last := {one for one in arrows if not any(one in others for others in arrows.values())}:
-        arrows = {one: others for one, others in arrows.items() if one not in last}
-    return [f"{one} → {', '.join(sorted(others & set(arrows)))}" for one, others in sorted(arrows.items())]
+        found[room(module, depth)] |= {room(name, depth) for name in run_time_imports(source)} & set(found)
+    return {one: others - {one} for one, others in found.items()}
+
+
+def circles(tree: dict[str, str], depth: int = 2) -> list[str]:
+    """Rooms that are left over when those that import no other are taken away, again and again."""
+    left = arrows(tree, depth)
+    while free := {one for one, others in left.items() if not others & set(left)}:
+        left = {one: others for one, others in left.items() if one not in free}
+    while last := {one for one in left if not any(one in others for others in left.values())}:
+        left = {one: others for one, others in left.items() if one not in last}
+    return [f"{one} → {', '.join(sorted(others & set(left)))}" for one, others in sorted(left.items())]
+
+
+def floors(found: dict[str, set[str]]) -> int:
+    """How many rooms stand upon one another at most."""
+    left, count = dict(found), 0
+    while left:
+        free = {one for one, others in left.items() if not others & set(left)}
+        assert free, "there is a circle"
+        left, count = {one: others for one, others in left.items() if one not in free}, count + 1
+    return count
 
 
 def too_long(tree: dict[str, str]) -> list[str]:
@@ -140,17 +171,21 @@ def test_nothing_is_long(sources):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("marless.envs.mpe", "import asyncio"),
-        ("marless.data.rollout", "from marless.rpc.client import Peer"),
-        ("marless.spec", "def f():\n    import grpc.aio"),
+        ("marless.learning.envs.mpe.engine", "import asyncio"),
+        ("marless.learning.data.rollout", "from marless.rpc.client import Peer"),
+        ("marless.learning.policies.team", "from marless.jobs.record import RoundRecord"),
+        ("marless.jobs.spec", "def f():\n    import grpc.aio"),
+        ("marless.jobs.spec", "from marless.cost.pricing.charges import Charge"),
+        ("marless.core.log", "from marless.rpc.roles import Role"),
         ("services.actor_pool.actor", "from services.learner_pool import buffer"),
+        ("services.actor_pool.actor", "from marless.app.client.jobs import Job"),
         ("services.coordinator.state.journal", "from services.coordinator.execution.pools import Pools"),
         ("services.coordinator.jobs.jobs", "import services.coordinator.api.servicer"),
         ("services.coordinator.execution.planning", "from marless.rpc.v1.learner_pool_pb2 import Measure"),
         ("marless.rpc.server", "import services.coordinator"),
         ("marless.rpc.server", "from marless.fleet.dispatch import Dispatcher"),
         ("marless.fleet.session", "import torch"),
-        ("marless.cli.train", "from services.coordinator.jobs.jobs import Jobs"),
+        ("marless.app.cli.train", "from services.coordinator.jobs.jobs import Jobs"),
     ],
 )
 def test_the_gate_sees_a_wrong_arrow(module, source):
@@ -158,11 +193,25 @@ def test_the_gate_sees_a_wrong_arrow(module, source):
 
 
 def test_the_gate_sees_a_long_function():
-    assert too_long({"marless.spec": "def f():\n" + "    x = 1\n" * LONGEST_FUNCTION})
+    assert too_long({"marless.jobs.spec": "def f():\n" + "    x = 1\n" * LONGEST_FUNCTION})
 
 
-def test_packages_do_not_import_each_other_in_circles(sources):
-    assert circles(sources) == []
+def test_the_house_has_few_rooms_and_floors(sources):
+    entries = {name: each for name, each in sources.items() if name.count(".") > 1}
+    assert len(arrows(entries)) <= ROOMS
+    assert floors(arrows(entries)) <= FLOORS
+
+
+def test_the_root_holds_storeys_only():
+    here = {
+        path.name for path in (ROOT / "marless").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert here == {*STOREYS, "__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_rooms_do_not_import_each_other_in_circles(sources, depth):
+    assert circles(sources, depth) == []
 
 
 def test_a_circle_would_be_seen():
@@ -171,6 +220,7 @@ def test_a_circle_would_be_seen():
     assert circles(away) == []
     assert circles(away | back) == ["marless.a → marless.b", "marless.b → marless.c", "marless.c → marless.a"]
     assert circles(away | {"marless.c": "if TYPE_CHECKING:\n    from marless.a.x import f"}) == []
+    assert floors(arrows(away)) == 3
 
 
 PROCESSES = (
@@ -180,8 +230,8 @@ PROCESSES = (
     "services.learner_pool.__main__",
     "services.param_store.__main__",
     "services.relay.__main__",
-    "marless.fleet.hosts.program",
-    "marless.cli.main",
+    "marless.fleet.launchers.hosts.program",
+    "marless.app.cli.main",
 )
 
 
@@ -214,7 +264,7 @@ def loaded() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("module", PROCESSES)
 def test_starts_without_torch(loaded, module):
-    assert "rich" not in loaded[module]  # see marless/log.py
+    assert "rich" not in loaded[module]  # see marless/core/log.py
     assert not loaded[module] & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow", "ray"}
 
 
@@ -227,7 +277,7 @@ def test_algorithms_can_be_looked_up_without_torch():
     program = """
 import sys
 sys.modules["torch"] = None
-from marless.algos.registry import ALGORITHMS
+from marless.learning.algos.registry import ALGORITHMS
 print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS.modules)))
 """
     done = run(program)

@@ -24,7 +24,7 @@ BANNED = {
 """Names of functions, classes and arguments that do not say what they stand for, and what to write."""
 MODULES = {"attendance", "bench", "gathering", "home", "left", "room", "settling", "shown", "told", "utils", "weighing"}
 """Names of modules that are a riddle to whoever looks for something."""
-ELSEWHERE = {"marless.envs.smac": {"reach", "settle"}, "marless.policies.drawing": {"reach"}}
+ELSEWHERE = {"marless.learning.envs.smac": {"reach", "settle"}, "marless.learning.policies.drawing": {"reach"}}
 """Where a word has its usual meaning: a weapon's reach, units that settle on the ground."""
 NO_SUBJECT = re.compile(r"(It|Its|They|Those|These|Of|As|With|For|From|In|On|By|If|None|Only|After) ")
 """How a first line begins that does not say what its thing is or does."""
@@ -118,5 +118,5 @@ def test_the_house_keeps_the_rule(rule: Rule) -> None:
     ],
 )
 def test_the_gate_sees_what_breaks_a_rule(rule: Rule, source: str) -> None:
-    found = list(rule({"marless.spec": ast.parse(source)}))
+    found = list(rule({"marless.jobs.spec": ast.parse(source)}))
     assert len(found) == 1

@@ -14,8 +14,8 @@ from torchrl.envs import EnvBase
 
 from bench.peers.greedy import GroupsAct
 from bench.task import Game
-from marless.envs import registry
-from marless.envs.base import AgentClass, Discrete, Frame
+from marless.learning.envs import registry
+from marless.learning.envs.base import AgentClass, Discrete, Frame
 
 
 class BatchedGame(EnvBase):

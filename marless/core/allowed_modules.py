@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 
 VARIABLE = "MARLESS_ENV_MODULES"
 MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")

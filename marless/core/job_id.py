@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from marless.errors import SpecError, shown
+from marless.core.errors import SpecError, shown
 
 _VALID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 

@@ -20,7 +20,7 @@ class CurvatureSpec(Strict):
 
 
 class SimilarityConfig(Strict):
-    """Base of every similarity's config; `name` selects it in the registry of `marless.similarity.measures`."""
+    """Base of every similarity's config; `name` selects it in `marless.learning.similarity.measures`."""
 
     name: str
     samples: int = Field(256, ge=8, le=500, description="samples of the round used per agent, drawn anew each time")

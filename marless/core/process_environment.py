@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from marless.machine import VARIABLE
+from marless.core.machine import VARIABLE
 
 KERNELS = "MARLESS_KERNELS"
-"""Which kernels a process computes with; see `marless.nets.compiled`."""
+"""Which kernels a process computes with; see `marless.learning.nets.compiled`."""
 _KEPT = ("MARLESS_FAILPOINT", VARIABLE, KERNELS)
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from marless.errors import SpecError, unknown_name
+from marless.core.errors import SpecError, unknown_name
 
 Entry = TypeVar("Entry")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 
 
 class Strict(BaseModel):

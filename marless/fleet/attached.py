@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from marless.core.errors import SpecError, UnreachableError
 from marless.core.limits import MAX_NAME
+from marless.core.log import structlog
+from marless.core.machine import Machine
 from marless.core.stopwatch import Stopwatch
-from marless.errors import SpecError, UnreachableError
 from marless.fleet.machines import Presence
-from marless.log import structlog
-from marless.machine import Machine
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
 

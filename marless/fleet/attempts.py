@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from marless.core.errors import UnavailableError
 from marless.core.stopwatch import Stopwatch
-from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
 from marless.rpc.v1 import common_pb2
 

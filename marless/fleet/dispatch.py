@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
 
+from marless.core.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
 from marless.core.limits import MAX_ACTORS
+from marless.core.log import structlog
 from marless.core.stopwatch import Stopwatch
-from marless.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
 from marless.fleet.attached import (
     Send,
     Worker,
@@ -32,7 +33,6 @@ from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
 from marless.fleet.machines import MachineAccounts
 from marless.fleet.tenancy import Renewal, Tenancy
-from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2

@@ -8,12 +8,12 @@ import time
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 
+from marless.core.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.core.limits import MAX_ACTORS
-from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
+from marless.core.log import structlog
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, Leaving
 from marless.fleet.launchers.batches import Batches
-from marless.log import structlog
 
 REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""

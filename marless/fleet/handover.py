@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from marless.errors import InternalError, UnauthenticatedError
+from marless.core.errors import InternalError, UnauthenticatedError
 
 _LINE_BYTES = 2**16
 

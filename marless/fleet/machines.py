@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from marless.machine import Machine
+from marless.core.machine import Machine
 
 EARLIER_S = 3600.0
 """A machine's time begins at most so long before the first hello of a worker there, whatever the worker says."""

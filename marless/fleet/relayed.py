@@ -8,11 +8,11 @@ from functools import partial
 
 import grpc
 
+from marless.core.errors import MarlessError, OverloadedError, SpecError
 from marless.core.limits import MAX_ACTORS
-from marless.errors import MarlessError, OverloadedError, SpecError
+from marless.core.log import structlog
 from marless.fleet.attached import Worker
 from marless.fleet.dispatch import Dispatcher
-from marless.log import structlog
 from marless.rpc.admission import Streams
 from marless.rpc.batcher import Batcher
 from marless.rpc.requests import check_text

@@ -19,14 +19,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marless.core import allowed_modules, orphans, process_environment
+from marless.core.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
+from marless.core.log import structlog
+from marless.core.machine import Machine
 from marless.core.stopwatch import Stopwatch
-from marless.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
 from marless.fleet import lives
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.lives import Life
 from marless.fleet.watchdog import Watchdog
-from marless.log import structlog
-from marless.machine import Machine
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
 from marless.rpc.process import (
@@ -76,7 +76,7 @@ class WorkerOptions:
     machine: Machine = field(default_factory=Machine.here)
     """What is known of the machine that it runs on."""
     env_modules: tuple[str, ...] = ()
-    """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
+    """Modules whose environments an actor may create besides PettingZoo's own; see `marless.learning.envs.allowed`."""
     caches: tuple[str, ...] = ()
     """Addresses of caches of the param_store, for an actor; see `marless.rpc.caches`."""
     relay: str = ""

@@ -16,10 +16,10 @@ from collections.abc import Collection, Sized
 
 import grpc
 
+from marless.core.log import structlog
 from marless.fleet.attached import Worker
 from marless.fleet.connected_workers import ConnectedWorkers
 from marless.fleet.idle import Idle
-from marless.log import structlog
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 
 UNIX = "unix:"
 

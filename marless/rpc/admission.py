@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
+from marless.core.errors import OverloadedError
 from marless.core.limits import MAX_NAME
-from marless.errors import OverloadedError
 from marless.rpc.errors import abort
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.handlers import Handler

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from marless.errors import OverloadedError
+from marless.core.errors import OverloadedError
 
 MAX_WAITING = 1024
 

@@ -6,8 +6,8 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from marless.errors import MarlessError, NotFoundError, OverloadedError
-from marless.log import structlog
+from marless.core.errors import MarlessError, NotFoundError, OverloadedError
+from marless.core.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, StoredVersion
 from marless.rpc.security import Security

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
+from marless.core.errors import ConflictError, CorruptError, SpecError
 from marless.core.lanes import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_CARRY_BYTES, MAX_RETURNED_BYTES
-from marless.errors import ConflictError, CorruptError, SpecError
 from marless.rpc import roles
 from marless.rpc.param_store import LATEST, ParamStore, PolicyListing, PolicyWrite
 from marless.rpc.v1 import param_store_pb2

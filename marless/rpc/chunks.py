@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from marless.errors import CorruptError, SpecError, UnreachableError
+from marless.core.errors import CorruptError, SpecError, UnreachableError
 
 PIECE_BYTES = 2**20
 HEADER_BYTES = 2**20

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
-from marless.errors import InternalError, told
+from marless.core.errors import InternalError, told
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,7 +9,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from marless.rpc.addresses import advertised
 from marless.rpc.client import Peer
 from marless.rpc.process import add_option, add_process_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 
 CLIENT_FILES = 64
 """Files that a process with clients must be allowed to have open: twice as many as `marless train` has."""

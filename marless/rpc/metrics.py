@@ -21,8 +21,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from marless.errors import SpecError
-from marless.log import structlog
+from marless.core.errors import SpecError
+from marless.core.log import structlog
 from marless.rpc.addresses import is_local
 from marless.rpc.client import PACKAGE
 from marless.rpc.handlers import Handler, Method, wrapped

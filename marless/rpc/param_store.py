@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from marless.core.errors import CorruptError, OverloadedError, UnavailableError
 from marless.core.net_step import NetStep
-from marless.errors import CorruptError, OverloadedError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.retry import delays, pause_s, retry
 from marless.rpc.v1 import common_pb2, param_store_pb2

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO, cast
 
-from marless import documents
-from marless.core import allowed_modules
-from marless.errors import SpecError, shown
-from marless.log import Lines, structlog
+from marless.core import allowed_modules, documents
+from marless.core.errors import SpecError, shown
+from marless.core.log import Lines, structlog
 from marless.rpc.addresses import can_be_dialled
 from marless.rpc.roles import Role
 from marless.rpc.security import SECRET_VARIABLES, Security
@@ -86,7 +85,7 @@ def seconds(text: str) -> float:
 
 
 def add_env_modules(parser: argparse.ArgumentParser) -> None:
-    """Add --env-modules, for processes that create environments; see `marless.envs.allowed`."""
+    """Add --env-modules, for processes that create environments; see `marless.learning.envs.allowed`."""
     what = "comma list of modules whose environments jobs may name, beside PettingZoo's own; only what you trust"
     add_option(parser, "--env-modules", "", what, _modules)
 

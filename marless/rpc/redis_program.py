@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 
 OLDEST = (6, 2)
 """Oldest supported version of Redis; every version of Valkey is newer."""

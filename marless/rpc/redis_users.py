@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marless import private_files
+from marless.core import private_files
 
 STORE, SUPERVISOR = "store", "supervisor"
 PASSWORDS_FILE = "redis_passwords.json"  # a name of a file

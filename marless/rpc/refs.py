@@ -21,8 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from marless import private_files
-from marless.errors import CorruptError, PermissionDeniedError, SpecError, UnavailableError, UnreachableError, shown
+from marless.core import private_files
+from marless.core.errors import (
+    CorruptError,
+    PermissionDeniedError,
+    SpecError,
+    UnavailableError,
+    UnreachableError,
+    shown,
+)
 from marless.rpc import chunks
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import gather, to_the_end

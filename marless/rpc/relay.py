@@ -12,8 +12,15 @@ from collections.abc import Iterable
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import AlreadyExistsError, CorruptError, FencedError, MarlessError, StaleError, UnreachableError
-from marless.log import structlog
+from marless.core.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FencedError,
+    MarlessError,
+    StaleError,
+    UnreachableError,
+)
+from marless.core.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.errors import by_name
 from marless.rpc.security import Security

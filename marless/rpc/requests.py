@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from marless.core.errors import SpecError, UnreachableError, shown
 from marless.core.limits import MAX_AGENTS, MAX_COUNT, MAX_NAME
-from marless.errors import SpecError, UnreachableError, shown
 from marless.rpc import chunks
 from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.v1 import common_pb2

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from marless.errors import MarlessError, OverloadedError, UnavailableError
+from marless.core.errors import MarlessError, OverloadedError, UnavailableError
 
 FIRST_DELAY_S = 0.02
 LONGEST_DELAY_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from enum import StrEnum
 
-from marless.errors import PermissionDeniedError
+from marless.core.errors import PermissionDeniedError
 
 _PACKAGE = "marless.rpc.v1"
 

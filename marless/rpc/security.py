@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import grpc
 
-from marless.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
+from marless.core.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
 from marless.rpc import roles
 from marless.rpc.addresses import UNIX, is_local
 from marless.rpc.certificates import check_pair, check_shown, read

@@ -23,8 +23,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from marless.errors import MarlessError, SpecError
-from marless.log import structlog
+from marless.core.errors import MarlessError, SpecError
+from marless.core.log import structlog
 from marless.rpc import chunks, limits
 from marless.rpc.addresses import advertised, host_of
 from marless.rpc.admission import AdmissionInterceptor, Limits

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from marless.errors import SpecError, denied, shown
+from marless.core.errors import SpecError, denied, shown
 from marless.rpc.roles import Role
 
 LOOK_S = 1.0
@@ -226,8 +226,7 @@ def _check_file(path: Path, status: os.stat_result) -> None:
 
 
 def _warn(sentence: str) -> None:
-    from marless.log import (
-        structlog,  # here, because only servers log: a client starts in a quarter less time without it
-    )
+    # here, because only servers log: a client starts in a quarter less time without it
+    from marless.core.log import structlog
 
     structlog.get_logger("marless.tokens").warning("tokens.broken", reason=sentence)

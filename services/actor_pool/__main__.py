@@ -13,8 +13,8 @@ from marless.core import orphans, process_environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
-from marless.fleet.hosts.pool import HOSTS
 from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
+from marless.fleet.launchers.hosts.pool import HOSTS
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import MachineAccounts
 from marless.fleet.metrics import figures

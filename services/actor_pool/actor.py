@@ -10,21 +10,21 @@ from functools import partial
 
 import numpy as np
 
-from marless import documents
+from marless.core import documents
+from marless.core.errors import AlreadyExistsError, FencedError, SpecError, StaleError, shown
+from marless.core.failpoint import failpoint
 from marless.core.lanes import LaneRecord
 from marless.core.stopwatch import RunningTime
-from marless.data.bounds import PlayLimits, batches
-from marless.data.carry import decode, encode
-from marless.data.episodes import EpisodeStats, total
-from marless.data.returns import returns_of
-from marless.data.rollout import play, rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.envs.base import BatchedEnv, agents_checksum
-from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError, shown
-from marless.failpoint import failpoint
-from marless.nets.acting import ActingPolicies, ActingState
-from marless.nets.serial import decode_acting
+from marless.learning.data.bounds import PlayLimits, batches
+from marless.learning.data.carry import decode, encode
+from marless.learning.data.episodes import EpisodeStats, total
+from marless.learning.data.returns import returns_of
+from marless.learning.data.rollout import play, rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv, agents_checksum
+from marless.learning.nets.acting import ActingPolicies, ActingState
+from marless.learning.nets.serial import decode_acting
 from marless.rpc import carries, chunks
 from marless.rpc.caches import Caches
 from marless.rpc.client import Peer

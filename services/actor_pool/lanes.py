@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from marless.data.rollout import Lane
-from marless.envs.base import BatchedEnv
-from marless.errors import told
-from marless.log import structlog
+from marless.core.errors import told
+from marless.core.log import structlog
+from marless.learning.data.rollout import Lane
+from marless.learning.envs.base import BatchedEnv
 
 log = structlog.get_logger()
 LIVING = 16

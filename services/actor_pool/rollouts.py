@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.core.documents import MAX_CHARACTERS
+from marless.core.errors import SpecError
 from marless.core.job_id import check_id
 from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
 from marless.core.stopwatch import Stopwatch
-from marless.documents import MAX_CHARACTERS
-from marless.errors import SpecError
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.rpc.concurrency import gather

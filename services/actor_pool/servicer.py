@@ -10,8 +10,8 @@ import grpc
 from marless.fleet.attached import hello_of
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.launchers.hosts.pool import attach
 from marless.fleet.machine_report import used_by
 from marless.fleet.relayed import Relayed
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2

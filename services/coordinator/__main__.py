@@ -48,7 +48,7 @@ async def build(config: CoordinatorConfig, _address: str) -> AsyncIterator[Serve
 def _runs(config: CoordinatorConfig) -> Runs:
     if config.bucket is None:
         return Runs(config.runs)
-    from marless.bucket.s3 import S3Objects
+    from marless.storage.bucket.s3 import S3Objects
 
     return BucketRuns(config.runs, S3Objects(config.bucket.bucket), config.bucket, config.jobs.lease_s)
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.bucket import address
-from marless.bucket.address import Address, is_address
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
+from marless.storage.bucket import address
+from marless.storage.bucket.address import Address, is_address
 from services.coordinator.jobs.jobs import JobsOptions
 from services.coordinator.state.ownership import BEAT_S
 
@@ -31,7 +31,7 @@ class CoordinatorConfig:
     """The directory that holds one run folder per job, or their working copies."""
     jobs: JobsOptions
     env_modules: tuple[str, ...] = ()
-    """Modules whose environments jobs may use in addition to PettingZoo's own; see `marless.envs.allowed`."""
+    """Modules whose environments jobs may use in addition to PettingZoo's own; see `marless.learning.envs.allowed`."""
     bucket: Address | None = None
     """Where the run folders are kept, if that is in a bucket."""
 

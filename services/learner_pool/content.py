@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from marless.core.errors import CorruptError, MarlessError, shown
 from marless.core.limits import MAX_ACTORS, MAX_TRAJECTORY_BYTES
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.errors import CorruptError, MarlessError, shown
+from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.rpc import chunks
 from marless.rpc.requests import check_number
 from marless.rpc.v1 import learner_pool_pb2

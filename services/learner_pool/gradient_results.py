@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from google.protobuf import json_format
 
-from marless.aggregation import gradient_file
+from marless.core.errors import SpecError
 from marless.core.state import Arrays
-from marless.errors import SpecError
-from marless.nets.serial import not_finite
+from marless.learning.aggregation import gradient_file
+from marless.learning.nets.serial import not_finite
 from marless.rpc import gradients
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from marless.core.errors import ConflictError, NotFoundError, StaleError
 from marless.core.job_id import check_id
-from marless.errors import ConflictError, NotFoundError, StaleError
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2

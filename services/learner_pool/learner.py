@@ -11,32 +11,32 @@ from pathlib import Path
 
 import torch
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import GradientOutput, Learner, LearnerContext, RoundInput, Scope, UpdateOutput
-from marless.checkpoint import PARTS
+from marless.core.errors import ConflictError, CorruptError, SpecError, UnavailableError
+from marless.core.failpoint import failpoint
 from marless.core.functions import FunctionRun
 from marless.core.group import Group
+from marless.core.log import structlog
 from marless.core.measures import Measure, SimilarityConfig
+from marless.core.private_files import Claim
 from marless.core.state import REPLAY
-from marless.data.frames import ReplaySchema
-from marless.data.trajectory import Trajectory
-from marless.envs.base import EnvSpaces
-from marless.errors import ConflictError, CorruptError, SpecError, UnavailableError
-from marless.failpoint import failpoint
-from marless.job import replay_of
-from marless.log import structlog
-from marless.nets import serial
-from marless.nets.compiled import described
-from marless.private_files import Claim
+from marless.jobs.job import replay_of
+from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.spec import JobSpec, from_json, spaces_from_json
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import GradientOutput, Learner, LearnerContext, RoundInput, Scope, UpdateOutput
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.nets import serial
+from marless.learning.nets.compiled import described
+from marless.learning.similarity.measures import make_similarity
 from marless.rpc import idempotency
 from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from marless.sharing import registry as sharing_policies
-from marless.similarity.measures import make_similarity
-from marless.spec import JobSpec, from_json, spaces_from_json
+from marless.storage.checkpoint import PARTS
 from services.learner_pool import gradient_results, peers, spool, unpublished, update_results
 from services.learner_pool.content import check_checksum, views
 from services.learner_pool.mirror import Mirror

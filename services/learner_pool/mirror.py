@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from marless import private_files
-from marless.data.frame_file import allocate
-from marless.data.frames import ReplaySchema
-from marless.data.replay_buffer import byte_ranges
+from marless.core import private_files
+from marless.learning.data.frame_file import allocate
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.data.replay_buffer import byte_ranges
 from marless.rpc.concurrency import gather
 from marless.rpc.refs import Borrowed, Ref
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from marless.algos.algorithm import AlgorithmConfig
+from marless.core.errors import NotFoundError
 from marless.core.state import Arrays
-from marless.errors import NotFoundError
-from marless.nets.serial import decode_acting
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.nets.serial import decode_acting
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2

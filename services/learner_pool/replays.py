@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from marless.core.errors import OverloadedError, TooLargeError
+from marless.core.log import structlog
 from marless.core.state import REPLAY
-from marless.data.frame_file import allocate
-from marless.errors import OverloadedError, TooLargeError
-from marless.log import structlog
+from marless.learning.data.frame_file import allocate
 from services.learner_pool import spool
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 

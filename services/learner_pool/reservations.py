@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from marless.errors import NotFoundError, OverloadedError, TooLargeError
-from marless.log import structlog
+from marless.core.errors import NotFoundError, OverloadedError, TooLargeError
+from marless.core.log import structlog
 from marless.rpc.byte_budget import ByteBudget
 
 UPLOAD_WAIT_S = 20.0

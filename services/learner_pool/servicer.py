@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.launchers.hosts.pool import attach
 from marless.fleet.machine_report import used_by
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk

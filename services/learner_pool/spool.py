@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from marless import private_files
-from marless.errors import UnavailableError
-from marless.private_files import Claim
+from marless.core import private_files
+from marless.core.errors import UnavailableError
+from marless.core.private_files import Claim
 
 _REPLAYS = "marless-replay-"
 _TRAJECTORIES = "marless-spool-"

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from marless.algos.learner import Scope
+from marless.core.errors import NotFoundError, SpecError, shown
 from marless.core.limits import MAX_POLICIES, MAX_PUBLISH_BYTES
-from marless.data.frame_file import FrameFile, allocate
-from marless.data.frames import ReplaySchema
-from marless.envs.base import EnvSpaces
-from marless.errors import NotFoundError, SpecError, shown
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
+from marless.learning.algos.learner import Scope
+from marless.learning.data.frame_file import FrameFile, allocate
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.envs.base import EnvSpaces
 from marless.rpc.concurrency import gather
 from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_number, message

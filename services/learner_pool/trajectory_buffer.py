@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from marless.data.trajectory import TrajectorySchema
-from marless.errors import (
+from marless.core.errors import (
     AlreadyExistsError,
     CorruptError,
     FencedError,
@@ -25,6 +24,7 @@ from marless.errors import (
     StaleError,
     shown,
 )
+from marless.learning.data.trajectory import TrajectorySchema
 from marless.rpc import chunks
 from marless.rpc.byte_budget import ByteBudget
 from marless.rpc.requests import check_number

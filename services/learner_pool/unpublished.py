@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from marless import private_files
-from marless.errors import FencedError, MarlessError, OverloadedError, UnauthenticatedError, UnavailableError
-from marless.log import structlog
+from marless.core import private_files
+from marless.core.errors import FencedError, MarlessError, OverloadedError, UnauthenticatedError, UnavailableError
+from marless.core.log import structlog
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed
 from marless.rpc.v1 import common_pb2, learner_pool_pb2, param_store_pb2

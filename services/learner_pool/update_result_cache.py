@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from marless.errors import ConflictError
-from marless.log import structlog
+from marless.core.errors import ConflictError
+from marless.core.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2

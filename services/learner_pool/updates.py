@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes as scopes_of
+from marless.core.errors import FencedError, NotFoundError, OverloadedError, StaleError
 from marless.core.job_id import check_id
 from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT
-from marless.envs.base import EnvSpaces
-from marless.errors import FencedError, NotFoundError, OverloadedError, StaleError
-from marless.job import replay_of, schema_of
-from marless.log import structlog
+from marless.core.log import structlog
+from marless.jobs.job import replay_of, schema_of
+from marless.jobs.schedules import registry as schedules
+from marless.jobs.spec import JobSpec, from_json, spaces_from_json
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes as scopes_of
+from marless.learning.envs.base import EnvSpaces
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
-from marless.schedules import registry as schedules
-from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import update_results
 from services.learner_pool.opening import Opening
 from services.learner_pool.replays import Replays

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
+from marless.core.errors import SpecError, shown
 from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
 from marless.core.net_step import NetStep, ReturnScale
-from marless.errors import SpecError, shown
 from marless.rpc import gradients
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.v1 import common_pb2, param_store_pb2

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from marless.core.errors import ConflictError, NotFoundError, TooLargeError
 from marless.core.net_step import NetStep
-from marless.errors import ConflictError, NotFoundError, TooLargeError
 from marless.rpc import gradients, idempotency
 from marless.rpc.concurrency import to_the_end
 from services.param_store.pieces import HASH_INLINE_BYTES

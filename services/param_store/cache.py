@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 from prometheus_client.metrics_core import Metric
 
+from marless.core.errors import CorruptError, NotFoundError, PermissionDeniedError, SpecError
 from marless.core.limits import MAX_PARTS, MAX_POLICIES
-from marless.errors import CorruptError, NotFoundError, PermissionDeniedError, SpecError
 from marless.rpc import chunks, roles
 from marless.rpc.client import Peer
 from marless.rpc.metrics import counter, gauge

@@ -11,8 +11,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
-from marless.log import structlog
+from marless.core.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
+from marless.core.log import structlog
 from services.param_store.redis_server import Provided
 from services.param_store.redis_url import settings_of
 

@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.errors import SpecError, shown
+from marless.core.errors import SpecError, shown
 
 PIECE_BYTES = 8 * 2**20
 """Longest value of a field: Redis serves no other client while it copies one."""

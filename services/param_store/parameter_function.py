@@ -13,12 +13,12 @@ from hashlib import sha256
 
 import numpy as np
 
-from marless.aggregation import gradient_file
-from marless.aggregation.applying import applied, check
+from marless.core.errors import CorruptError, SpecError
 from marless.core.net_step import NetStep
 from marless.core.state import Arrays, PolicyState
-from marless.errors import CorruptError, SpecError
-from marless.nets import serial
+from marless.learning.aggregation import gradient_file
+from marless.learning.aggregation.applying import applied, check
+from marless.learning.nets import serial
 from services.param_store.keys import BlobPart
 
 ACTING, LEARNING = "acting", "learning"

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from marless.errors import CorruptError
+from marless.core.errors import CorruptError
 from services.param_store.keys import PIECE_BYTES, BlobPart
 
 HASH_INLINE_BYTES = 2**20

@@ -22,9 +22,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marless import private_files
-from marless.errors import SpecError, UnavailableError
-from marless.log import structlog
+from marless.core import private_files
+from marless.core.errors import SpecError, UnavailableError
+from marless.core.log import structlog
 from marless.rpc.redis_program import find_binary
 from marless.rpc.redis_users import STORE, SUPERVISOR, RedisUsers
 from services.param_store import redis_guard

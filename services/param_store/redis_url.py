@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.connection import parse_url
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 
 _INSECURE = "or ask for it with --redis-insecure (MARLESS_REDIS_INSECURE=1)"
 

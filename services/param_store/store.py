@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from marless.errors import (
+from marless.core.errors import (
     FencedError,
     MarlessError,
     NotFoundError,
@@ -22,7 +22,7 @@ from marless.errors import (
     UnavailableError,
     unknown_name,
 )
-from marless.failpoint import failpoint
+from marless.core.failpoint import failpoint
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from marless.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError
 from marless.rpc import chunks
 from marless.rpc.byte_budget import ByteBudget
 from services.param_store.keys import BlobPart

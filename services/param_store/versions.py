@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.errors import NotFoundError, SpecError, shown
+from marless.core.errors import NotFoundError, SpecError, shown
 from services.param_store.keys import BlobPart, decode_manifest
 
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError
 from marless.core.limits import MAX_COUNT, MAX_POLICIES
-from marless.errors import ConflictError, FencedError, NotFoundError, SpecError
 from marless.rpc.requests import check_names, check_number, check_text
 from services.param_store.keys import BlobPart, check_name, encode_manifest
 from services.param_store.pieces import batches, pieces_of

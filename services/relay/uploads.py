@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.errors import CorruptError, MarlessError, OverloadedError, TooLargeError
+from marless.core.errors import CorruptError, MarlessError, OverloadedError, TooLargeError
 from marless.rpc.batcher import Batcher
 from marless.rpc.client import Peer
 from marless.rpc.relay import SMALL_BYTES, UPLOAD_S

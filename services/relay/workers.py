@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from marless.errors import MarlessError, UnreachableError
-from marless.log import structlog
+from marless.core.errors import MarlessError, UnreachableError
+from marless.core.log import structlog
 from marless.rpc.batcher import Batcher
 from marless.rpc.client import Peer
 from marless.rpc.errors import by_name, from_rpc

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 import marless
-from marless.bucket import reading
-from marless.client import AsyncClient
+from marless.app.client import AsyncClient
+from marless.storage.bucket import reading
 from services.coordinator.state.run_folder import RunFolder
 from tests.cloud.conftest import REGION
 from tests.integration.running import Cluster, created, go_on, outcome, running_scripted, spec

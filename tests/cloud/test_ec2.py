@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.errors import OverloadedError, UnavailableError
+from marless.core.errors import OverloadedError, UnavailableError
 from marless.fleet import fleet
 from marless.fleet.launchers.base import LaunchOutcome
 from marless.fleet.launchers.contract import check_launcher

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from marless.core.machine import Machine
 from marless.fleet.launchers.ec2 import spot
 from marless.fleet.launchers.ec2.settings import Ec2Settings
 from marless.fleet.launchers.ec2.spot import SpotPrices
-from marless.machine import Machine
 from tests.cloud.between import Answer, Between
 
 pytestmark = [pytest.mark.cloud, pytest.mark.asyncio]

@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 
 import marless
-from marless import checkpoint
-from marless.bucket.objects import Objects
-from marless.bucket.s3 import S3Objects
-from marless.envs.base import Discrete
-from marless.errors import (
+from marless.core.errors import (
     MarlessError,
     NotFoundError,
     PermissionDeniedError,
@@ -24,6 +20,10 @@ from marless.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
+from marless.learning.envs.base import Discrete
+from marless.storage import checkpoint
+from marless.storage.bucket.objects import Objects
+from marless.storage.bucket.s3 import S3Objects
 from tests.cloud.conftest import REGION
 from tests.unit.bucket.contract import every_check
 from tests.unit.policies.saved import save, state
@@ -120,8 +120,8 @@ def test_a_run_folder_is_downloaded(run, tmp_path):
 
 
 def test_a_job_starts_from_a_checkpoint_in_a_bucket(run):
-    from marless import spec as specs
-    from marless.client import checkpoints
+    from marless.app.client import checkpoints
+    from marless.jobs import spec as specs
 
     spec = specs.parse(
         {

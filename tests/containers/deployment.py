@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marless.client import Client
+from marless.app.client import Client
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"

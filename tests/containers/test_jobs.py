@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marless import spec as specs
-from marless.client import JobState
+from marless.app.client import JobState
+from marless.jobs import spec as specs
 from tests.containers.deployment import SERVICES, Deployment, up
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900, func_only=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from marless.errors import NotFoundError, UnreachableError
+from marless.core.errors import NotFoundError, UnreachableError
 from marless.rpc import admission, chunks
 from marless.rpc.admission import Limits, Streams, Transfers
 from marless.rpc.client import PACKAGE, Peer

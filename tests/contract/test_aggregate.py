@@ -13,13 +13,8 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from marless import failpoint
-from marless.aggregation import gradient_file
-from marless.aggregation.applying import applied
-from marless.aggregation.arrays import Matrices
-from marless.core.net_step import NetStep, ReturnScale
-from marless.core.state import PolicyState
-from marless.errors import (
+from marless.core import failpoint
+from marless.core.errors import (
     ConflictError,
     CorruptError,
     FencedError,
@@ -30,7 +25,12 @@ from marless.errors import (
     TooLargeError,
     UnavailableError,
 )
-from marless.nets import serial
+from marless.core.net_step import NetStep, ReturnScale
+from marless.core.state import PolicyState
+from marless.learning.aggregation import gradient_file
+from marless.learning.aggregation.applying import applied
+from marless.learning.aggregation.arrays import Matrices
+from marless.learning.nets import serial
 from marless.rpc import gradients
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, AggregationReply, ParamStore, PolicyWrite, WeightedGradient

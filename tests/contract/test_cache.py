@@ -12,7 +12,14 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from marless.errors import CorruptError, MarlessError, NotFoundError, PermissionDeniedError, SpecError, UnreachableError
+from marless.core.errors import (
+    CorruptError,
+    MarlessError,
+    NotFoundError,
+    PermissionDeniedError,
+    SpecError,
+    UnreachableError,
+)
 from marless.rpc.caches import CACHE_S, Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite

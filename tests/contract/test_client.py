@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from marless.client import AsyncClient, Client, Event
-from marless.client.download import Arriving
-from marless.errors import (
+from marless.app.client import AsyncClient, Client, Event
+from marless.app.client.download import Arriving
+from marless.core.errors import (
     AlreadyExistsError,
     CorruptError,
     JobStateError,
@@ -340,7 +340,7 @@ def test_a_run_folder_is_fetched_file_by_file(client, coordinator, tmp_path):
 
 def test_two_shells_may_fetch_the_same_job_at_once(coordinator, tmp_path):
     coordinator.add("a", files={"big": bytes(range(256)) * 8192, "job.json": b"{}"})
-    script = "import sys; from marless.client import Client; Client(sys.argv[1]).download('a', sys.argv[2])"
+    script = "import sys; from marless.app.client import Client; Client(sys.argv[1]).download('a', sys.argv[2])"
     command = [sys.executable, "-c", script, coordinator.address, str(tmp_path / "here")]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     for each in both:
@@ -535,7 +535,7 @@ def test_what_the_coordinator_says_of_itself(client):
 
 
 def test_the_client_loads_neither_torch_nor_redis_nor_services_nor_pydantic():
-    program = "import marless.client, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import marless.app.client, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "redis", "services", "pydantic", "typer", "rich", "structlog"}
 
@@ -573,7 +573,7 @@ def test_an_interrupt_in_a_notebook_ends_the_wait_and_not_the_client(coordinator
     coordinator.add("a")
     script = (
         "import asyncio, signal, sys, threading\n"
-        "from marless.client import Client\n"
+        "from marless.app.client import Client\n"
         "async def cell():\n"
         "    client = Client(sys.argv[1])\n"
         "    me = threading.main_thread().ident\n"

@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from marless.errors import MarlessError, OverloadedError
+from marless.core.errors import MarlessError, OverloadedError
 from marless.fleet import dispatch, tenancy
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet

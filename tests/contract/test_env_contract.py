@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marless.envs import registry, smac
-from marless.envs.base import EnvSpaces
-from marless.envs.contract import check_env
-from marless.envs.synthetic import SyntheticEnv
-from marless.spec import load
+from marless.jobs.spec import load
+from marless.learning.envs import registry, smac
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.synthetic import SyntheticEnv
 from tests.scripted_env import ScriptedEnv
 
 

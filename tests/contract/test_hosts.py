@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from marless.core import process_environment
-from marless.errors import MarlessError, SpecError, UnauthenticatedError
+from marless.core.errors import MarlessError, SpecError, UnauthenticatedError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.hosts import pool as hosts_pool
-from marless.fleet.hosts.host_workers import HostWorkers
-from marless.fleet.hosts.pool import Hosts
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
+from marless.fleet.launchers.hosts import pool as hosts_pool
+from marless.fleet.launchers.hosts.host_workers import HostWorkers
+from marless.fleet.launchers.hosts.pool import Hosts
 from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.security import Security

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from marless.errors import FencedError
+from marless.core.errors import FencedError
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal

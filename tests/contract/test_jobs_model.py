@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from marless.bucket.address import Address
-from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
-from marless.record import PhaseSeconds, RoundRecord
+from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
+from marless.jobs.record import PhaseSeconds, RoundRecord
+from marless.storage.bucket.address import Address
 from services.coordinator.jobs import live_job
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission

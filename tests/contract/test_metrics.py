@@ -12,7 +12,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from marless.errors import NotFoundError, SpecError
+from marless.core.errors import NotFoundError, SpecError
 from marless.rpc import metrics
 from marless.rpc.client import Peer
 from marless.rpc.metrics import counter, gauge

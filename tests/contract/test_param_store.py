@@ -7,8 +7,7 @@ from contextlib import aclosing
 import pytest
 from redis.asyncio import Redis
 
-from marless.core.lanes import LaneRecord
-from marless.errors import (
+from marless.core.errors import (
     ConflictError,
     CorruptError,
     FencedError,
@@ -17,6 +16,7 @@ from marless.errors import (
     SpecError,
     TooLargeError,
 )
+from marless.core.lanes import LaneRecord
 from marless.rpc import carries, chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import exceptions
 from redis.asyncio import Redis
 
-from marless.errors import OverloadedError, SpecError, UnavailableError
+from marless.core.errors import OverloadedError, SpecError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.redis_users import RULES, STORE, RedisUsers

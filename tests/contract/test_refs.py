@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.errors import CorruptError, PermissionDeniedError, SpecError, UnavailableError, UnreachableError
+from marless.core.errors import CorruptError, PermissionDeniedError, SpecError, UnavailableError, UnreachableError
 from marless.rpc import refs
 from marless.rpc.client import Peer
 from marless.rpc.refs import AT_ONCE, PIECE_BYTES, Borrowed, Loans, Ref, placed, seen, write_new

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from marless.errors import OverloadedError, StaleError
+from marless.core.errors import OverloadedError, StaleError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.handover import Tickets
 from marless.rpc import batcher

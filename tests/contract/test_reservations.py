@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 
-from marless.errors import JobStateError, NotFoundError, OverloadedError, StaleError, TooLargeError, UnreachableError
+from marless.core.errors import (
+    JobStateError,
+    NotFoundError,
+    OverloadedError,
+    StaleError,
+    TooLargeError,
+    UnreachableError,
+)
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations

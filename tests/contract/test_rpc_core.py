@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless import errors
+from marless.core import errors
 from marless.fleet.handover import Handover
 from marless.rpc import chunks, roles
 from marless.rpc.addresses import is_local

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from marless.sinks.contract import check_sink
+from marless.jobs.sinks.contract import check_sink
 
 
 class Lines:

@@ -14,11 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marless.core.limits import MAX_COUNT
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import (
+from marless.core.errors import (
     AlreadyExistsError,
     CorruptError,
     FencedError,
@@ -29,6 +25,10 @@ from marless.errors import (
     StaleError,
     UnavailableError,
 )
+from marless.core.limits import MAX_COUNT
+from marless.learning.data.rollout import rollout
+from marless.learning.data.trajectory import Trajectory, TrajectorySchema
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from marless.errors import ConflictError, FencedError, MarlessError, NotFoundError
+from marless.core.errors import ConflictError, FencedError, MarlessError, NotFoundError
 from services.param_store.connection import connected
 from services.param_store.keys import BlobPart
 from services.param_store.redis_server import Provided

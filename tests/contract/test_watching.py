@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from marless import round_file
-from marless.record import Evaluation
-from marless.record_json import from_json
-from marless.round_file import BATCH_BYTES, RoundReader
+from marless.jobs.record import Evaluation
+from marless.jobs.record_json import from_json
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.storage import round_file
+from marless.storage.round_file import BATCH_BYTES, RoundReader
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.api.watching import watch
 from services.coordinator.jobs.jobs import Jobs, JobsOptions

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from marless.errors import (
+from marless.core.errors import (
     InternalError,
     NotFoundError,
     OverloadedError,

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from marless.cli.main import app
+from marless.app.cli.main import app
 from tests.docs.blocks import ROOT
 
 BETWEEN = {"&&", "||", "|", ";", "&"}

@@ -99,7 +99,8 @@ TREATMENTS: Mapping[str, Treatment] = {
         named={"JOB.yaml": "spread6-demo.yaml", "JOB": "spread6-demo", "[--from RUN]": "--from spread6-demo"},
         shortened={"stop.rounds=60": "stop.rounds=4"},
         given=(
-            "from pathlib import Path; from marless import round_file, spec; folder = Path('runs/spread6-demo'); "
+            "from pathlib import Path; from marless.jobs import spec; from marless.storage import round_file; "
+            "folder = Path('runs/spread6-demo'); "
             "records, spec = list(round_file.read(folder / 'rounds.jsonl')), spec.load(folder / 'spec.yaml')"
         ),
         slow=True,

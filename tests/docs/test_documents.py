@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from marless.round_file import read
 from marless.rpc.redis_users import RULES, STORE
+from marless.storage.round_file import read
 from tests import imports
 from tests.docs import commands, elsewhere, programs, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
@@ -169,7 +169,7 @@ def test_the_drawing_of_imports_is_fresh():
 
 def test_a_tour_through_what_is_not_there_is_refused():
     with pytest.raises(KeyError, match=r"Schedule\.overdue"):
-        tour.measured("| `marless/schedules/base.py` | `Schedule.overdue` | x |")
+        tour.measured("| `marless/jobs/schedules/base.py` | `Schedule.overdue` | x |")
 
 
 def test_the_list_of_folders_is_true():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from marless import presets, prices, spec
+from marless.jobs import presets, prices, spec
 from tests.docs import programs
 from tests.docs.blocks import Block
 from tests.unit.scaling import minions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless.round_file import read
+from marless.storage.round_file import read
 from tests.unit.comparison.synthetic import JOB
 
 COMPARE = ("compare", "job.yaml", "--presets", "vanilla,no-sharing", "--seeds", "1", "-o", "json")
@@ -21,7 +21,7 @@ def marless(place: Path, *arguments: str) -> subprocess.Popen[str]:
     own = {"TMPDIR": str(place), "MARLESS_ACTOR_WORKERS": "2", "OMP_NUM_THREADS": "1"}
     own |= {"MARLESS_SPOOL": str(place / "spool")}
     return subprocess.Popen(
-        (sys.executable, "-c", "from marless.cli import command; command()", *arguments),
+        (sys.executable, "-c", "from marless.app.cli import command; command()", *arguments),
         cwd=place,
         env={name: value for name, value in os.environ.items() if name != "MARLESS_COORDINATOR"} | own,
         stdout=subprocess.PIPE,

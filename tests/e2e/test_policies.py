@@ -16,16 +16,16 @@ import yaml
 from mpe2 import simple_spread_v3
 
 import marless
-from marless import spec as specs
-from marless.data.bounds import batches
-from marless.data.episodes import total
-from marless.data.returns import returns_of
-from marless.data.rollout import play
-from marless.envs import registry
-from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.record import RoundRecord
-from marless.round_file import read
+from marless.jobs import spec as specs
+from marless.jobs.record import RoundRecord
+from marless.learning.data.bounds import batches
+from marless.learning.data.episodes import total
+from marless.learning.data.returns import returns_of
+from marless.learning.data.rollout import play
+from marless.learning.envs import registry
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
 from marless.rpc.v1 import actor_pool_pb2
+from marless.storage.round_file import read
 from services.actor_pool.actor import actor_seed, batch_seed
 from tests import misbehaving_env
 
@@ -49,7 +49,7 @@ def run(tmp_path_factory) -> Path:
     """The run folder of a job that was trained by `marless train`, called spread as in the README."""
     place = tmp_path_factory.mktemp("trained")
     (place / "job.yaml").write_text(yaml.safe_dump(JOB))
-    command = [sys.executable, "-c", "from marless.cli import command; command()", "train", "job.yaml"]
+    command = [sys.executable, "-c", "from marless.app.cli import command; command()", "train", "job.yaml"]
     subprocess.run([*command, "--job", "spread"], cwd=place, check=True, capture_output=True, timeout=90)
     return place / "runs" / "spread"
 
@@ -153,7 +153,7 @@ def test_the_example_plays_the_team(run):
 
 
 def _marless(run: Path, *arguments: str, **environment: str) -> str:
-    command = [sys.executable, "-c", "from marless.cli import command; command()", *arguments]
+    command = [sys.executable, "-c", "from marless.app.cli import command; command()", *arguments]
     settings: Mapping[str, str] = os.environ | environment
     done = subprocess.run(command, cwd=run.parent.parent, capture_output=True, text=True, check=True, env=settings)
     return done.stdout
@@ -182,7 +182,7 @@ def test_an_environment_that_goes_on_is_evaluated_as_ever(misled):
 
 
 def test_ctrl_c_ends_an_evaluation_without_a_traceback(run):
-    command = (sys.executable, "-c", "from marless.cli import command; command()", "evaluate", str(run))
+    command = (sys.executable, "-c", "from marless.app.cli import command; command()", "evaluate", str(run))
     playing = subprocess.Popen((*command, "--episodes", "10000000"), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert b"playing" in playing.stderr.read(len("marless: playing"))
     playing.send_signal(signal.SIGINT)  # to the command alone; the process that plays is another one
@@ -201,7 +201,7 @@ def misled(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
     allowed = os.environ | {"MARLESS_ENV_MODULES": "tests.misbehaving_env", "PYTHONPATH": str(ROOT)}
 
     def marless(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-c", "from marless.cli import command; command()", *arguments)
+        command = (sys.executable, "-c", "from marless.app.cli import command; command()", *arguments)
         return subprocess.run(command, cwd=place, env=allowed, capture_output=True, text=True, timeout=90, check=False)
 
     done = marless("train", "job.yaml", "--job", "misled")

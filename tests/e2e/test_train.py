@@ -17,13 +17,13 @@ import psutil
 import pytest
 import yaml
 
-from marless import spec as specs
-from marless.cli.main import main
-from marless.cli.stack import SERVICES
+from marless.app.cli.main import main
+from marless.app.cli.stack import SERVICES
 from marless.core import process_environment
-from marless.round_file import read
+from marless.jobs import spec as specs
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.storage.round_file import read
 
 ROUNDS, EVALUATED_EVERY, SAVED_EVERY = 40, 5, 15
 JOB = {
@@ -117,7 +117,7 @@ def start(place: Path, *arguments: str, runs: str = "runs", job_file: bool = Tru
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
-    command = (sys.executable, "-c", "from marless.cli import command; command()", "train")
+    command = (sys.executable, "-c", "from marless.app.cli import command; command()", "train")
     process = subprocess.Popen(
         (*command, *(["job.yaml"] if job_file else []), "--runs", runs, *arguments),
         cwd=place,

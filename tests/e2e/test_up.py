@@ -14,13 +14,13 @@ import psutil
 import pytest
 import yaml
 
-from marless.cli.background import StackFolder
-from marless.round_file import read
+from marless.app.cli.background import StackFolder
 from marless.rpc.roles import Role
+from marless.storage.round_file import read
 from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS, WITNESS
 
 GONE_S = 30.0
-COMMAND = (sys.executable, "-c", "from marless.cli import command; command()")
+COMMAND = (sys.executable, "-c", "from marless.app.cli import command; command()")
 
 
 @dataclass

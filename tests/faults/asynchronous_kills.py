@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marless.job import prepare
-from marless.record import AggregationRecord, RoundRecord
+from marless.jobs.job import prepare
+from marless.jobs.record import AggregationRecord, RoundRecord
 from services.coordinator.state.run_folder import RunFolder
 from tests.faults import failpoints, job_kills
 from tests.faults.pools import DOCUMENT

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from marless.billing.billed import Clock
-from marless.record import RoundRecord
+from marless.cost.billing.billed import Clock
+from marless.jobs.record import RoundRecord
 from tests.faults.paused_processes import second_coordinator
 from tests.faults.pools import DOCUMENT
 from tests.faults.results import Result, same

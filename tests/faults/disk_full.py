@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 
 from bench.harness import percentile
-from marless import failpoint
-from marless.errors import ConflictError, FencedError
+from marless.core import failpoint
+from marless.core.errors import ConflictError, FencedError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

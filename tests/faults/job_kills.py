@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 
 from bench.harness import percentile
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 from tests.faults.results import Result, round_s, same
 from tests.faults.rig import Disturbed, Rig, until
 

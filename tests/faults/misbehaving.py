@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from marless import spec as specs
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.jobs import spec as specs
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2

@@ -15,8 +15,8 @@ from unittest import mock
 
 import psutil
 
+from marless.core.errors import OverloadedError, UnreachableError
 from marless.core.limits import MAX_ACTORS
-from marless.errors import OverloadedError, UnreachableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from marless.cli.stack import socket_directory
+from marless.app.cli.stack import socket_directory
 from services.param_store import redis_server
 from services.param_store.redis_server import RedisOptions
 from tests.faults.proxy import BLACKHOLE, HEALTHY, Proxy

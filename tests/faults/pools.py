@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from marless import spec as specs
 from marless.core.group import Versions
 from marless.fleet.launchers.options import LOCAL, Choice
-from marless.job import PreparedJob, prepare
+from marless.jobs import spec as specs
+from marless.jobs.job import PreparedJob, prepare
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.roles import Role

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marless.errors import ConflictError, FencedError, NotFoundError, UnavailableError
+from marless.core.errors import ConflictError, FencedError, NotFoundError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.security import Security

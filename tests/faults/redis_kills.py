@@ -8,7 +8,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from marless.errors import ConflictError, UnavailableError
+from marless.core.errors import ConflictError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 from tests.faults.rig import Disturbed, Rig
 
 _FACTS = ("round", "env_steps", "actors", "groups", "versions", "returns", "evaluations", "metrics", "decisions")

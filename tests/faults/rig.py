@@ -15,11 +15,11 @@ from typing import IO, Any
 
 import psutil
 
-from marless import spec as specs
-from marless.cli.stack import SERVICES, LocalStack, StackOptions
-from marless.cli.supervision import RestartLimits
-from marless.record import RoundRecord
-from marless.record_json import from_json
+from marless.app.cli.stack import SERVICES, LocalStack, StackOptions
+from marless.app.cli.supervision import RestartLimits
+from marless.jobs import spec as specs
+from marless.jobs.record import RoundRecord
+from marless.jobs.record_json import from_json
 from marless.rpc.client import Peer
 from marless.rpc.retry import retry
 from marless.rpc.security import Security

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from marless.client import AsyncClient
-from marless.errors import JobStateError
-from marless.record import RoundRecord
-from marless.round_file import read
+from marless.app.client import AsyncClient
+from marless.core.errors import JobStateError
+from marless.jobs.record import RoundRecord
+from marless.storage.round_file import read
 from tests.faults.pools import DOCUMENT, RunningPools, running_pools
 from tests.faults.read_only import abort, on_image
 

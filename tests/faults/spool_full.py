@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 from services.learner_pool.replays import Replays
 from tests.contract.test_trajectory_buffer import TINY, blank, opened, upload
 

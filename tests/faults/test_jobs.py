@@ -3,7 +3,7 @@
 import pytest
 import pytest_asyncio
 
-from marless import failpoint
+from marless.core import failpoint
 from tests.faults import (
     asynchronous_kills,
     changing_groups,

@@ -19,17 +19,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless.client import AsyncClient
-from marless.errors import MarlessError
+from marless.app.client import AsyncClient
+from marless.core.errors import MarlessError
 from marless.fleet.launchers.template import HUNG_S
 from marless.fleet.session import OVERDUE_S
+from marless.jobs.spec import spaces_to_json
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from marless.spec import spaces_to_json
 from tests import tokens
 from tests.faults.pools import small_job
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from marless.errors import UnreachableError
+from marless.core.errors import UnreachableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from marless.core.errors import FencedError, JobStateError, StaleError
 from marless.core.measures import Measure
-from marless.data.trajectory import Trajectory
-from marless.errors import FencedError, JobStateError, StaleError
-from marless.job import PreparedJob, schema_of
+from marless.jobs.job import PreparedJob, schema_of
+from marless.learning.data.trajectory import Trajectory
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 
-from marless.errors import ConflictError, FencedError
+from marless.core.errors import ConflictError, FencedError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -74,7 +74,7 @@ def work(name: str, executions: int, seed: int, guided: bool) -> None:
 
 def replay(name: str, data: str) -> int:
     """Run one input again; its traceback, or what it ended in."""
-    from marless.errors import MarlessError
+    from marless.core.errors import MarlessError
     from tests.fuzz.choices import Choices
     from tests.fuzz.targets import TARGETS
 

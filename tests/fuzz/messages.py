@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.fleet.handover import Handover
-from marless.fleet.hosts.pool import Hosts
 from marless.fleet.launchers.base import WorkerProgram
+from marless.fleet.launchers.hosts.pool import Hosts
+from marless.learning.data.trajectory import Trajectory, TrajectorySchema
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.refs import Loans, Ranges
 from marless.rpc.requests import message

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from marless.envs.base import AgentClass, Discrete
-from marless.errors import MarlessError
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.policies import policy as policies
-from marless.policies.team import Team
+from marless.core.errors import MarlessError
+from marless.learning.envs.base import AgentClass, Discrete
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.policies import policy as policies
+from marless.learning.policies.team import Team
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, raw, text
 

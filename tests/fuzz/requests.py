@@ -6,10 +6,10 @@ import base64
 import json
 from typing import Any
 
-from marless import prices as price_tables
-from marless import spec as specs
-from marless.data.trajectory import TrajectorySchema
-from marless.estimates import calibration as calibrations
+from marless.cost.estimates import calibration as calibrations
+from marless.jobs import prices as price_tables
+from marless.jobs import spec as specs
+from marless.learning.data.trajectory import TrajectorySchema
 from services.coordinator.state.job_index import _read_token
 from services.param_store.versions import position
 from tests.fuzz import scratch

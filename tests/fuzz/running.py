@@ -11,7 +11,7 @@ from pathlib import Path
 
 import marless
 import services
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from tests.fuzz.choices import LONGEST, Choices
 from tests.fuzz.targets import TARGETS, Target
 

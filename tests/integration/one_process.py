@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.rollout import Lane
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.job import PreparedJob, prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.record import RoundRecord
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.record import RoundRecord
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.data.rollout import Lane
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marless.aggregation.applying import applied
-from marless.aggregation.queue import GradientBatch
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.core.group import Group
 from marless.core.measures import Measure
 from marless.core.state import Arrays, PolicyState
-from marless.data.rollout import Lane
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.job import PreparedJob, prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.record import RoundRecord
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.arrivals import Arrival, read
+from marless.jobs.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, StellarisStep, learner_of
+from marless.jobs.schedules.stellaris_config import makes_versions
+from marless.learning.aggregation.applying import applied
+from marless.learning.aggregation.queue import GradientBatch
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.data.rollout import Lane
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
-from marless.schedules.arrivals import Arrival, read
-from marless.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, StellarisStep, learner_of
-from marless.schedules.stellaris_config import makes_versions
 from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from marless import spec as specs
-from marless.checkpoint import newest
-from marless.job import prepare
-from marless.record import Evaluation, RoundRecord
-from marless.rerun import replayed
+from marless.jobs import spec as specs
+from marless.jobs.job import prepare
+from marless.jobs.record import Evaluation, RoundRecord
+from marless.jobs.rerun import replayed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
+from marless.storage.checkpoint import newest
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import ActorPoolConfig as ActorConfig
 from services.coordinator.execution.job_run import JobRun

@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 from redis import Redis
 
-from marless.errors import SpecError, StaleError, UnreachableError
-from marless.job import prepare
+from marless.core.errors import SpecError, StaleError, UnreachableError
+from marless.jobs.job import prepare
+from marless.jobs.schedules.arrivals import read
+from marless.jobs.sections import StopSpec
 from marless.rpc.param_store import ParamStore
-from marless.schedules.arrivals import read
-from marless.sections import StopSpec
 from services.coordinator.execution import asynchronous
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder

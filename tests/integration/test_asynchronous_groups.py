@@ -9,8 +9,8 @@ from itertools import count, pairwise
 import pytest
 
 from marless.core.group import Group
-from marless.job import prepare
-from marless.schedules.arrivals import read
+from marless.jobs.job import prepare
+from marless.jobs.schedules.arrivals import read
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_counts, check_same_weights
 from tests.integration.running import STEPS, KilledError, check_replay, created, go_on, succeeded

@@ -9,13 +9,13 @@ from itertools import count
 
 import pytest
 
-from marless.aggregation.config import AsyncRule
-from marless.algos import registry as algorithms
-from marless.algos.off_policy.config import OffPolicyConfig
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.rerun import replayed
-from marless.schedules.arrivals import read
+from marless.core.errors import SpecError
+from marless.jobs.job import prepare
+from marless.jobs.rerun import replayed
+from marless.jobs.schedules.arrivals import read
+from marless.learning.aggregation.config import AsyncRule
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.off_policy.config import OffPolicyConfig
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.state.run_folder import RunFolder

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from marless.bucket.address import Address
-from marless.bucket.reading import read_head
-from marless.errors import UnreachableError
+from marless.core.errors import UnreachableError
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.reading import read_head
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.status import JobStatus

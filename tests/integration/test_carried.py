@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from marless.algos import registry as algorithms
-from marless.algos.learner import LearnerContext, RoundInput, Scope
+from marless.core.errors import UnreachableError
 from marless.core.group import Group
-from marless.data.rollout import Lane
-from marless.data.stagger import lengths
-from marless.envs import registry
-from marless.errors import UnreachableError
-from marless.job import prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
+from marless.jobs.job import prepare
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.rollout import Lane
+from marless.learning.data.stagger import lengths
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc import carries
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed

@@ -9,21 +9,21 @@ import pytest
 import pytest_asyncio
 
 import marless
-from marless import prices
-from marless.algos import registry as algorithms
-from marless.algos.learner import LearnerContext, RoundInput, Scope
-from marless.billing.ledger import Ledger
-from marless.checkpoint import PARTS
+from marless.core.errors import UnreachableError
 from marless.core.group import Group
-from marless.data.rollout import Lane
-from marless.envs import registry
-from marless.errors import UnreachableError
-from marless.job import prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
+from marless.cost.billing.ledger import Ledger
+from marless.jobs import prices
+from marless.jobs.job import prepare
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.rollout import Lane
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.storage.checkpoint import PARTS
 from services.actor_pool.actor import actor_seed
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.prewarming import Prewarming

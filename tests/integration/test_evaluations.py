@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marless.core.errors import InternalError
 from marless.core.stopwatch import Stopwatch
-from marless.errors import InternalError
-from marless.job import PreparedJob
-from marless.record import RoundRecord
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
 from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import GRACE_S
 from services.coordinator.execution.pools import Pools, Rollout

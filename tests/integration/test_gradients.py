@@ -11,22 +11,22 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from marless.aggregation import gradient_file
-from marless.algos import registry as algorithms
-from marless.algos.learner import LearnerContext, RoundInput, Scope
-from marless.checkpoint import PARTS
+from marless.core.errors import ConflictError, FencedError, NotFoundError, StaleError
 from marless.core.group import Group
 from marless.core.limits import MAX_COUNT
-from marless.data.rollout import rollout
-from marless.envs import registry
-from marless.errors import ConflictError, FencedError, NotFoundError, StaleError
-from marless.job import PreparedJob, prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
+from marless.jobs.job import PreparedJob, prepare
+from marless.learning.aggregation import gradient_file
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.rollout import rollout
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc import gradients
 from marless.rpc.param_store import PolicyWrite
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+from marless.storage.checkpoint import PARTS
 from services.actor_pool.actor import actor_seed
 from services.coordinator.execution.wire import groups_of
 from services.learner_pool.tasks import LearnTasks

@@ -10,14 +10,14 @@ from itertools import count, groupby
 import pytest
 import pytest_asyncio
 
-from marless.errors import NotFoundError, SpecError, UnavailableError
-from marless.round_file import read
+from marless.core.errors import NotFoundError, SpecError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.storage.round_file import read
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.jobs.jobs import JobsOptions

@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 
 from marless import load_policy
-from marless.core.stopwatch import Stopwatch
-from marless.errors import (
+from marless.core.errors import (
     AlreadyExistsError,
     CorruptError,
     JobStateError,
@@ -23,8 +22,9 @@ from marless.errors import (
     SpecError,
     UnavailableError,
 )
-from marless.record import RoundRecord
-from marless.record_json import from_json
+from marless.core.stopwatch import Stopwatch
+from marless.jobs.record import RoundRecord
+from marless.jobs.record_json import from_json
 from services.coordinator.api.watching import WatchEvent, read_log, watch
 from services.coordinator.execution import recording, timing, updates
 from services.coordinator.jobs.failover import ATTACHED_LEASES

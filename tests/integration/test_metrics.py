@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from marless.cli.stack import LocalStack
-from marless.client import AsyncClient
-from marless.record import RoundRecord
-from marless.round_file import read
-from marless.sinks.scalars import scalars
+from marless.app.cli.stack import LocalStack
+from marless.app.client import AsyncClient
+from marless.jobs.record import RoundRecord
+from marless.jobs.sinks.scalars import scalars
+from marless.storage.round_file import read
 from services.coordinator.jobs.tally import EXECUTED
 from services.coordinator.state.run_folder import RunFolder
 from tests.e2e.test_train import JOB

@@ -7,14 +7,14 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
-from marless import prices
-from marless.accountings import ACCOUNTINGS
-from marless.billing.bill import bill
 from marless.core.group import Group
-from marless.estimates.simulate import replayed_spec, simulate
-from marless.job import prepare
-from marless.pricing.usage import HOST, usage
-from marless.simulation.cluster import modelled, waits
+from marless.cost.billing.bill import bill
+from marless.cost.estimates.simulate import replayed_spec, simulate
+from marless.cost.simulation.cluster import modelled, waits
+from marless.jobs import prices
+from marless.jobs.accountings import ACCOUNTINGS
+from marless.jobs.job import prepare
+from marless.jobs.usage import HOST, usage
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,

@@ -7,13 +7,13 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
-from marless.errors import CorruptError
-from marless.estimates.simulate import simulate
-from marless.explanation import changes
-from marless.job import prepare, schema_of
-from marless.record import InvocationRecord, RoundRecord
-from marless.schedules.pipelined import PipelinedConfig
-from marless.sections import StopSpec
+from marless.core.errors import CorruptError
+from marless.cost.estimates.simulate import simulate
+from marless.jobs.explanation import changes
+from marless.jobs.job import prepare, schema_of
+from marless.jobs.record import InvocationRecord, RoundRecord
+from marless.jobs.schedules.pipelined import PipelinedConfig
+from marless.jobs.sections import StopSpec
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights

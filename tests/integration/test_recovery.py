@@ -16,12 +16,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless import prices
-from marless.billing.bill import bill
-from marless.checkpoint import PARTS
+from marless.core.errors import NotFoundError, UnreachableError
 from marless.core.stopwatch import Stopwatch
-from marless.errors import NotFoundError, UnreachableError
+from marless.cost.billing.bill import bill
+from marless.jobs import prices
 from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.storage.checkpoint import PARTS
 from services.coordinator.execution import reservations, timing, updates
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view

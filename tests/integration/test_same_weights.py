@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from marless.sections import StopSpec
+from marless.jobs.sections import StopSpec
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import ENVS, KilledError, created, go_on, succeeded

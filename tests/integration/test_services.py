@@ -12,25 +12,18 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless import spec as specs
-from marless.algos import registry as algorithms
-from marless.algos.learner import LearnerContext, RoundInput, Scope
+from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError, StaleError, UnavailableError
 from marless.core.group import Group
 from marless.core.measures import Measure
-from marless.data.returns import EpisodeReturns, returns_of
-from marless.data.rollout import play, rollout
-from marless.envs import registry
-from marless.errors import (
-    ConflictError,
-    FencedError,
-    NotFoundError,
-    SpecError,
-    StaleError,
-    UnavailableError,
-)
-from marless.job import PreparedJob, prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
+from marless.jobs import spec as specs
+from marless.jobs.job import PreparedJob, prepare
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.returns import EpisodeReturns, returns_of
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs import registry
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from marless import spec as specs
-from marless.errors import PermissionDeniedError, UnauthenticatedError
+from marless.core.errors import PermissionDeniedError, UnauthenticatedError
+from marless.jobs import spec as specs
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless import private_files
-from marless.cli import answering, supervision
-from marless.cli.answering import Patience
-from marless.cli.service_process import Start, Starter
-from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of, socket_directory
-from marless.cli.supervision import Log, RestartLimits
-from marless.errors import JobStateError, UnavailableError
-from marless.private_files import Claim
+from marless.app.cli import answering, supervision
+from marless.app.cli.answering import Patience
+from marless.app.cli.service_process import Start, Starter
+from marless.app.cli.stack import SERVICES, LocalStack, StackOptions, owner_of, socket_directory
+from marless.app.cli.supervision import Log, RestartLimits
+from marless.core import private_files
+from marless.core.errors import JobStateError, UnavailableError
+from marless.core.private_files import Claim
 from marless.rpc.security import SECRET_VARIABLES
 
 SERVES_S = 30.0

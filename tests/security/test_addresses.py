@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from marless.core import orphans
-from marless.errors import UnauthenticatedError
+from marless.core.errors import UnauthenticatedError
 from marless.fleet.handover import Tickets
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from marless.core.errors import NotFoundError, SpecError
 from marless.core.limits import (
     MAX_ACTIONS,
     MAX_ACTORS,
@@ -20,13 +21,12 @@ from marless.core.limits import (
     MAX_STEPS,
     MAX_TIMEOUT_S,
 )
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
-from marless.envs.games import TargetOptions
-from marless.errors import NotFoundError, SpecError
 from marless.fleet.machines import MachineAccounts
+from marless.jobs.spec import parse
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
+from marless.learning.envs.games import TargetOptions
 from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
-from marless.spec import parse
 from services.actor_pool.rollouts import Rollouts
 from services.learner_pool.gradients import MAX_PEERS, Gradients
 from services.learner_pool.tasks import MAX_ROLLOUTS, LearnTasks

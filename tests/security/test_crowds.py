@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from marless.errors import OverloadedError
+from marless.core.errors import OverloadedError
 from marless.rpc import security, server
 from marless.rpc.admission import MAX_CALLS
 from marless.rpc.client import Peer

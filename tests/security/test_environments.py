@@ -12,12 +12,12 @@ import yaml
 
 from marless import load_policy
 from marless.core import allowed_modules
-from marless.envs import registry
-from marless.envs.base import Discrete
-from marless.errors import SpecError
-from marless.nets.acting import ActingState
-from marless.policies.evaluation import evaluate
-from marless.policies.policy import Origin, Policy, write
+from marless.core.errors import SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.base import Discrete
+from marless.learning.nets.acting import ActingState
+from marless.learning.policies.evaluation import evaluate
+from marless.learning.policies.policy import Origin, Policy, write
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import serving
@@ -42,7 +42,7 @@ NAMES = (
     "pettingzoo/posix:system",
     "pettingzoo/subprocess:getoutput",
     "pettingzoo/builtins:exec",
-    "pettingzoo/marless.envs.registry:importlib.os.system",
+    "pettingzoo/marless.learning.envs.registry:importlib.os.system",
     "pettingzoo/pettingzoo:os",
     "pettingzoo/pettingzoo.utils.conversions:parallel_wrapper_fn",
     "pettingzoo/pettingzoo.classic.tictactoe_v3:raw_env",

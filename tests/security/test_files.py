@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from marless import spec
-from marless.cli.doctor import places
-from marless.cli.doctor.examination import _spool
-from marless.cli.stack import LocalStack
-from marless.client.address import find
-from marless.client.download import Arriving
-from marless.data.frame_file import FrameFile
-from marless.data.frames import ReplaySchema
-from marless.errors import SpecError, UnavailableError
+from marless.app.cli.doctor import places
+from marless.app.cli.doctor.examination import _spool
+from marless.app.cli.stack import LocalStack
+from marless.app.client.address import find
+from marless.app.client.download import Arriving
+from marless.core.errors import SpecError, UnavailableError
+from marless.jobs import spec
+from marless.learning.data.frame_file import FrameFile
+from marless.learning.data.frames import ReplaySchema
 from services.coordinator.state.job_index import Index
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import Runs

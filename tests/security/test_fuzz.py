@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.errors import CorruptError
+from marless.core.errors import CorruptError
 from tests.fuzz.choices import Choices
 from tests.fuzz.running import Findings, execute, plainly
 from tests.fuzz.targets import TARGETS, Target

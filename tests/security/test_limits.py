@@ -11,14 +11,14 @@ import tracemalloc
 import pytest
 import yaml
 
-from marless import documents
-from marless.data.trajectory import TrajectorySchema
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError, unknown_name
-from marless.job import prepare
+from marless.core import documents
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError, unknown_name
+from marless.jobs.job import prepare
+from marless.jobs.spec import from_json, load, parse, spaces_from_json, spaces_to_json
+from marless.learning.data.trajectory import TrajectorySchema
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_json
 from services.coordinator.jobs import preparation
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.submission import Submission

@@ -108,7 +108,7 @@ def train(place: Path, algorithm: str) -> tuple[str, ...]:
         "stop": {"rounds": 4},
     }
     (place / "job.yaml").write_text(yaml.safe_dump(document))
-    return sys.executable, "-c", "from marless.cli import command; command()", "train", "job.yaml", "--job", "small"
+    return sys.executable, "-c", "from marless.app.cli import command; command()", "train", "job.yaml", "--job", "small"
 
 
 @pytest.mark.parametrize(

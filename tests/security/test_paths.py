@@ -12,8 +12,18 @@ import numpy as np
 import pytest
 import yaml
 
-from marless import spec as specs
-from marless.checkpoint import (
+from marless.app.client import AsyncClient
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
+from marless.core.limits import MAX_MANIFEST_BYTES
+from marless.core.state import PolicyState
+from marless.jobs import spec as specs
+from marless.learning.nets import serial
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.server import serving
+from marless.rpc.v1 import coordinator_pb2 as pb
+from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.storage.checkpoint import (
     MANIFEST,
     PARTS,
     Checkpoint,
@@ -23,16 +33,6 @@ from marless.checkpoint import (
     SavedPolicy,
     read,
 )
-from marless.client import AsyncClient
-from marless.core.limits import MAX_MANIFEST_BYTES
-from marless.core.state import PolicyState
-from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
-from marless.nets import serial
-from marless.rpc.client import Peer
-from marless.rpc.security import Security
-from marless.rpc.server import serving
-from marless.rpc.v1 import coordinator_pb2 as pb
-from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import parse
 from services.coordinator.state import uploads
@@ -135,7 +135,7 @@ async def test_a_scheduler_by_path_is_refused_and_one_here_is_sent(address, tmp_
 
 @pytest.mark.parametrize("uri", ["http://169.254.169.254/", "file:///etc", "sqlite:////tmp/x.db", "./mlruns", "x:y"])
 async def test_a_sink_goes_where_the_operator_says(address, uri, monkeypatch):
-    monkeypatch.setattr("marless.sinks.registry.find_spec", lambda _: "installed")
+    monkeypatch.setattr("marless.jobs.sinks.registry.find_spec", lambda _: "installed")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", CANARY)
     for usual in ("", "https://ours"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)

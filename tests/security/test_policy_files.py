@@ -17,11 +17,11 @@ import yaml
 from safetensors import numpy as safetensors
 
 from marless import load_policy
-from marless.documents import yaml_of
-from marless.envs.base import Box, Discrete
-from marless.errors import CorruptError, MarlessError, SpecError
-from marless.policies.policy import _digest
-from marless.spec import load_resolved
+from marless.core.documents import yaml_of
+from marless.core.errors import CorruptError, MarlessError, SpecError
+from marless.jobs.spec import load_resolved
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.policies.policy import _digest
 from tests.unit.cli.conftest import marless
 from tests.unit.policies.saved import save, state
 

@@ -14,7 +14,7 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from marless.errors import NotFoundError, SpecError, UnavailableError, UnreachableError
+from marless.core.errors import NotFoundError, SpecError, UnavailableError, UnreachableError
 from marless.rpc.redis_program import find_binary
 from marless.rpc.redis_users import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers
 from services.param_store import redis_server

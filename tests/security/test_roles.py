@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
+from marless.core.errors import FencedError, PermissionDeniedError, SpecError
 from marless.core.lanes import LaneRecord
-from marless.errors import FencedError, PermissionDeniedError, SpecError
 from marless.rpc import carries, roles, v1
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite

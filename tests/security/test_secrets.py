@@ -11,14 +11,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from marless import spec as specs
-from marless.cli.main import app
-from marless.client import AsyncClient, Client
+from marless.app.cli.main import app
+from marless.app.client import AsyncClient, Client
 from marless.core import orphans
-from marless.errors import MarlessError, PermissionDeniedError, UnauthenticatedError
+from marless.core.errors import MarlessError, PermissionDeniedError, UnauthenticatedError
 from marless.fleet.launchers.local import CHECK_S
-from marless.record import RoundRecord
-from marless.round_file import read
+from marless.jobs import spec as specs
+from marless.jobs.record import RoundRecord
 from marless.rpc import tokens as files
 from marless.rpc.client import Peer
 from marless.rpc.roles import ALLOWED, Role
@@ -26,6 +25,7 @@ from marless.rpc.security import Security
 from marless.rpc.tokens import LOOK_S
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.storage.round_file import read
 from tests import tokens
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.security.test_roles import METHODS, status
@@ -236,7 +236,7 @@ async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_jo
 def test_what_a_client_says_of_itself_and_of_its_mistakes_holds_no_token(tmp_path, monkeypatch):
     secret = "canary-of-the-user"
     monkeypatch.setenv("MARLESS_TOKEN", secret)
-    monkeypatch.setattr("marless.cli.options.CONTACT_S", 0.1)
+    monkeypatch.setattr("marless.app.cli.options.CONTACT_S", 0.1)
     with Client(f"unix:{tmp_path}/none.sock") as client:
         assert secret not in repr(client) + repr(vars(client)) + repr(vars(client._client))
     for words in (["list"], ["doctor"], ["up", "--listen", "127.0.0.1:7070"], ["submit", "/none.yaml"]):

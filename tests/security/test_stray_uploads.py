@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from marless.errors import AlreadyExistsError, FencedError, JobStateError, NotFoundError, StaleError
+from marless.core.errors import AlreadyExistsError, FencedError, JobStateError, NotFoundError, StaleError
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import Send, Storm
 

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marless import checkpoint
-from marless.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, SpecError
 from marless.core.state import PolicyState
-from marless.data.rollout import play, rollout
-from marless.envs.base import Discrete
-from marless.errors import CorruptError, MarlessError, NotFoundError, SpecError
-from marless.nets import serial
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs.base import Discrete
+from marless.learning.nets import serial
 from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
+from marless.storage import checkpoint
+from marless.storage.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from services.learner_pool.content import check_bytes, check_header, declared_bytes
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.param_store.keys import BlobPart

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from marless.cli.main import app
-from marless.errors import SpecError
+from marless.app.cli.main import app
+from marless.core.errors import SpecError
 from marless.rpc import tokens as files
 from marless.rpc.roles import Role
 from marless.rpc.tokens import LOOK_S, Tokens

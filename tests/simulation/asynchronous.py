@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.stellaris_config import makes_versions
+from marless.learning.data.trajectory import Trajectory
 from marless.rpc.gradients import learner_of
-from marless.schedules.arrivals import read
-from marless.schedules.stellaris_config import makes_versions
 from services.param_store import store as stores
 from tests.integration.one_process_asynchronous import Asynchronous, check_counts, check_same_weights
 from tests.simulation.canned import Canned

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.core.functions import FunctionRun
 from marless.core.group import Group
 from marless.core.state import REPLAY, PolicyState
-from marless.data.episodes import EpisodeStats
-from marless.data.trajectory import Trajectory
-from marless.job import PreparedJob, schema_of
+from marless.jobs.job import PreparedJob, schema_of
+from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
+from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.trajectory import Trajectory
 from services.actor_pool import actor as actors
 from services.actor_pool.actor import Actor
 from services.actor_pool.lanes import LivingLanes

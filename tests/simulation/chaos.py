@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from marless import failpoint
+from marless.core import failpoint
 from tests.simulation.loop import Process
 from tests.simulation.network import UNHEARD_S, Network, Weather, kind
 from tests.simulation.surroundings import Trap

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from marless import prices
-from marless.billing.ledger import Ledger
-from marless.pricing.money import usd
-from marless.record import RoundRecord
-from marless.round_file import read
+from marless.cost.billing.ledger import Ledger
+from marless.cost.pricing.money import usd
+from marless.jobs import prices
+from marless.jobs.record import RoundRecord
+from marless.storage.round_file import read
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool.trajectory_buffer import TrajectoryFile
 from services.param_store import store as stores

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from tests.simulation.loop import Process, VirtualLoop, nobody
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from marless import spec as specs
-from marless.job import PreparedJob, prepare
+from marless.jobs import spec as specs
+from marless.jobs.job import PreparedJob, prepare
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 from services.param_store.aggregation import Aggregator

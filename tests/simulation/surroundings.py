@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 import pytest
 
-from marless import failpoint
-from marless.log import structlog
+from marless.core import failpoint
+from marless.core.log import structlog
 from tests.simulation.channel import Channel
 from tests.simulation.loop import START_S, THREAD_S, KilledError, Process, VirtualLoop, present
 from tests.simulation.network import Network

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from marless.algos import registry as algorithms
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
+from marless.core.machine import Machine
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, LaunchOrder, Options, WorkerProgram
 from marless.fleet.session import WorkerOptions
-from marless.job import PreparedJob
-from marless.machine import Machine
+from marless.jobs.job import PreparedJob
+from marless.learning.algos import registry as algorithms
 from marless.rpc import server as servers
 from marless.rpc.client import Peer
 from marless.rpc.retry import retry

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from marless.aggregation import gradient_file
+from marless.core.errors import NotFoundError, UnavailableError
 from marless.core.net_step import NetStep
 from marless.core.state import PolicyState
-from marless.errors import NotFoundError, UnavailableError
-from marless.nets import serial
+from marless.learning.aggregation import gradient_file
+from marless.learning.nets import serial
 from marless.rpc import gradients
 from services.param_store.aggregation import AggregationResult, AggregationTask, Aggregator
 from services.param_store.keys import BlobPart

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless import columns
+from marless.core import columns
 from marless.core.lanes import LaneRecord
-from marless.record import InvocationRecord
-from marless.record_json import from_json
+from marless.jobs.record import InvocationRecord
+from marless.jobs.record_json import from_json
 from tests.unit.test_record import record
 
 

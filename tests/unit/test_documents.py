@@ -5,9 +5,9 @@ import math
 import pytest
 import yaml
 
-from marless.cli.sweep import axes, runs
-from marless.documents import to_yaml, yaml_of
-from marless.spec import of_document
+from marless.app.cli.sweep import axes, runs
+from marless.core.documents import to_yaml, yaml_of
+from marless.jobs.spec import of_document
 
 MEANT = {
     "010": 10,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marless.data.episodes import EpisodeMeter, EpisodeStats, total
-from marless.data.returns import Sums, returns_of, standard_error
-from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.data.episodes import EpisodeMeter, EpisodeStats, total
+from marless.learning.data.returns import Sums, returns_of, standard_error
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
 
 
 def meter(agents: int, copies: int) -> EpisodeMeter:

@@ -5,9 +5,7 @@ import zlib
 
 import pytest
 
-from marless.aggregation import gradient_file
-from marless.data import carry
-from marless.errors import (
+from marless.core.errors import (
     LONGEST_SENTENCE,
     LONGEST_SHOWN,
     CorruptError,
@@ -16,7 +14,9 @@ from marless.errors import (
     shown,
     told,
 )
-from marless.nets import serial
+from marless.learning.aggregation import gradient_file
+from marless.learning.data import carry
+from marless.learning.nets import serial
 
 MEGABYTES = 8 * 2**20
 

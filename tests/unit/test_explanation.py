@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.explanation import MOST_STRETCHES, changes, chapters
+from marless.jobs.explanation import MOST_STRETCHES, changes, chapters
 from tests.unit.comparison.synthetic import record
 
 APART = (("agent_0",), ("agent_1",), ("agent_2",), ("agent_3",))

@@ -6,12 +6,15 @@ import sys
 
 import pytest
 
-from marless import failpoint
+from marless.core import failpoint
 
 
 def passes(setting: str) -> subprocess.CompletedProcess[str]:
     """What a process says that passes each place three times."""
-    program = "from marless.failpoint import NAMES, failpoint\nfor _ in range(3): [*map(failpoint, NAMES), print(1, flush=True)]"
+    program = (
+        "from marless.core.failpoint import NAMES, failpoint\n"
+        "for _ in range(3): [*map(failpoint, NAMES), print(1, flush=True)]"
+    )
     environment = {"MARLESS_FAILPOINT": setting} if setting else {}
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30, check=False

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.errors import CorruptError, SpecError
-from marless.machine import MARKETS, Kept, Machine, MachineRecord, kept_from_json
+from marless.core.errors import CorruptError, SpecError
+from marless.core.machine import MARKETS, Kept, Machine, MachineRecord, kept_from_json
 
 TEXT = st.from_regex(r"[\w.:/@-]{1,20}", fullmatch=True).filter(str.isascii)
 MACHINES = st.builds(

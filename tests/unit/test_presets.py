@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless import presets
-from marless import spec as specs
-from marless.algos.registry import ALGORITHMS
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.presets import PRESETS
-from marless.sharing.groups import initial_groups
-from marless.spec import parse
+from marless.core.errors import SpecError
+from marless.jobs import presets
+from marless.jobs import spec as specs
+from marless.jobs.job import prepare
+from marless.jobs.presets import PRESETS
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.spec import parse
+from marless.learning.algos.registry import ALGORITHMS
 from tests.unit.comparison.synthetic import spec
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.data.returns import EpisodeReturns, returns_of
-from marless.record import (
+from marless.jobs.record import (
     Decision,
     Distances,
     Evaluation,
@@ -17,7 +16,8 @@ from marless.record import (
     RoundRecord,
     Summary,
 )
-from marless.record_json import from_json
+from marless.jobs.record_json import from_json
+from marless.learning.data.returns import EpisodeReturns, returns_of
 
 WON = EpisodeReturns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
 RETURNS = EpisodeReturns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from marless import regular_files
+from marless.core import regular_files
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 from marless.core.limits import MAX_RECORD_BYTES
-from marless.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 
 GIB = 2**30
 QUICK_S = 1.0

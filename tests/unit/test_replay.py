@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from marless import spec
-from marless.errors import SpecError
-from marless.rerun import replayed
-from marless.schedules.arrivals import read
-from marless.schedules.stellaris_config import MAX_ORDER, StellarisConfig
+from marless.core.errors import SpecError
+from marless.jobs import spec
+from marless.jobs.rerun import replayed
+from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.stellaris_config import MAX_ORDER, StellarisConfig
 from tests.unit.billing.rounds import job
 from tests.unit.test_record import record
 from tests.unit.test_version_report import RUN

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless import round_file
-from marless.errors import CorruptError
-from marless.record import Decision
-from marless.round_file import RoundReader, may_be_evaluated, read, read_backwards, spent_s
+from marless.core.errors import CorruptError
+from marless.jobs.record import Decision
+from marless.storage import round_file
+from marless.storage.round_file import RoundReader, may_be_evaluated, read, read_backwards, spent_s
 from tests.unit.test_record import EARLIER, RETURNS, record
 
 

@@ -10,13 +10,14 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from marless import documents, spec
+from marless.core import documents
+from marless.core.errors import SpecError
 from marless.core.job_id import check_id
-from marless.envs import registry
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import SpecError
-from marless.job import advice, prepare
-from marless.sharing.groups import initial_groups
+from marless.jobs import spec
+from marless.jobs.job import advice, prepare
+from marless.jobs.sharing.groups import initial_groups
+from marless.learning.envs import registry
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from tests.scripted_env import ScriptedEnv
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from marless.record import AggregationRecord, GradientRecord
-from marless.record_json import from_json
-from marless.sinks.scalars import scalars
-from marless.version_report import busy, unused, version_report
+from marless.jobs.record import AggregationRecord, GradientRecord
+from marless.jobs.record_json import from_json
+from marless.jobs.sinks.scalars import scalars
+from marless.jobs.version_report import busy, unused, version_report
 from tests.unit.billing.rounds import invocation
 from tests.unit.test_record import record
 

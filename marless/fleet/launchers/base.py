@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
-from marless.machine import Machine
+from marless.core.machine import Machine
 
 Options = Mapping[str, str]
 """What an operator gives after the launcher's name: `--launcher name,key=value,…`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from marless.errors import MarlessError, told
+from marless.core.errors import MarlessError, told
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome
 
 

@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from marless.core import orphans
+from marless.core.errors import SpecError
+from marless.core.machine import VARIABLE
 from marless.core.orphans import Orphan
-from marless.errors import SpecError
 from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.engine import Engine, Json
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
-from marless.machine import VARIABLE
 from marless.rpc.addresses import is_local
 
 NAME = "docker"

@@ -17,8 +17,8 @@ from typing import Any
 
 from marless.core import process_environment
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, WorkerProgram
+from marless.fleet.launchers.hosts.pool import attach
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, hosts_pb2

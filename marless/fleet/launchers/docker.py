@@ -18,7 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from marless.errors import SpecError, UnavailableError
+from marless.core.errors import SpecError, UnavailableError
+from marless.core.log import structlog
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import containers
 from marless.fleet.launchers.base import (
@@ -33,7 +34,6 @@ from marless.fleet.launchers.base import (
 )
 from marless.fleet.launchers.containers import ContainerSettings, Pool
 from marless.fleet.launchers.engine import ContainerState, Engine, EngineError
-from marless.log import structlog
 
 CALLS = 8
 """Calls to the engine at once."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from marless.errors import SpecError, UnavailableError, told
+from marless.core.errors import SpecError, UnavailableError, told
 
 DEFAULT = "unix:///var/run/docker.sock"
 _NO_MEMORY = ("cannot allocate memory", "out of memory", "not enough memory", "resource temporarily unavailable")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.options import seconds_of
 from marless.rpc.client import Peer

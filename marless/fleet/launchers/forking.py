@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from marless.core import orphans
+from marless.core.log import structlog
 from marless.fleet.launchers import template
-from marless.log import structlog
 
 FORK_S = 60.0
 """Seconds that a template may take to start and to fork a process."""

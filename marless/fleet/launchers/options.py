@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers.base import Options
 from marless.rpc.process import add_option
 from marless.rpc.security import Security

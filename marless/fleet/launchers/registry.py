@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.core.errors import SpecError, told
 from marless.core.registry import Registry
-from marless.errors import SpecError, told
 from marless.fleet.launchers.base import Launcher, Options, WorkerProgram
 from marless.fleet.launchers.options import Choice
 

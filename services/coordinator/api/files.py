@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from marless.errors import NotFoundError
+from marless.core.errors import NotFoundError
 from services.coordinator.state.ownership import LOCK
 
 _NOT_FOR_USERS = ("store",)

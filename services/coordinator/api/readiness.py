@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from marless.log import structlog
+from marless.core.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 

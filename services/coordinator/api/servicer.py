@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.rpc import chunks
 from marless.rpc.requests import check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk

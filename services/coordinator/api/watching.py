@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from marless.errors import CorruptError, UnavailableError
-from marless.round_file import RoundReader
+from marless.core.errors import CorruptError, UnavailableError
 from marless.rpc.requests import check_number
+from marless.storage.round_file import RoundReader
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.view import JobView

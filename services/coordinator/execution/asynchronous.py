@@ -1,9 +1,10 @@
 """Executes schedule `stellaris`: starts rollouts and learners as its rule says, and publishes one version at a time.
 
-The rule is `marless.schedules.stellaris`. Its state follows from the events in the records (`AggregationRecord`), so
-that a coordinator that takes the job over goes on from the same state: it starts again what was under way. Events after
-the newest record are forgotten with their coordinator, unless they have led to a version: then they are in pending.json
-before it is published, be it by the store, which applies gradients, or by a learner itself (`learner_versions`).
+The rule is `marless.jobs.schedules.stellaris`. Its state follows from the events in the records (`AggregationRecord`),
+so that a coordinator that takes the job over goes on from the same state: it starts again what was under way. Events
+after the newest record are forgotten with their coordinator, unless they have led to a version: then they are in
+pending.json before it is published, be it by the store, which applies gradients, or by a learner itself
+(`learner_versions`).
 """
 
 from __future__ import annotations
@@ -14,19 +15,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Self
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
+from marless.core.errors import NotFoundError, SpecError, StaleError, UnreachableError
 from marless.core.group import Versions as VersionNumbers
 from marless.core.stopwatch import Stopwatch
-from marless.errors import NotFoundError, SpecError, StaleError, UnreachableError
-from marless.job import PreparedJob
-from marless.record import RoundRecord
-from marless.round_file import arrivals
-from marless.rpc.gradients import is_gradient
-from marless.rpc.param_store import PolicyListing
-from marless.schedules import arrivals as events
-from marless.schedules.arrivals import Arrival
-from marless.schedules.stellaris import (
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules import arrivals as events
+from marless.jobs.schedules.arrivals import Arrival
+from marless.jobs.schedules.stellaris import (
     Learn,
     Publish,
     Sample,
@@ -35,7 +31,12 @@ from marless.schedules.stellaris import (
     StellarisStep,
     learner_of,
 )
-from marless.schedules.stellaris_config import makes_versions
+from marless.jobs.schedules.stellaris_config import makes_versions
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.rpc.gradients import is_gradient
+from marless.rpc.param_store import PolicyListing
+from marless.storage.round_file import arrivals
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.learner_versions import make_version
 from services.coordinator.execution.parts import Parts

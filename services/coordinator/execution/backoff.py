@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 
-from marless.errors import (
+from marless.core.errors import (
     CancelledJobError,
     FencedError,
     MarlessError,

@@ -13,11 +13,11 @@ import random
 import time
 from collections.abc import Callable
 
-from marless.data.bounds import PlayLimits, batches
-from marless.data.returns import EpisodeReturns, EpisodeSums, returns_of
-from marless.envs.registry import one_by_one
-from marless.errors import MarlessError, UnavailableError
-from marless.job import PreparedJob
+from marless.core.errors import MarlessError, UnavailableError
+from marless.jobs.job import PreparedJob
+from marless.learning.data.bounds import PlayLimits, batches
+from marless.learning.data.returns import EpisodeReturns, EpisodeSums, returns_of
+from marless.learning.envs.registry import one_by_one
 from marless.rpc.retry import delays, pause_s
 from services.coordinator.execution.backoff import PASSING
 from services.coordinator.execution.pools import Played, Pools

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from marless.errors import CancelledJobError
+from marless.core.errors import CancelledJobError
 
 GRACE_S = 2.0
 """Seconds in which the present round of a cancelled job may still be recorded."""

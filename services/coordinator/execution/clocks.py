@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from marless.core.group import Group, Versions
-from marless.job import PreparedJob
-from marless.record import RoundRecord
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
 from services.coordinator.execution.planning import RoundPlan
 
 

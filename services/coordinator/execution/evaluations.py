@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from marless.core.group import Group
-from marless.job import PreparedJob
-from marless.record import RoundRecord
-from marless.schedules.evaluating import is_due
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.evaluating import is_due
 from services.coordinator.execution.baseline import without_an_end
 from services.coordinator.execution.pools import Pools, Rollout
 from services.coordinator.state.job_log import JobLog

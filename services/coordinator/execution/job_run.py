@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marless.checkpoint import CheckpointProgress
+from marless.core.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
 from marless.core.group import Versions
-from marless.data.returns import EpisodeReturns
-from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
-from marless.job import PreparedJob
-from marless.log import structlog
-from marless.record import RoundRecord
+from marless.core.log import structlog
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.stellaris import StellarisSchedule
+from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
-from marless.schedules.stellaris import StellarisSchedule
+from marless.storage.checkpoint import CheckpointProgress
 from services.coordinator.execution import recording, stop_rules
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.backoff import PASSING, doing

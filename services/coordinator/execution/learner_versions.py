@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marless.errors import ConflictError, StaleError
+from marless.core.errors import ConflictError, StaleError
+from marless.jobs.schedules.stellaris import Learn
 from marless.rpc.concurrency import both, to_the_end
-from marless.schedules.stellaris import Learn
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import GradientResult

@@ -8,9 +8,9 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
-from marless.errors import MarlessError
-from marless.log import structlog
-from marless.machine import FACTS, Kept, MachineRecord
+from marless.core.errors import MarlessError
+from marless.core.log import structlog
+from marless.core.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.base import DurableJob
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from marless.data.returns import EpisodeReturns
-from marless.job import PreparedJob
+from marless.jobs.job import PreparedJob
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.backoff import Backoff
 from services.coordinator.execution.baseline import Baseline
 from services.coordinator.execution.cancellation import Cancellation, Steps

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marless.core.errors import InternalError
 from marless.core.group import Group, Versions
 from marless.core.lanes import LaneRecord
 from marless.core.measures import Measure
-from marless.data.returns import EpisodeReturns
-from marless.deciding import Budget, decide
-from marless.errors import InternalError
-from marless.job import PreparedJob
-from marless.record import Decision
-from marless.sharing import registry as sharing_policies
+from marless.jobs.deciding import Budget, decide
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import Decision
+from marless.jobs.sharing import registry as sharing_policies
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.state.journal import Journal
 
 FIRST_VERSION = 1

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from marless.core.errors import MarlessError
 from marless.core.group import Group, Versions
 from marless.core.lanes import LaneRecord
 from marless.core.limits import MAX_TIMEOUT_S
+from marless.core.machine import MachineRecord
 from marless.core.measures import Measure
-from marless.data.returns import EpisodeReturns, EpisodeSums, returns_of
-from marless.envs.base import agents_checksum
-from marless.errors import MarlessError
-from marless.job import PreparedJob
-from marless.machine import MachineRecord
-from marless.record import Distances, InvocationRecord
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import Distances, InvocationRecord
+from marless.jobs.schedules.stellaris import Learn
+from marless.jobs.spec import spaces_to_json
+from marless.learning.data.returns import EpisodeReturns, EpisodeSums, returns_of
+from marless.learning.envs.base import agents_checksum
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from marless.schedules.stellaris import Learn
-from marless.spec import spaces_to_json
 from services.coordinator.execution.wire import (
     distances_of,
     groups_of,

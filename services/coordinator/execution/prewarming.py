@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
 from services.coordinator.execution.pools import Pools
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from marless.core.lanes import LaneRecord
-from marless.explanation import acted
-from marless.machine import MachineRecord
-from marless.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.core.machine import MachineRecord
+from marless.jobs.explanation import acted
+from marless.jobs.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
 from services.coordinator.execution.timing import RoundTimes, Timing

@@ -13,15 +13,15 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from marless.checkpoint import EARLIER
+from marless.core.errors import CorruptError, SpecError
+from marless.core.failpoint import failpoint
 from marless.core.group import Versions
-from marless.errors import CorruptError, SpecError
-from marless.failpoint import failpoint
-from marless.job import PreparedJob
-from marless.record import RoundRecord
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
+from marless.storage.checkpoint import EARLIER
 from services.coordinator.execution.planning import FIRST_VERSION
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.base import DurableJob

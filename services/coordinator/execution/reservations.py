@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from marless.errors import CancelledJobError
-from marless.job import PreparedJob
+from marless.core.errors import CancelledJobError
+from marless.jobs.job import PreparedJob
 from services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
 from services.coordinator.execution.pools import Pools
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from marless.errors import InternalError
-from marless.record import RoundRecord
-from marless.schedules.base import Command, RollOut, Schedule, ScheduleState, Train
+from marless.core.errors import InternalError
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.base import Command, RollOut, Schedule, ScheduleState, Train
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.rollouts import roll_out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from marless.data.returns import EpisodeReturns
-from marless.record import RoundRecord
-from marless.sections import StopSpec
+from marless.jobs.record import RoundRecord
+from marless.jobs.sections import StopSpec
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.state.journal import Journal
 
 

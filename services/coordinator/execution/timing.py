@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marless.core.stopwatch import Stopwatch
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from marless.core.errors import CancelledJobError, StaleError
 from marless.core.stopwatch import Stopwatch
-from marless.errors import CancelledJobError, StaleError
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 from marless.rpc.concurrency import both, to_the_end
 from services.coordinator.execution import recording
 from services.coordinator.execution.parts import Parts

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from marless.aggregation.queue import GradientBatch
+from marless.core.errors import CancelledJobError, NotFoundError
 from marless.core.limits import MAX_KEPT
+from marless.core.machine import MachineRecord
 from marless.core.stopwatch import Stopwatch
-from marless.data.returns import EpisodeSums, Sums, returns_of
-from marless.errors import CancelledJobError, NotFoundError
-from marless.machine import MachineRecord
-from marless.pricing.usage import PARAMETER
-from marless.record import AggregationRecord, Distances, GradientRecord, InvocationRecord, RoundRecord
+from marless.jobs.record import AggregationRecord, Distances, GradientRecord, InvocationRecord, RoundRecord
+from marless.jobs.schedules.arrivals import Arrival, written
+from marless.jobs.schedules.stellaris import Learn, StellarisProgress, learner_of
+from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.jobs.usage import PARAMETER
+from marless.learning.aggregation.queue import GradientBatch
+from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import AggregationReply, WeightedGradient
-from marless.schedules.arrivals import Arrival, written
-from marless.schedules.stellaris import Learn, StellarisProgress, learner_of
-from marless.schedules.stellaris_config import StellarisConfig
 from services.coordinator.execution import recording
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.evaluations import outstanding

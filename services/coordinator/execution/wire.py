@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from marless.core.errors import CorruptError
 from marless.core.group import Group, Versions
 from marless.core.lanes import LaneRecord
+from marless.core.machine import MachineRecord
 from marless.core.measures import Measure
-from marless.errors import CorruptError
-from marless.machine import MachineRecord
-from marless.record import Distances, InvocationRecord
+from marless.jobs.record import Distances, InvocationRecord
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from marless.errors import MarlessError
-from marless.log import structlog
-from marless.machine import MachineRecord
+from marless.core.errors import MarlessError
+from marless.core.log import structlog
+from marless.core.machine import MachineRecord
 from services.coordinator.execution.pools import Pools
 
 MOST_JOBS = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from marless.errors import MarlessError, NotFoundError
-from marless.log import structlog
+from marless.core.errors import MarlessError, NotFoundError
+from marless.core.log import structlog
 from services.coordinator.state.job_index import Index
 from services.coordinator.state.ownership import beat_of
 from services.coordinator.state.run_folder import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from marless.errors import OverloadedError
+from marless.core.errors import OverloadedError
 from services.coordinator.jobs.live_job import LiveJob
 
 MAX_WAITING = 1000

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from marless.bucket import reading
+from marless.core.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
 from marless.core.job_id import check_id, is_id
-from marless.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
-from marless.job import PreparedJob
-from marless.machine import MachineRecord
+from marless.core.machine import MachineRecord
+from marless.jobs.job import PreparedJob
+from marless.jobs.spec import from_json
 from marless.rpc.concurrency import to_the_end
-from marless.spec import from_json
+from marless.storage.bucket import reading
 from services.coordinator.execution import stop_rules
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view

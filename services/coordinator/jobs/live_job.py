@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from marless.errors import FencedError, MarlessError
-from marless.job import PreparedJob
-from marless.record import RoundRecord
+from marless.core.errors import FencedError, MarlessError
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs.notifier import Notifier

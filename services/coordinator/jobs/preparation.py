@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from marless import documents
-from marless.errors import OverloadedError, SpecError, UnreachableError
-from marless.examining import examined
-from marless.job import PreparedJob, prepare
-from marless.sinks import registry as sinks
-from marless.spec import JobSpec, with_stop
+from marless.core import documents
+from marless.core.errors import OverloadedError, SpecError, UnreachableError
+from marless.jobs.examining import examined
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.sinks import registry as sinks
+from marless.jobs.spec import JobSpec, with_stop
 from services.coordinator.state import costs
 
 PREPARE_S = 60.0

@@ -21,16 +21,16 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
-from marless import regular_files
+from marless.core import regular_files
+from marless.core.errors import CorruptError, MarlessError
 from marless.core.limits import MAX_SMALL_BYTES
-from marless.data.returns import EpisodeReturns
-from marless.errors import CorruptError, MarlessError
-from marless.record import RoundRecord
-from marless.round_file import read, read_backwards
-from marless.sinks import registry
-from marless.sinks.base import Sink, SinkConfig, SinkJob
-from marless.sinks.scalars import scalars, settings
-from marless.spec import JobSpec
+from marless.jobs.record import RoundRecord
+from marless.jobs.sinks import registry
+from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob
+from marless.jobs.sinks.scalars import scalars, settings
+from marless.jobs.spec import JobSpec
+from marless.learning.data.returns import EpisodeReturns
+from marless.storage.round_file import read, read_backwards
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.status import ENDED

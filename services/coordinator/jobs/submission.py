@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
+from marless.core.errors import AlreadyExistsError, SpecError
 from marless.core.limits import MAX_NAME
-from marless.errors import AlreadyExistsError, SpecError
-from marless.spec import JobSpec
+from marless.jobs.spec import JobSpec
 from services.coordinator.state.status import JobStatus
 
 

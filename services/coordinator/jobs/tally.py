@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 
 EXECUTED = ("actor", "evaluation", "learner")
 """Functions that are executions of workers; every other one runs inside a learner."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marless.data.returns import EpisodeReturns
-from marless.errors import CorruptError, MarlessError
-from marless.record import RoundRecord, Summary
-from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
+from marless.core.errors import CorruptError, MarlessError
+from marless.jobs.record import RoundRecord, Summary
+from marless.learning.data.returns import EpisodeReturns
+from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from marless.checkpoint import Checkpoint, DiskCheckpoints
-from marless.machine import Kept
-from marless.record import RoundRecord
-from marless.spec import JobSpec
+from marless.core.machine import Kept
+from marless.jobs.record import RoundRecord
+from marless.jobs.spec import JobSpec
+from marless.storage.checkpoint import Checkpoint, DiskCheckpoints
 from services.coordinator.state.status import JobStatus, PendingRollout
 
 

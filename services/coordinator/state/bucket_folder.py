@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from marless import regular_files
-from marless.bucket.reading import Choice
-from marless.checkpoint import Checkpoint, make_directory
+from marless.core import regular_files
+from marless.core.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
 from marless.core.limits import MAX_STATUS_BYTES
-from marless.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
-from marless.log import structlog
-from marless.machine import MACHINES, Kept
-from marless.record import RoundRecord
+from marless.core.log import structlog
+from marless.core.machine import MACHINES, Kept
+from marless.jobs.record import RoundRecord
+from marless.jobs.spec import JobSpec
 from marless.rpc.concurrency import to_the_end
-from marless.spec import JobSpec
+from marless.storage.bucket.reading import Choice
+from marless.storage.checkpoint import Checkpoint, make_directory
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.ownership import LOCK
 from services.coordinator.state.run_folder import RunFolder
@@ -35,7 +35,7 @@ _log = structlog.get_logger("coordinator")
 
 
 class BucketFolder(RunFolder):
-    """See `RunFolder`. Methods that talk to the bucket also raise what `marless.bucket.objects` lists: `own`,
+    """See `RunFolder`. Methods that talk to the bucket also raise what `marless.storage.bucket.objects` lists: `own`,
     `inherit`, `refresh`, `create`, `flush`, `sync_pending` and `delete`.
     """
 

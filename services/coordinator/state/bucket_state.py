@@ -1,7 +1,7 @@
 """A job's durable state in a bucket, for a coordinator whose run folders are `s3://bucket/prefix`.
 
 The run folder on this machine is then a working copy: everything is written there first, noted here, and durable once
-`flush` has returned. `marless.bucket.head` describes the objects.
+`flush` has returned. `marless.storage.bucket.head` describes the objects.
 
 A job has one owner at a time: the coordinator whose name is in the head. Whoever takes the job over replaces the head
 on the condition that it is the one that it has seen, and each later write of the earlier owner is refused, because its
@@ -24,14 +24,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from marless import regular_files
-from marless.bucket import reading
-from marless.bucket.address import Address
-from marless.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, BucketPart, RunHead, Segment, key_of, without
-from marless.bucket.objects import Objects
-from marless.bucket.reading import Choice, digest
-from marless.core.limits import MAX_SMALL_BYTES
-from marless.errors import (
+from marless.core import regular_files
+from marless.core.errors import (
     ConflictError,
     CorruptError,
     FencedError,
@@ -40,6 +34,12 @@ from marless.errors import (
     SpecError,
     UnreachableError,
 )
+from marless.core.limits import MAX_SMALL_BYTES
+from marless.storage.bucket import reading
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, BucketPart, RunHead, Segment, key_of, without
+from marless.storage.bucket.objects import Objects
+from marless.storage.bucket.reading import Choice, digest
 from services.coordinator.state.ownership import LOCK
 
 TAIL_BYTES = 2**17
@@ -59,7 +59,7 @@ _CHECKPOINTS = "checkpoints/"
 class BucketState:
     """The objects of one job. All methods but the notes block on the network; any thread may call them.
 
-    Methods raise what `marless.bucket.objects` lists.
+    Methods raise what `marless.storage.bucket.objects` lists.
     """
 
     def __init__(self, objects: Objects, place: Address, folder: Path, lease_s: float) -> None:

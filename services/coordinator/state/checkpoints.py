@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from marless.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
+from marless.core.errors import CorruptError, NotFoundError
+from marless.core.failpoint import failpoint
 from marless.core.group import Versions
 from marless.core.lanes import LaneRecord
-from marless.errors import CorruptError, NotFoundError
-from marless.failpoint import failpoint
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion
+from marless.storage.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.job_log import JobLog
 

@@ -6,14 +6,14 @@ import copy
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from marless import prices
-from marless.accountings import Accounting
-from marless.billing.ledger import Ledger, RoundCost
-from marless.errors import MarlessError
-from marless.prices import Prices
-from marless.pricing.money import usd
-from marless.record import RoundRecord
-from marless.spec import JobSpec
+from marless.core.errors import MarlessError
+from marless.cost.billing.ledger import Ledger, RoundCost
+from marless.cost.pricing.money import usd
+from marless.jobs import prices
+from marless.jobs.accountings import Accounting
+from marless.jobs.prices import Prices
+from marless.jobs.record import RoundRecord
+from marless.jobs.spec import JobSpec
 from services.coordinator.state.base import DurableJob
 
 MOST_DUE = 8

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from marless.core.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.core.job_id import check_id
-from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
-from marless.log import structlog
+from marless.core.log import structlog
 from services.coordinator.state.run_folder import DELETED
 from services.coordinator.state.runs import Runs
 from services.coordinator.state.status import ENDED, JobStatus

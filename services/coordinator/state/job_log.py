@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from marless import regular_files
-from marless.errors import NotFoundError, SpecError
-from marless.log import structlog
+from marless.core import regular_files
+from marless.core.errors import NotFoundError, SpecError
+from marless.core.log import structlog
 from services.coordinator.state.run_folder import RunFolder
 
 INFO_LIMIT_BYTES = 8 * 2**20

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from marless.data.returns import EpisodeReturns
-from marless.errors import CorruptError
-from marless.record import RoundRecord
-from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
+from marless.core.errors import CorruptError
+from marless.jobs.record import RoundRecord
+from marless.learning.data.returns import EpisodeReturns
+from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 

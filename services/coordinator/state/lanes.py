@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from marless.core.failpoint import failpoint
 from marless.core.lanes import LaneRecord
-from marless.failpoint import failpoint
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 

@@ -3,10 +3,10 @@
 spec.yaml            the resolved spec, every default written out
 job.json             state, reason, random baseline
 rounds.jsonl         one RoundRecord per line, appended before the next round starts
-machines.json        what machines cost at the job's end and after it, see `marless.machine.Kept`
+machines.json        what machines cost at the job's end and after it, see `marless.core.machine.Kept`
 pending.json         the results of rollouts whose rounds are not recorded, each written before its round's update
 start/               the checkpoint that the job starts from, if there is one
-checkpoints/round-N/ the versions of all policies after N rounds, see `marless.checkpoint`
+checkpoints/round-N/ the versions of all policies after N rounds, see `marless.storage.checkpoint`
 log.jsonl            the job's log, see `services.coordinator.state.job_log`
 owner.lock           the owner's lock, see `services.coordinator.state.ownership`
 
@@ -34,18 +34,25 @@ from typing import IO
 import yaml
 from pydantic import ValidationError
 
-from marless import private_files, regular_files
-from marless import spec as specs
-from marless.bucket.reading import Choice
-from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
+from marless.core import private_files, regular_files
+from marless.core.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FencedError,
+    NotFoundError,
+    SpecError,
+    UnavailableError,
+)
+from marless.core.failpoint import failpoint
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_PENDING_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
-from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
-from marless.failpoint import failpoint
-from marless.machine import MACHINES, Kept, kept_from_json
-from marless.private_files import UntrustedPathError
-from marless.record import RoundRecord
-from marless.round_file import complete_bytes, read
-from marless.spec import JobSpec
+from marless.core.machine import MACHINES, Kept, kept_from_json
+from marless.core.private_files import UntrustedPathError
+from marless.jobs import spec as specs
+from marless.jobs.record import RoundRecord
+from marless.jobs.spec import JobSpec
+from marless.storage.bucket.reading import Choice
+from marless.storage.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
+from marless.storage.round_file import complete_bytes, read
 from services.coordinator.state.ownership import Ownership, inherit
 from services.coordinator.state.status import STATUS, JobStatus, PendingRollout, pending_lines, pending_of
 
@@ -247,7 +254,7 @@ class RunFolder:
         failpoint("coordinator.record.after")
 
     def records(self, first: int = 0) -> Iterator[RoundRecord]:
-        """The recorded rounds from number `first` on; see `marless.round_file.read`."""
+        """The recorded rounds from number `first` on; see `marless.storage.round_file.read`."""
         return read(self.rounds_path, first)
 
     def cut(self, rounds: int) -> None:

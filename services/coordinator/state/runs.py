@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from marless import private_files
-from marless.bucket.address import Address
-from marless.bucket.objects import Objects, check_conditions
-from marless.checkpoint import make_directory
+from marless.core import private_files
 from marless.core.job_id import is_id
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.objects import Objects, check_conditions
+from marless.storage.checkpoint import make_directory
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.run_folder import RunFolder

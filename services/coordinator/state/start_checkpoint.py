@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import AlgorithmConfig
-from marless.checkpoint import Checkpoint, SavedPolicy, newest, read
+from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.core.group import Group
 from marless.core.job_id import is_id
 from marless.core.state import REPLAY
-from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.job import PreparedJob
+from marless.jobs.job import PreparedJob
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.storage.checkpoint import Checkpoint, SavedPolicy, newest, read
 from services.coordinator.state.uploads import PREFIX, FileUploads
 
 
@@ -138,9 +138,9 @@ def _check_nets(checkpoint: Checkpoint, job: PreparedJob) -> None:
 
 def _nets(saved: SavedPolicy) -> dict[str, object]:
     """What a policy's nets are like, by the fields of `model`; raises CorruptError."""
-    from marless.nets.acting_nets import hidden_of  # imported here: see `_is_joint`
-    from marless.nets.kinds import MLP, OURS
-    from marless.nets.serial import decode_acting
+    from marless.learning.nets.acting_nets import hidden_of  # imported here: see `_is_joint`
+    from marless.learning.nets.kinds import MLP, OURS
+    from marless.learning.nets.serial import decode_acting
 
     state = decode_acting(bytes(saved.blobs["acting"]))
     kind, units = state.metadata.get("kind", MLP), state.metadata.get("hidden", "")
@@ -151,7 +151,9 @@ def _nets(saved: SavedPolicy) -> dict[str, object]:
 
 def _is_joint(saved: SavedPolicy) -> bool:
     """True for a joint critic or mixer; False for the policies of agents and for replay buffers."""
-    from marless.nets.serial import decode_acting  # imported here: the coordinator loads NumPy only for such a job
+    from marless.learning.nets.serial import (
+        decode_acting,  # imported here: the coordinator loads NumPy only for such a job
+    )
 
     try:
         state = decode_acting(bytes(saved.blobs["acting"]))

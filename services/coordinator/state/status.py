@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from marless.core.lanes import LaneRecord
-from marless.data.returns import EpisodeReturns, Sums
-from marless.record import Distances, InvocationRecord
+from marless.jobs.record import Distances, InvocationRecord
+from marless.learning.data.returns import EpisodeReturns, Sums
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from marless import private_files
-from marless.checkpoint import MANIFEST, Manifest
+from marless.core import private_files
+from marless.core.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.core.limits import MAX_MANIFEST_BYTES
-from marless.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.rpc import chunks
 from marless.rpc.byte_budget import ByteBudget
+from marless.storage.checkpoint import MANIFEST, Manifest
 
 PREFIX = "upload:"
 DIRECTORY = ".uploads"

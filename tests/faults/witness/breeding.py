@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.algorithm import AlgorithmConfig
-from marless.algos.learner import Learner, LearnerContext
-from marless.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.algos.learner import Learner, LearnerContext
+from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
 
 
 class BreedingConfig(IPPOConfig):

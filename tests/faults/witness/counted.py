@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from marless.envs import registry
-from marless.envs.base import ActionArray, BatchedEnv, Frame, Transition
+from marless.learning.envs import registry
+from marless.learning.envs.base import ActionArray, BatchedEnv, Frame, Transition
 
 
 class Counted:

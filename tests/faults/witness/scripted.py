@@ -11,11 +11,11 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
-from marless.data.returns import EpisodeReturns
-from marless.envs.base import EnvSpaces
-from marless.record import Decision, RoundRecord
-from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.sharing.base import SharingConfig, SharingDecision
+from marless.jobs.record import Decision, RoundRecord
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.sharing.base import SharingConfig, SharingDecision
+from marless.learning.data.returns import EpisodeReturns
+from marless.learning.envs.base import EnvSpaces
 
 
 class ScriptedSharingConfig(SharingConfig):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marless.envs import registry
-from marless.envs.base import ActionArray, Arrays, BatchedEnv, Frame, Saved, Transition
+from marless.learning.envs import registry
+from marless.learning.envs.base import ActionArray, Arrays, BatchedEnv, Frame, Saved, Transition
 
 STEP_S = 0.02
 

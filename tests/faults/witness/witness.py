@@ -14,10 +14,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.algorithm import AlgorithmConfig
-from marless.algos.learner import Learner, LearnerContext
-from marless.algos.ppo.ippo import IPPO, IPPOConfig
-from marless.algos.q.vdn import VDN, VDNConfig
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.algos.learner import Learner, LearnerContext
+from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.learning.algos.q.vdn import VDN, VDNConfig
 
 UPDATE_S = 0.02
 """An update takes at least so long, that there is time to kill it in."""
@@ -51,7 +51,7 @@ class Witnessed(IPPO):
     config_type: type[AlgorithmConfig] = WitnessedConfig
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        from marless.algos.ppo.learner import PPOLearner
+        from marless.learning.algos.ppo.learner import PPOLearner
 
         class WitnessedLearner(PPOLearner):
             def update(self, inputs):
@@ -73,7 +73,7 @@ class Remembering(VDN):
     config_type: type[AlgorithmConfig] = RememberingConfig
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        from marless.algos.q.learner import QLearner
+        from marless.learning.algos.q.learner import QLearner
 
         class RememberingLearner(QLearner):
             def update(self, inputs):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 from marless.core.lanes import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_RETURNED_BYTES
-from marless.envs import registry
-from marless.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
+from marless.learning.envs import registry
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security

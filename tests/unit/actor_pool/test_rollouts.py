@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
+from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS
 from marless.core.stopwatch import Stopwatch
-from marless.errors import SpecError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
 from marless.rpc.v1.actor_pool_pb2 import (

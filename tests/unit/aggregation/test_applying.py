@@ -9,20 +9,20 @@ import sys
 import numpy as np
 import pytest
 
-from marless.aggregation import adam
-from marless.aggregation.applying import applied, check, combine
-from marless.aggregation.arrays import Matrices
-from marless.algos import registry
-from marless.algos.algorithm import AlgorithmConfig
+from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.net_step import NetStep
 from marless.core.state import PolicyState
-from marless.envs.base import EnvSpaces
-from marless.errors import CorruptError
-from marless.nets import adam as torch_adam
-from marless.nets import serial
-from marless.nets.layout import layout
-from marless.nets.model import ModelSpec
+from marless.learning.aggregation import adam
+from marless.learning.aggregation.applying import applied, check, combine
+from marless.learning.aggregation.arrays import Matrices
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.nets import adam as torch_adam
+from marless.learning.nets import serial
+from marless.learning.nets.layout import layout
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 STEP = NetStep(lr=0.1, eps=1e-30, max_grad_norm=1e9)
@@ -184,6 +184,7 @@ def test_off_policy_learners_take_their_steps_themselves():
 
 
 def test_it_needs_no_torch():
-    program = "import sys; sys.modules['torch'] = None; import marless.aggregation.applying, marless.aggregation.queue"
+    modules = "marless.learning.aggregation.applying, marless.learning.aggregation.queue"
+    program = f"import sys; sys.modules['torch'] = None; import {modules}"
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from marless.aggregation.config import Aggregation
 from marless.core.settings import Strict
-from marless.validation_messages import sentences
+from marless.core.validation_messages import sentences
+from marless.learning.aggregation.config import Aggregation
 
 
 class Section(Strict):

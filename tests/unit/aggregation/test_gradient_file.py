@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from marless.aggregation import gradient_file
-from marless.errors import CorruptError
+from marless.core.errors import CorruptError
+from marless.learning.aggregation import gradient_file
 
 GRADIENTS = {
     "agent_0": {"policy": np.arange(4, dtype=np.float32)},

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from marless.envs.base import ActionArray, BatchedEnv, BoolArray, Frame, Transition
+from marless.learning.envs.base import ActionArray, BatchedEnv, BoolArray, Frame, Transition
 
 _THERE = 0.7
 

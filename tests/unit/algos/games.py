@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from marless.envs.base import Box, EnvSpaces
+from marless.learning.envs.base import Box, EnvSpaces
 
 
 def space_of(spaces: EnvSpaces, name: str) -> EnvSpaces:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
-from marless.algos.off_policy.batches import Batch
-from marless.algos.off_policy.learner import OffPolicyLearner, draw_generator
-from marless.algos.training.meter import PassTimer
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.algos.off_policy.batches import Batch
+from marless.learning.algos.off_policy.learner import OffPolicyLearner, draw_generator
+from marless.learning.algos.training.meter import PassTimer
+from marless.learning.data.trajectory import Trajectory, TrajectorySchema
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learning.nets.model import ModelSpec
 
 AGENTS = ("a", "b", "c", "d")
 DISCRETE = EnvSpaces(

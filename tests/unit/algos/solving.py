@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.episodes import EpisodeStats
-from marless.data.rollout import play, rollout
-from marless.envs import registry
-from marless.envs.base import BatchedEnv
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 
 MODEL = ModelSpec.model_validate({"hidden": (16,)})
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from marless.core.group import Group
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
-from marless.nets.inputs import Inputs
-from marless.nets.model import ModelSpec
-from marless.policies.policy import Policy
-from marless.spec import JobSpec
+from marless.jobs.spec import JobSpec
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.model import ModelSpec
+from marless.learning.policies.policy import Policy
 from tests.unit.algos.solving import Trained, episode_return
 
 AGENTS = ("a", "b")

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.ppo.learner import PPOLearner
-from marless.algos.ppo.post_process import critic_passes, estimate, upload
-from marless.algos.ppo.segments import Segments
-from marless.algos.q.learner import QLearner
-from marless.algos.training.table import tabulate
 from marless.core.group import Group
 from marless.core.measures import CurvatureSpec, Measure
 from marless.core.state import PolicyState
-from marless.data.rollout import Lane
-from marless.data.trajectory import Trajectory
-from marless.envs.base import ActionArray, BoolArray, FloatArray
-from marless.envs.synthetic import SyntheticEnv
-from marless.nets.acting import ActingPolicies
+from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.algos.ppo.post_process import critic_passes, estimate, upload
+from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.q.learner import QLearner
+from marless.learning.algos.training.table import tabulate
+from marless.learning.data.rollout import Lane
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import ActionArray, BoolArray, FloatArray
+from marless.learning.envs.synthetic import SyntheticEnv
+from marless.learning.nets.acting import ActingPolicies
 from tests.unit.algos import rounds
 from tests.unit.algos.coming import ComeAndGo
 

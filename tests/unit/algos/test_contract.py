@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from pydantic import field_serializer
 
-from marless.algos.contract import check_algorithm, fingerprint
-from marless.algos.ppo import losses
-from marless.algos.ppo.functions import PolicyFunction
-from marless.algos.ppo.ippo import IPPO, IPPOConfig
-from marless.algos.ppo.learner import PPOLearner
-from marless.algos.registry import ALGORITHMS, algorithm
-from marless.algos.synthetic_job import CASES
+from marless.core.errors import SpecError
 from marless.core.functions import FunctionNode
 from marless.core.state import PolicyState
-from marless.envs.base import Box
-from marless.envs.contract import check_env
-from marless.envs.synthetic import SyntheticEnv
-from marless.errors import SpecError
+from marless.learning.algos.contract import check_algorithm, fingerprint
+from marless.learning.algos.ppo import losses
+from marless.learning.algos.ppo.functions import PolicyFunction
+from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.algos.registry import ALGORITHMS, algorithm
+from marless.learning.algos.synthetic_job import CASES
+from marless.learning.envs.base import Box
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.synthetic import SyntheticEnv
 
 EVERYTHING = tuple(CASES)
 DISCRETE = ("discrete", "discrete with memory", "in turns")
@@ -96,7 +96,7 @@ def configured(trial):
 
 def only(case):
     """Tries algorithms on one of the made-up jobs."""
-    return mock.patch("marless.algos.contract.CASES", {case: CASES[case]})
+    return mock.patch("marless.learning.algos.contract.CASES", {case: CASES[case]})
 
 
 @pytest.mark.parametrize(("trial", "case"), JOBS)

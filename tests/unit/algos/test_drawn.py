@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.learner import Learner
-from marless.algos.training.policy_batching import Stack, drawn_stacks
+from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import SpecError
+from marless.learning.algos.learner import Learner
+from marless.learning.algos.training.policy_batching import Stack, drawn_stacks
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)

@@ -4,9 +4,9 @@ import importlib
 import subprocess
 import sys
 
-from marless import spec
-from marless.algos.registry import algorithm
-from marless.job import prepare
+from marless.jobs import spec
+from marless.jobs.job import prepare
+from marless.learning.algos.registry import algorithm
 from tests.docs.blocks import text_of
 
 PAGE = "docs/extending/algorithm.md"

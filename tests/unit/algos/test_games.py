@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from marless.data.rollout import play
-from marless.envs import registry
-from marless.envs.games import TWO_STEP, MatrixOptions
+from marless.learning.data.rollout import play
+from marless.learning.envs import registry
+from marless.learning.envs.games import TWO_STEP, MatrixOptions
 from tests.unit.algos.solving import Trained, episode_return, trained
 from tests.unit.policies.saved import outputs
 

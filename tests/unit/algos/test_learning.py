@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marless.algos.learner import Learner, RoundInput
 from marless.core.group import Group
-from marless.data.rollout import play, rollout
-from marless.envs.base import ActionArray, AgentClass, BatchedEnv, Box, Discrete, EnvSpaces, Frame, Transition
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos.learner import Learner, RoundInput
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs.base import ActionArray, AgentClass, BatchedEnv, Box, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 AGENTS = ("a", "b")

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.learner import Learner, RoundInput
-from marless.algos.ppo.functions import PolicyFunction
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.rollout import Lane, play, rollout
-from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos.learner import Learner, RoundInput
+from marless.learning.algos.ppo.functions import PolicyFunction
+from marless.learning.data.rollout import Lane, play, rollout
+from marless.learning.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 from tests.unit.algos.coming import ComeAndGo
 

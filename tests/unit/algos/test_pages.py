@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from marless.algos.off_policy.config import OffPolicyConfig, ReplaySpec
-from marless.algos.registry import ALGORITHMS, algorithm
+from marless.learning.algos.off_policy.config import OffPolicyConfig, ReplaySpec
+from marless.learning.algos.registry import ALGORITHMS, algorithm
 
 DOCS = Path(__file__).parents[3] / "docs"
 OVERVIEW = (DOCS / "algorithms.md").read_text("utf-8")

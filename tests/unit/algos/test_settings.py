@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from marless.envs import registry as environments
-from marless.errors import SpecError
-from marless.job import advice, prepare
-from marless.spec import parse
+from marless.core.errors import SpecError
+from marless.jobs.job import advice, prepare
+from marless.jobs.spec import parse
+from marless.learning.envs import registry as environments
 from tests.unit.algos.games import space_of
 
 DISCRETE, CONTINUOUS, COMPETITIVE = "mpe/simple_spread", "continuous", "mpe/simple_adversary"

@@ -12,8 +12,8 @@ import pytest
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
 from marless.core.measures import CurvatureSpec, Measure
-from marless.similarity.kde import KdeConfig
-from marless.similarity.measures import Behaviour, Choices, similarity
+from marless.learning.similarity.kde import KdeConfig
+from marless.learning.similarity.measures import Behaviour, Choices, similarity
 from tests.unit.algos import rounds
 
 STEPS = 6

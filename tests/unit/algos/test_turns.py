@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from marless.algos.ppo.learner import PPOLearner
-from marless.algos.ppo.post_process import critic_passes, estimate, upload
-from marless.algos.ppo.segments import Segments
-from marless.algos.training.table import tabulate
-from marless.data.rollout import rollout
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.algos.ppo.post_process import critic_passes, estimate, upload
+from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.training.table import tabulate
+from marless.learning.data.rollout import rollout
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 from tests.unit.algos.solving import Trained
 from tests.unit.envs.turns import Alternating, Blinking, Late, copies

@@ -2,15 +2,15 @@
 
 import pytest
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext
-from marless.algos.state_sizes import published_bytes
+from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.nets.model import ModelSpec
+from marless.jobs.job import prepare
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext
+from marless.learning.algos.state_sizes import published_bytes
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learning.nets.model import ModelSpec
 from tests.integration.running import spec
 
 DISCRETE = EnvSpaces(

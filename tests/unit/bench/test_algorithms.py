@@ -23,7 +23,7 @@ from bench.algorithms import (
 from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
 from bench.task import ALGORITHMS, ALIKE, EQUAL, GAMES, GRID, peer_env_steps
-from marless import spec
+from marless.jobs import spec
 
 
 def outcome(final: float, *, reached_s: float | None = None, sides=None) -> Outcome:

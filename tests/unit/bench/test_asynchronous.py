@@ -7,7 +7,7 @@ import pytest
 
 from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
 from bench.asynchronous_work import DIVERGED, GAMES, Result, Setting, System, trained
-from marless.simulation.asynchronous import SlotSeconds, SpeedSpread
+from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread
 
 DURATIONS = SlotSeconds(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.background import ALONE, BESIDE, check_lasted, rounds_per_s, settings, table
 from bench.harness import ROOT, BenchError
-from marless import spec as specs
+from marless.jobs import spec as specs
 
 
 def records(*ends_s: float) -> list[dict[str, float]]:

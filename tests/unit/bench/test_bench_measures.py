@@ -15,9 +15,9 @@ from bench.peers import install
 from bench.processes import role
 from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate, systems
 from bench.time_to_return import TUNING
-from marless import spec
-from marless.algos.ppo.config import PPOConfig
 from marless.fleet.launchers.template import command
+from marless.jobs import spec
+from marless.learning.algos.ppo.config import PPOConfig
 
 RECORDED = """\
 Submoduled environments not found. Skipping import.

@@ -4,8 +4,8 @@ import pytest
 
 from bench import decisions
 from bench.decisions import JOB, Rounds, Seconds
-from marless import spec
-from marless.job import prepare
+from marless.jobs import spec
+from marless.jobs.job import prepare
 
 SECONDS = Seconds(
     {

@@ -1,7 +1,7 @@
 """The table of particle games: every game of ours is in it, and rates are of whole episodes."""
 
 from bench import mpe
-from marless.envs import registry
+from marless.learning.envs import registry
 
 
 def test_every_particle_game_is_measured():

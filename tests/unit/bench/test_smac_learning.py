@@ -1,8 +1,8 @@
 """The program that measures learning on StarCraft's embedded engine: its jobs and its table."""
 
 from bench.smac_learning import ALGORITHMS, EXAMPLES, TARGETS, TUNED, Course, Point, document, row
-from marless import spec
-from marless.documents import from_yaml
+from marless.core.documents import from_yaml
+from marless.jobs import spec
 
 
 def course(*won: float) -> Course:

@@ -1,7 +1,7 @@
 """Records of rounds as tests need them."""
 
-from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.spec import JobSpec, parse
+from marless.jobs.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.jobs.spec import JobSpec, parse
 from tests.unit.test_record import record
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.accountings import ACCOUNTINGS
-from marless.billing.bill import Bill, bill
-from marless.record import RoundRecord
+from marless.cost.billing.bill import Bill, bill
+from marless.jobs.accountings import ACCOUNTINGS
+from marless.jobs.record import RoundRecord
 from tests.unit.billing.rounds import job
 from tests.unit.billing.test_ledger import prices, small_round
 

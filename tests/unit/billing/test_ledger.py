@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.accountings import ACCOUNTINGS
-from marless.billing.bill import bill, to_dict
-from marless.billing.ledger import Ledger
-from marless.errors import SpecError
-from marless.prices import Prices, load
-from marless.record import PhaseSeconds
+from marless.core.errors import SpecError
+from marless.cost.billing.bill import bill, to_dict
+from marless.cost.billing.ledger import Ledger
+from marless.jobs.accountings import ACCOUNTINGS
+from marless.jobs.prices import Prices, load
+from marless.jobs.record import PhaseSeconds
 from tests.unit.billing.rounds import invocation, job, paper_round, round_of
 
 GB_S = Decimal("0.0000166667")

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless import prices
-from marless.billing.bill import bill, to_dict
-from marless.billing.ledger import Ledger
-from marless.billing.machines import MachineMeter
-from marless.billing.starts import starts
-from marless.errors import SpecError
-from marless.machine import Kept, MachineRecord
-from marless.record import InvocationRecord
-from marless.record_json import from_json
+from marless.core.errors import SpecError
+from marless.core.machine import Kept, MachineRecord
+from marless.cost.billing.bill import bill, to_dict
+from marless.cost.billing.ledger import Ledger
+from marless.cost.billing.machines import MachineMeter
+from marless.cost.billing.starts import starts
+from marless.jobs import prices
+from marless.jobs.record import InvocationRecord
+from marless.jobs.record_json import from_json
 from tests.unit.billing.rounds import invocation, job, paper_round, round_of
 
 PLAIN = prices.merged(None)

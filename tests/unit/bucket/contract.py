@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from marless.bucket.address import Address
-from marless.bucket.objects import Objects, check_conditions
-from marless.errors import ConflictError, CorruptError, NotFoundError, SpecError
+from marless.core.errors import ConflictError, CorruptError, NotFoundError, SpecError
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.objects import Objects, check_conditions
 
 MOST = 2**20
 

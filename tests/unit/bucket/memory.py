@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from marless.bucket.objects import Held, ListedObject
-from marless.errors import ConflictError, CorruptError, NotFoundError, UnreachableError
+from marless.core.errors import ConflictError, CorruptError, NotFoundError, UnreachableError
+from marless.storage.bucket.objects import Held, ListedObject
 
 
 class MemoryObjects:
-    """See `marless.bucket.objects.Objects`."""
+    """See `marless.storage.bucket.objects.Objects`."""
 
     def __init__(self, *, honours_conditions: bool = True) -> None:
         self.held: dict[str, bytes] = {}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from marless.bucket.address import Address, is_address, parse
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.storage.bucket.address import Address, is_address, parse
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from marless.bucket.head import BucketPart, RunHead, Segment, is_path, key_of
-from marless.errors import CorruptError
+from marless.core.errors import CorruptError
+from marless.storage.bucket.head import BucketPart, RunHead, Segment, is_path, key_of
 
 PART = BucketPart(change="0123456789abcdef-7", bytes=3, sha256="a" * 64)
 HEAD = RunHead(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marless.bucket.address import Address
-from marless.bucket.objects import check_conditions
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.objects import check_conditions
 from tests.unit.bucket.contract import every_check
 from tests.unit.bucket.memory import MemoryObjects
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from marless.bucket.address import Address
-from marless.bucket.head import HEAD, BucketPart, RunHead, Segment, key_of
-from marless.bucket.reading import checkpoint, copy, everything, read_head, records, restore, restore_whole
-from marless.errors import CorruptError, NotFoundError
+from marless.core.errors import CorruptError, NotFoundError
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.head import HEAD, BucketPart, RunHead, Segment, key_of
+from marless.storage.bucket.reading import checkpoint, copy, everything, read_head, records, restore, restore_whole
 from tests.unit.bucket.memory import MemoryObjects
 
 PLACE = Address("bucket", "runs/j")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from marless.cli.main import main
+from marless.app.cli.main import main
 from tests.scripted_coordinator import ScriptedCoordinator
 
 JOB = {"name": "tiny", "seed": 5, "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
@@ -17,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 def marless(monkeypatch, capsys) -> Run:
     """Runs the command in this process; answers its exit code, its data, and what it said."""
 
-    monkeypatch.setattr("marless.cli.working.QUIET_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr("marless.app.cli.working.QUIET_S", 60.0)  # however slow this machine is
 
     def run(*argv: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])

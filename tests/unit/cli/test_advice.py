@@ -3,7 +3,7 @@
 import json
 import os
 
-from marless.cli.supervision import Log
+from marless.app.cli.supervision import Log
 
 RISK = "this Redis is not durable: set appendonly yes"
 

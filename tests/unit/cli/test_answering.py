@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from marless.cli import answering
-from marless.cli.answering import Endpoint, Patience, no_answer, starved_s
+from marless.app.cli import answering
+from marless.app.cli.answering import Endpoint, Patience, no_answer, starved_s
 from marless.rpc.security import Security
 
 IMPATIENT = Patience(question_s=0.2, silent_s=1.2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from marless.spec import parse
+from marless.jobs.spec import parse
 from tests.unit.comparison.synthetic import record, spec, write
 from tests.unit.estimates.test_overlapping import version as made
 

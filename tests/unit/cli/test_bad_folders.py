@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from marless import load_policy
-from marless.envs.base import Discrete
-from marless.errors import MarlessError
+from marless.core.errors import MarlessError
+from marless.learning.envs.base import Discrete
 from tests.unit.comparison.synthetic import record, spec, write
 from tests.unit.policies.saved import save, state
 
@@ -217,7 +217,7 @@ def test_a_comparison_says_which_run_is_damaged(marless, tmp_path, monkeypatch):
     compare = ("compare", "job.yaml", "--presets", "vanilla", "--seeds", 1, "--out", "c", "--resume")
     runs = tmp_path / "c" / "runs"
     monkeypatch.setattr(
-        "marless.cli.comparing.ComparisonFolder.make_here", lambda _place, run, _number: (runs / run.id).mkdir()
+        "marless.app.cli.comparing.ComparisonFolder.make_here", lambda _place, run, _number: (runs / run.id).mkdir()
     )
     runs.mkdir(parents=True)
     assert marless(*compare)[0] == 102  # the run was not really made

@@ -14,12 +14,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.algos import registry as algorithms
-from marless.cli.main import main
-from marless.scaling import registry as scaling_policies
-from marless.schedules import registry as schedules
-from marless.sharing import registry as sharing_policies
-from marless.spec import JobSpec
+from marless.app.cli.main import main
+from marless.jobs.scaling import registry as scaling_policies
+from marless.jobs.schedules import registry as schedules
+from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.spec import JobSpec
+from marless.learning.algos import registry as algorithms
 from tests.scripted_coordinator import ScriptedCoordinator
 
 JOB = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.cli import command
+from marless.app.cli import command
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_ctrl_c_during_imports_is_a_sentence(monkeypatch, capsys):
     load = builtins.__import__
 
     def interrupted(name, *rest):
-        if name == "marless.cli.main":
+        if name == "marless.app.cli.main":
             raise KeyboardInterrupt
         return load(name, *rest)
 
@@ -37,7 +37,7 @@ def test_ctrl_c_during_imports_is_a_sentence(monkeypatch, capsys):
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_a_terminal_without_unicode_is_no_error(encoding):
-    program = "from marless.cli import output; output.prepare(); output.data('1\u20132')"
+    program = "from marless.app.cli import output; output.prepare(); output.data('1\u20132')"
     environment = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
     assert done.stdout.decode().strip() == ("1?2" if encoding == "ascii" else "1\u20132")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless.cli import picture, train
-from marless.cli.train import JobOutcome
-from marless.client import Job, JobState
+from marless.app.cli import picture, train
+from marless.app.cli.train import JobOutcome
+from marless.app.client import Job, JobState
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.comparison.synthetic import JOB, record, write
 

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 import yaml
 
-from marless import prices
-from marless.billing.bill import bill
-from marless.estimates.calibration import Calibration, FunctionSeconds
+from marless.cost.billing.bill import bill
+from marless.cost.estimates.calibration import Calibration, FunctionSeconds
+from marless.jobs import prices
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.billing.rounds import job, paper_round
@@ -184,7 +184,10 @@ def test_a_dry_run_without_a_run_that_is_alike_measures(marless, job_file, calib
     code, out, err = marless("submit", job_file, "--dry-run", "-o", "json")
     found = json.loads(out)
     [(command, options)] = calibrated
-    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (["-P", "-m", "marless.estimates.calibration"], "1")
+    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (
+        ["-P", "-m", "marless.cost.estimates.calibration"],
+        "1",
+    )
     assert (code, found["from"], found["modelled"]) == (0, "calibration", ["seconds", "serverful"])
     for each in (found["seconds"], *found["usd"].values()):
         assert each["low"] < each["likely"] < each["high"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from marless.cli.credentials import CONTAINER_UID, SERVICES, WORKERS
+from marless.app.cli.credentials import CONTAINER_UID, SERVICES, WORKERS
 from marless.rpc.certificates import check_served, check_shown
 from marless.rpc.roles import Role
 

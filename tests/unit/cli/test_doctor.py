@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from marless import spec
-from marless.cli.background import RunningStack
-from marless.cli.doctor import launchers, machine, places, software, standing
-from marless.cli.doctor.finding import Finding, Level
-from marless.cli.main import app
-from marless.cli.runs import Unfinished
-from marless.client import Info, Service
-from marless.errors import SpecError, UnavailableError
+from marless.app.cli.background import RunningStack
+from marless.app.cli.doctor import launchers, machine, places, software, standing
+from marless.app.cli.doctor.finding import Finding, Level
+from marless.app.cli.main import app
+from marless.app.cli.runs import Unfinished
+from marless.app.client import Info, Service
+from marless.core.errors import SpecError, UnavailableError
 from marless.fleet.launchers.external import ExternalLauncher
-from marless.job import prepare
+from marless.jobs import spec
+from marless.jobs.job import prepare
 from marless.rpc import redis_program
 from tests import tokens
 from tests.unit.fleet.engine_server import engine
@@ -395,7 +395,7 @@ def test_a_number_of_workers_is_read_as_the_actor_pool_reads_it(alone, monkeypat
 
 
 def test_a_coordinator_that_is_named_and_silent_fails(alone, monkeypatch):
-    monkeypatch.setattr("marless.cli.doctor.examination.CONTACT_S", 0.1)
+    monkeypatch.setattr("marless.app.cli.doctor.examination.CONTACT_S", 0.1)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MARLESS_COORDINATOR", f"127.0.0.1:{closed.getsockname()[1]}")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless import spec as specs
-from marless.cli import train
-from marless.client import JobState
+from marless.app.cli import train
+from marless.app.client import JobState
+from marless.jobs import spec as specs
 
 JOB = SimpleNamespace(state=JobState.SUCCEEDED, rounds=0)
 SPEC = specs.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}, "job")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import marless as marless_package
-from marless.errors import OverloadedError, SpecError
+from marless.core.errors import OverloadedError, SpecError
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests import tokens
@@ -90,7 +90,7 @@ def at_80_columns(marless, monkeypatch, *argv) -> list[str]:
     """The lines of a table as a terminal of 80 columns shows them."""
     from rich.console import Console
 
-    monkeypatch.setattr("marless.cli.output.console", lambda **_: Console(width=80, markup=False, highlight=False))
+    monkeypatch.setattr("marless.app.cli.output.console", lambda **_: Console(width=80, markup=False, highlight=False))
     return [line.rstrip() for line in marless(*argv)[1].splitlines()]
 
 
@@ -351,7 +351,7 @@ def test_an_unknown_job_exits_with_102(coordinator, marless, verb):
 
 @pytest.mark.parametrize("verb", [*ONE_JOB, "list"])
 def test_without_a_coordinator_every_verb_says_what_to_do(marless, monkeypatch, tmp_path, verb):
-    monkeypatch.setattr("marless.cli.options.CONTACT_S", 0.05)
+    monkeypatch.setattr("marless.app.cli.options.CONTACT_S", 0.05)
     monkeypatch.setenv("MARLESS_COORDINATOR", f"unix:{tmp_path}/none.sock")
     code, out, err = marless(*((verb,) if verb == "list" else (verb, "one")))
     sentence = (
@@ -414,7 +414,7 @@ def test_what_the_coordinator_refuses_names_the_file(coordinator, marless, job_f
 
 
 def start(*argv: str, **kwargs) -> subprocess.Popen:
-    command = [sys.executable, "-c", "from marless.cli import command; command()", *argv]
+    command = [sys.executable, "-c", "from marless.app.cli import command; command()", *argv]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 pytest.importorskip("matplotlib")
-from marless.cli import picture
-from marless.comparison import table
-from marless.presets import presets
+from marless.app.cli import picture
+from marless.cost.comparison import table
+from marless.jobs.presets import presets
 from tests.unit.comparison.test_table import run
 
 

@@ -9,8 +9,8 @@ import yaml
 
 pytest.importorskip("matplotlib")
 from marless import load_policy
-from marless.cli import picture
-from marless.record import Evaluation
+from marless.app.cli import picture
+from marless.jobs.record import Evaluation
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.cli.test_explain import records
 from tests.unit.comparison.synthetic import ROUND_S, returns, spec, write
@@ -121,7 +121,7 @@ def test_a_folder_that_may_shadow_a_coordinators_job_is_said(runs, marless, tmp_
 
 
 def test_a_policy_that_shadows_a_jobs_is_said(runs, marless, tmp_path):
-    from marless.envs.base import Discrete
+    from marless.learning.envs.base import Discrete
     from tests.unit.policies.saved import save, state
 
     policies = {"agent": state(12, Discrete(5), seed=0)}, {"agent": ("agent_0", "agent_1")}
@@ -150,9 +150,9 @@ def test_every_format_is_one_or_is_refused(runs, marless, argv, output):
 
 @pytest.mark.parametrize("output", ["json", "jsonl", "yaml", "name"])
 def test_train_prints_its_summary_in_every_format(marless, monkeypatch, tmp_path, output):
-    from marless.cli import local
-    from marless.cli.train import JobOutcome
-    from marless.client import Job, JobState
+    from marless.app.cli import local
+    from marless.app.cli.train import JobOutcome
+    from marless.app.client import Job, JobState
 
     job = Job(
         job="one", state=JobState.SUCCEEDED, reason="", env="", algorithm="", rounds=3, env_steps=300,

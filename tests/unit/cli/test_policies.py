@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from marless import load_policy
-from marless.envs.base import Discrete
-from marless.policies.evaluation import evaluate
+from marless.learning.envs.base import Discrete
+from marless.learning.policies.evaluation import evaluate
 from tests.unit.policies.saved import save, state
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from marless.cli.runs import Unfinished, unfinished
-from marless.cli.train import claim_job_id
-from marless.errors import UnavailableError
+from marless.app.cli.runs import Unfinished, unfinished
+from marless.app.cli.train import claim_job_id
+from marless.core.errors import UnavailableError
 
 
 def folder(runs, name, **status):

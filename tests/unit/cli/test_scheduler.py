@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import yaml
 
-from marless.job import prepare
-from marless.spec import load
+from marless.jobs.job import prepare
+from marless.jobs.spec import load
 from tests.unit.billing.rounds import paper_round
 from tests.unit.test_record import RETURNS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, ahead
+from marless.app.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, ahead
 from marless.core import process_environment
 from marless.fleet.launchers.template import ORDER_BYTES
 

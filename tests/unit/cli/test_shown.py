@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from marless import spec
-from marless.cli import output
-from marless.cli import progress as progress_module
-from marless.cli.curve import draw
-from marless.cli.options import Output
-from marless.cli.progress import TrainingProgress, fraction_done, summary_table
-from marless.client import Job, JobState
-from marless.errors import CorruptError
-from marless.sections import StopSpec
+from marless.app.cli import output
+from marless.app.cli import progress as progress_module
+from marless.app.cli.curve import draw
+from marless.app.cli.options import Output
+from marless.app.cli.progress import TrainingProgress, fraction_done, summary_table
+from marless.app.client import Job, JobState
+from marless.core.errors import CorruptError
+from marless.jobs import spec
+from marless.jobs.sections import StopSpec
 from tests.unit.test_record import EARLIER, RETURNS, WON, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 10}}, "spec")

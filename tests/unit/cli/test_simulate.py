@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import yaml
 
-from marless.record import Evaluation
-from marless.simulation.cluster import modelled, total
+from marless.cost.simulation.cluster import modelled, total
+from marless.jobs.record import Evaluation
 from tests.unit.estimates.runs import run_of, spec_of
 
 SPEC = spec_of(scaling={"name": "marless", "window": 3})

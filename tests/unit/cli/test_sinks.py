@@ -2,9 +2,9 @@
 
 import pytest
 
-from marless import examining
-from marless.cli import train
-from marless.sinks import registry
+from marless.app.cli import train
+from marless.jobs import examining
+from marless.jobs.sinks import registry
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import sys
 import pytest
 import yaml
 
-from marless.cli import output
+from marless.app.cli import output
 from marless.core.allowed_modules import VARIABLE
-from marless.envs.base import Discrete
+from marless.learning.envs.base import Discrete
 from tests.unit.cli.conftest import JOB
 from tests.unit.policies.saved import save, state
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import yaml
 
-from marless.cli import sweep
-from marless.client import Client
+from marless.app.cli import sweep
+from marless.app.client import Client
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.unit.cli.conftest import JOB
 
@@ -156,7 +156,7 @@ def test_two_shells_with_the_same_sweep_have_the_same_jobs(coordinator, marless,
     coordinator.add("tiny-seed6")  # which the other one has submitted since we looked
 
     async def unknown(request, context):
-        from marless.errors import NotFoundError
+        from marless.core.errors import NotFoundError
 
         raise NotFoundError(f"there is no job {request.job!r}")
 

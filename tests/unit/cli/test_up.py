@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from marless.cli import background
+from marless.app.cli import background
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

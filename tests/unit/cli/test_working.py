@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from marless.cli import working
-from marless.cli.output import duration
-from marless.cli.working import Working
+from marless.app.cli import working
+from marless.app.cli.output import duration
+from marless.app.cli.working import Working
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def on_a_terminal(script: str) -> tuple[bytes, bytes]:
 def test_a_terminal_gets_a_bar_and_data_go_where_they_belong():
     out, shown = on_a_terminal(
         "import time\n"
-        "from marless.cli import working\n"
-        "from marless.cli.output import console, data\n"
-        "from marless.cli.progress import TrainingProgress\n"
+        "from marless.app.cli import working\n"
+        "from marless.app.cli.output import console, data\n"
+        "from marless.app.cli.progress import TrainingProgress\n"
         "working.QUIET_S = 0.0\n"
         "with working.Working('playing') as shown:\n"
         "    shown.told(40, 100, 'episodes')\n"

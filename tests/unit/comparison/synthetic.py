@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from marless import spec as specs
-from marless.data.returns import EpisodeReturns
-from marless.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.spec import JobSpec
+from marless.jobs import spec as specs
+from marless.jobs.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.jobs.spec import JobSpec
+from marless.learning.data.returns import EpisodeReturns
 
 JOB = {
     "name": "tiny",

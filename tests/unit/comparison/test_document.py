@@ -2,8 +2,8 @@
 
 import pytest
 
-from marless.comparison import document
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.cost.comparison import document
 from tests.unit.comparison.test_table import two
 
 

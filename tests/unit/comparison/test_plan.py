@@ -2,9 +2,9 @@
 
 import pytest
 
-from marless.comparison import plan
-from marless.errors import SpecError
-from marless.presets import Preset, presets
+from marless.core.errors import SpecError
+from marless.cost.comparison import plan
+from marless.jobs.presets import Preset, presets
 from tests.unit.comparison.synthetic import spec
 
 FIVE = presets("vanilla,marless-minus,no-scaling,no-sharing,marless")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.comparison.statistics import difference, interquartile_mean, interval, ratio
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
+from marless.cost.comparison.statistics import difference, interquartile_mean, interval, ratio
 
 
 def test_an_interval_is_students():

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from marless.comparison import table
-from marless.comparison.run_results import Figures, RunCurves, curves, figures, learners_of
-from marless.comparison.statements import above_random, equal, statements
-from marless.errors import CorruptError
-from marless.presets import presets
-from marless.record import Evaluation
+from marless.core.errors import CorruptError
+from marless.cost.comparison import table
+from marless.cost.comparison.run_results import Figures, RunCurves, curves, figures, learners_of
+from marless.cost.comparison.statements import above_random, equal, statements
+from marless.jobs.presets import presets
+from marless.jobs.record import Evaluation
 from tests.unit.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, record, returns, spec
 
 PAIRED = (("agent_0", "agent_1"),)

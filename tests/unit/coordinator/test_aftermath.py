@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from marless.errors import UnavailableError
-from marless.machine import FACTS, Kept, MachineRecord
+from marless.core.errors import UnavailableError
+from marless.core.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution import machines as execution_machines
 from services.coordinator.execution.machines import PoolMachines
 from services.coordinator.jobs import aftermath

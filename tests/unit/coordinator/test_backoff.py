@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
+from marless.core.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
 from services.coordinator.execution import backoff
 from services.coordinator.execution.backoff import PASSING, Backoff, doing
 

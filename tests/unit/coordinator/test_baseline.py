@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless import spec as specs
-from marless.data.returns import EpisodeReturns
-from marless.errors import SpecError, UnavailableError, UnreachableError
-from marless.job import prepare
+from marless.core.errors import SpecError, UnavailableError, UnreachableError
+from marless.jobs import spec as specs
+from marless.jobs.job import prepare
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.baseline import MOST_FAILURES, Baseline
 from services.coordinator.execution.pools import Played
 

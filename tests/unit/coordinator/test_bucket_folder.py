@@ -16,9 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from marless.bucket.address import Address
-from marless.bucket.reading import everything, read_head
-from marless.errors import (
+from marless.core.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptError,
@@ -27,6 +25,8 @@ from marless.errors import (
     NotFoundError,
     UnreachableError,
 )
+from marless.storage.bucket.address import Address
+from marless.storage.bucket.reading import everything, read_head
 from services.coordinator.state import bucket_state
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marless.errors import CancelledJobError
+from marless.core.errors import CancelledJobError
 from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import Cancellation
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 from services.coordinator.state.job_index import Index
 from services.coordinator.state.run_folder import DELETED, RunFolder
 from services.coordinator.state.runs import Runs

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from services.coordinator.state import job_log
 from services.coordinator.state.job_log import JobLog, lines, tail
 from services.coordinator.state.ownership import Ownership, beat_of

@@ -20,7 +20,7 @@ from tests.unit.test_record import record
 
 WRITER = """
 import dataclasses, pathlib, sys
-from marless.errors import FencedError
+from marless.core.errors import FencedError
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import PendingRollout
 from tests.unit.test_record import record

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder

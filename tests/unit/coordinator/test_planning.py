@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from marless.core.errors import InternalError
 from marless.core.group import Group
-from marless.errors import InternalError
-from marless.job import PreparedJob, prepare
-from marless.record_json import from_json
-from marless.scaling.base import ScalingDecision
-from marless.sharing.base import SharingDecision
-from marless.spec import parse
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.record_json import from_json
+from marless.jobs.scaling.base import ScalingDecision
+from marless.jobs.sharing.base import SharingDecision
+from marless.jobs.spec import parse
 from services.coordinator.execution.planning import Planner
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import HISTORY_ROUNDS, Journal

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from marless import spec as specs
+from marless.core.errors import CorruptError
 from marless.core.lanes import LaneRecord
-from marless.errors import CorruptError
-from marless.job import prepare
+from marless.jobs import spec as specs
+from marless.jobs.job import prepare
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security

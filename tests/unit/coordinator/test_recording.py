@@ -1,6 +1,6 @@
 """What is told of a round that is otherwise than the one before."""
 
-from marless.record import Decision, GroupRecord
+from marless.jobs.record import Decision, GroupRecord
 from services.coordinator.execution.recording import changes
 from tests.unit.test_record import record
 

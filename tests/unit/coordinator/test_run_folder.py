@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless import spec
-from marless.checkpoint import Checkpoint, CheckpointProgress, SavedPolicy
-from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
+from marless.core.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
+from marless.jobs import spec
+from marless.storage.checkpoint import Checkpoint, CheckpointProgress, SavedPolicy
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus, PendingRollout

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from marless.data.returns import EpisodeReturns
-from marless.record import Evaluation, RoundRecord
-from marless.sinks.contract import sample_round
-from marless.spec import JobSpec, parse
+from marless.jobs.record import Evaluation, RoundRecord
+from marless.jobs.sinks.contract import sample_round
+from marless.jobs.spec import JobSpec, parse
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.jobs import sink_feed
 from services.coordinator.jobs.sink_feed import SinkFeed
 from services.coordinator.state.job_log import JobLog, lines

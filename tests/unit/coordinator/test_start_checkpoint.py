@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext
-from marless.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
+from marless.core.errors import NotFoundError, SpecError
 from marless.core.group import Group
 from marless.core.state import REPLAY, PolicyState
-from marless.errors import NotFoundError, SpecError
-from marless.job import prepare
-from marless.nets import serial
-from marless.spec import parse
+from marless.jobs.job import prepare
+from marless.jobs.spec import parse
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext
+from marless.learning.nets import serial
+from marless.storage.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from services.coordinator.state import start_checkpoint
 from services.coordinator.state.uploads import FileUploads
 from tests.unit.coordinator.test_run_folder import SPEC

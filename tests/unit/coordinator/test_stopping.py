@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from marless.record import Evaluation
-from marless.sections import StopSpec
+from marless.jobs.record import Evaluation
+from marless.jobs.sections import StopSpec
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.stop_rules import ending, may_end
 from services.coordinator.state.costs import Costs

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from marless.spec import parse
+from marless.jobs.spec import parse
 from services.coordinator.jobs import job_queue, live_job
 from services.coordinator.jobs import jobs as jobs_module
 from services.coordinator.jobs.jobs import MOST_TAKEOVERS, Jobs, JobsOptions

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core import stopwatch
-from marless.record import RoundRecord
+from marless.jobs.record import RoundRecord
 from services.coordinator.execution.timing import Timing
 from tests.unit.test_record import record
 

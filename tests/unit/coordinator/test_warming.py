@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marless.errors import UnreachableError
+from marless.core.errors import UnreachableError
 from services.coordinator.execution.prewarming import Prewarming
 
 

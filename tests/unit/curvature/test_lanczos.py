@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.curvature import lanczos
+from marless.learning.curvature import lanczos
 
 
 def _product(matrices_PDD: Tensor) -> lanczos.Product:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.curvature.memory import MemoryProduct, hessian_product, outputs
-from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
-from marless.curvature.perceptron import HessianProduct
-from marless.nets.layout import GRULayout, Layout
-from marless.nets.stacked import net
+from marless.learning.curvature.memory import MemoryProduct, hessian_product, outputs
+from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
+from marless.learning.curvature.perceptron import HessianProduct
+from marless.learning.nets.layout import GRULayout, Layout
+from marless.learning.nets.stacked import net
 from tests.unit.curvature.squared_error import SquaredError
 
 STACK, STEPS, COPIES, DIRECTIONS = 2, 4, 3, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.curvature.noise import LIMIT, noise_scale
+from marless.learning.curvature.noise import LIMIT, noise_scale
 
 
 def _scale(small_square: float, big_square: float, small: float = 10, big: float = 40) -> float:

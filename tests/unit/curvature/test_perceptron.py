@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.curvature import lanczos
-from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
-from marless.curvature.perceptron import HessianProduct, matrices
-from marless.nets.layout import Layout, generator
+from marless.learning.curvature import lanczos
+from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
+from marless.learning.curvature.perceptron import HessianProduct, matrices
+from marless.learning.nets.layout import Layout, generator
 from tests.unit.curvature.squared_error import SquaredError
 
 STACK, SAMPLES = 3, 40

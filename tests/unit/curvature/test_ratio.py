@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marless.curvature.ratio import LIMIT, convexity_ratio
+from marless.learning.curvature.ratio import LIMIT, convexity_ratio
 
 EIGENVALUES = st.floats(-1e30, 1e30) | st.sampled_from([0.0, np.nan, np.inf, -np.inf])
 

@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
-from marless.data.bounds import PlayLimits, batches
-from marless.data.returns import EpisodeReturns
+from marless.learning.data.bounds import PlayLimits, batches
+from marless.learning.data.returns import EpisodeReturns
 
 
 def played(episodes: int, mean: float = -20.0, standard_error: float = 1.0) -> EpisodeReturns:

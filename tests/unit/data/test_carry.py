@@ -8,17 +8,17 @@ import zlib
 import numpy as np
 import pytest
 
-from marless.data import carry, rollout
-from marless.data.carry import Carry, decode, digest, encode
-from marless.data.rollout import Lane
-from marless.data.trajectory import TrajectorySchema
-from marless.envs.base import EnvSpaces
-from marless.envs.games import NoOptions, TwoStep
-from marless.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
-from marless.envs.synthetic import SyntheticEnv
-from marless.errors import CorruptError, SpecError
-from marless.nets.acting import ActingPolicies
-from marless.nets.inputs import Inputs
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.data import carry, rollout
+from marless.learning.data.carry import Carry, decode, digest, encode
+from marless.learning.data.rollout import Lane
+from marless.learning.data.trajectory import TrajectorySchema
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.envs.games import NoOptions, TwoStep
+from marless.learning.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
+from marless.learning.envs.synthetic import SyntheticEnv
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.inputs import Inputs
 from tests.scripted_env import ScriptedEnv
 from tests.unit.data.test_rollout import Highest
 from tests.unit.nets.acting_states import state

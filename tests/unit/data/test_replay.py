@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.data.replay_buffer import ReplayBuffer, ReplayCounts, ReplaySchema
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import CorruptError, SpecError, StaleError, UnavailableError
+from marless.core.errors import CorruptError, SpecError, StaleError, UnavailableError
+from marless.learning.data.replay_buffer import ReplayBuffer, ReplayCounts, ReplaySchema
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.algos.rounds import CONTINUOUS, DISCRETE, trajectory
 
 EVERYTHING = ReplaySchema(DISCRETE, (0, 1), with_state=True)
@@ -350,7 +350,7 @@ class TestGoingOn:
             doomed, calls = make(), count()
             doomed.restore(arrays)
             with monkeypatch.context() as patch:
-                patch.setattr("marless.data.frames._by_copy", lambda *a, c=calls: _until(next(c), writes, *a))
+                patch.setattr("marless.learning.data.frames._by_copy", lambda *a, c=calls: _until(next(c), writes, *a))
                 with pytest.raises(Killed):
                     work(doomed, number)
             doomed._file.release()  # as the kernel does

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.data.rollout import play, rollout
-from marless.data.trajectory import TrajectorySchema
-from marless.envs.mpe import SimpleSpread, SpreadOptions
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.data.rollout import play, rollout
+from marless.learning.data.trajectory import TrajectorySchema
+from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 

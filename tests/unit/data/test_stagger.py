@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.data.carry import decode, encode
-from marless.data.rollout import Lane
-from marless.data.stagger import Stagger, lengths
-from marless.envs.base import EnvSpaces
-from marless.envs.contract import check_env
-from marless.envs.mpe import SimpleSpread, SpreadOptions
-from marless.envs.synthetic import SyntheticEnv
-from marless.errors import CorruptError
+from marless.core.errors import CorruptError
+from marless.learning.data.carry import decode, encode
+from marless.learning.data.rollout import Lane
+from marless.learning.data.stagger import Stagger, lengths
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
+from marless.learning.envs.synthetic import SyntheticEnv
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.data.trial import trial
-from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.data.trial import trial
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
 from tests.scripted_env import LIMIT, ScriptedEnv
 
 

@@ -5,14 +5,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from marless.data.carry import decode, encode
-from marless.data.rollout import Lane
-from marless.envs import registry
-from marless.envs.apart import Apart
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Saved, Transition, random_actions
-from marless.envs.contract import check_env
-from marless.envs.synthetic import SyntheticEnv
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.data.carry import decode, encode
+from marless.learning.data.rollout import Lane
+from marless.learning.envs import registry
+from marless.learning.envs.apart import Apart
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Saved, Transition, random_actions
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.synthetic import SyntheticEnv
 from tests.scripted_env import ScriptedEnv
 from tests.unit.envs.test_replayed import Chance
 

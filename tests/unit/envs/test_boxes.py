@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from marless.envs import boxes
-from marless.envs.base import ActionArray, AgentClass, Box, EnvSpaces, Frame, Transition, chance_acts
+from marless.learning.envs import boxes
+from marless.learning.envs.base import ActionArray, AgentClass, Box, EnvSpaces, Frame, Transition, chance_acts
 from tests.unit.algos.solving import Trained, episode_return
 
 LOW = (-1.0, 100.0, -math.inf, -math.inf, 0.0)

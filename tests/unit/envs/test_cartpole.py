@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from marless.envs import registry
-from marless.envs.cartpole import LONGEST
-from marless.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.cartpole import LONGEST
 
 
 def made(batch, **options):

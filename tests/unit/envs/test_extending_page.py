@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from marless.data.rollout import play
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.data.rollout import play
 from tests.docs import programs
 
 

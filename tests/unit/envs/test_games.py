@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from marless.envs import registry
-from marless.envs.base import Box
-from marless.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.base import Box
 
 
 def outcomes(name, options, *, steps, actions):

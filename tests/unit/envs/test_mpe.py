@@ -5,11 +5,11 @@ import importlib
 import numpy as np
 import pytest
 
-from marless.data.rollout import play
-from marless.envs import mpe, registry
-from marless.envs.base import Discrete, random_actions
-from marless.envs.mpe import SimpleSpread, SpreadOptions
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.data.rollout import play
+from marless.learning.envs import mpe, registry
+from marless.learning.envs.base import Discrete, random_actions
+from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
 
 TOLERANCE = 1e-12
 THEIR_NAMES = {"agents": "N"}

@@ -9,10 +9,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from pettingzoo import ParallelEnv
 
 from marless.core.allowed_modules import VARIABLE
-from marless.envs import base, registry
-from marless.envs.contract import check_env
-from marless.envs.pettingzoo.adapter import PettingZooEnv
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs import base, registry
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
 
 
 @pytest.fixture(autouse=True)

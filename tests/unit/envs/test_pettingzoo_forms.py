@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from pettingzoo import ParallelEnv
 
 from marless.core.allowed_modules import VARIABLE
-from marless.envs import registry
-from marless.envs.base import agents_checksum, random_actions
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.base import agents_checksum, random_actions
 from marless.rpc.v1.actor_pool_pb2 import RolloutSettings
 from services.actor_pool.actor import _env_key, _made
 
@@ -212,7 +212,7 @@ def test_observations_that_do_not_fit_are_refused_before_a_job_starts():
 
 
 def test_rows_follow_from_names_in_every_process():
-    code = f"from marless.envs import registry; print(registry.spaces({path(FromSet)!r}, {{}}).agents)"
+    code = f"from marless.learning.envs import registry; print(registry.spaces({path(FromSet)!r}, {{}}).agents)"
     shown = {
         subprocess.run(
             [sys.executable, "-c", code],

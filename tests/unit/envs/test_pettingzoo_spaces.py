@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from marless.envs import base
-from marless.envs.pettingzoo.masks import AUTO, in_info, parse_choice
-from marless.envs.pettingzoo.spaces import codec as codec_of
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs import base
+from marless.learning.envs.pettingzoo.masks import AUTO, in_info, parse_choice
+from marless.learning.envs.pettingzoo.spaces import codec as codec_of
 
 FOUR = Discrete(4)
 BITS = Box(0, 1, (4,), np.int8)
@@ -239,7 +239,7 @@ def test_harmless_forms_of_observations_are_taken(space, seen, flat):
 )
 @pytest.mark.parametrize("chosen", [-1.0, -0.3, 0.0, 0.9, 1.0])
 def test_every_action_is_in_its_box(space, chosen):
-    from marless.nets.actions import to_env
+    from marless.learning.nets.actions import to_env
 
     made = codec(SIGHT, space)
     unit = np.full(made.action_space.n, chosen, np.float32)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.envs import registry
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs import registry
 from tests.scripted_env import ScriptedEnv
 
 

@@ -6,14 +6,14 @@ from gymnasium.spaces import Box as Observed
 from gymnasium.spaces import Discrete as Chosen
 from pettingzoo import ParallelEnv
 
-from marless.data.carry import decode, encode
-from marless.data.rollout import Lane
-from marless.envs import replayed
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.envs.contract import check_env
-from marless.envs.pettingzoo.adapter import PettingZooEnv
-from marless.envs.replayed import EpisodeLog
-from marless.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.data.carry import decode, encode
+from marless.learning.data.rollout import Lane
+from marless.learning.envs import replayed
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
+from marless.learning.envs.replayed import EpisodeLog
 
 CLASSES = (AgentClass("a", ("a_0", "a_1"), 1, Discrete(300)), AgentClass("b", ("b_0",), 1, Box((0.0,), (1.0,))))
 NOBODY = np.array([False, False])

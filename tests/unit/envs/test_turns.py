@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.algos.synthetic_job import CASES
-from marless.envs.contract import check_env
-from marless.envs.synthetic import SyntheticEnv
+from marless.learning.algos.synthetic_job import CASES
+from marless.learning.envs.contract import check_env
+from marless.learning.envs.synthetic import SyntheticEnv
 from tests.unit.envs.turns import Alternating, Blinking, Late, copies
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marless.envs.pettingzoo.adapter import PettingZooEnv
+from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
 
 Seen = dict[str, np.ndarray]
 

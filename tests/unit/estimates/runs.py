@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from marless.core.group import Group
-from marless.data.returns import EpisodeReturns
-from marless.job import PreparedJob, prepare
-from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.record_json import from_json
-from marless.spec import JobSpec, parse
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.jobs.record_json import from_json
+from marless.jobs.spec import JobSpec, parse
+from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.planning import Planner
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal

@@ -8,21 +8,21 @@ from itertools import pairwise
 
 import pytest
 
-from marless.algos.learner import Scope
-from marless.algos.ppo.ippo import IPPOConfig
-from marless.billing.bill import bill
+from marless.core.errors import CorruptError, SpecError
 from marless.core.functions import FunctionNode
-from marless.envs import registry as environments
-from marless.envs.base import EnvSpaces
-from marless.errors import CorruptError, SpecError
-from marless.estimates import calibration, forecast
-from marless.estimates.calibration import Calibration, FunctionSeconds
-from marless.estimates.estimate import course, courses_of_run, estimate, same_shape
-from marless.estimates.forecast import Pace, rounds, work_of
-from marless.job import Function, prepare
-from marless.sharing.groups import initial_groups
-from marless.simulation.cluster import modelled, total
-from marless.spec import JobSpec
+from marless.cost.billing.bill import bill
+from marless.cost.estimates import calibration, forecast
+from marless.cost.estimates.calibration import Calibration, FunctionSeconds
+from marless.cost.estimates.estimate import course, courses_of_run, estimate, same_shape
+from marless.cost.estimates.forecast import Pace, rounds, work_of
+from marless.cost.simulation.cluster import modelled, total
+from marless.jobs.job import Function, prepare
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.spec import JobSpec
+from marless.learning.algos.learner import Scope
+from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.envs import registry as environments
+from marless.learning.envs.base import EnvSpaces
 from tests.unit.billing.rounds import job, paper_round
 from tests.unit.billing.test_ledger import GB_S, PLAIN, prices
 
@@ -211,7 +211,7 @@ def test_what_is_no_calibration_is_refused(text):
 def test_a_calibration_measures_every_function_of_the_job():
     """In a process of its own, as a dry run does it, with 900 agent samples at most: three actors of 10 · 10 · 3."""
     spec = job(actors={"count": 50, "envs": 10, "steps": 10}, model={"hidden": [8]})
-    program = "from marless.estimates import calibration as c; c.MOST_SAMPLES = 900; c.main()"
+    program = "from marless.cost.estimates import calibration as c; c.MOST_SAMPLES = 900; c.main()"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=spec.to_json(), capture_output=True, text=True, check=True)
     found = calibration.from_text(done.stdout)
@@ -247,7 +247,7 @@ def test_a_calibration_of_a_replay_is_of_updates_past_their_warmup(monkeypatch):
 
 def test_a_calibration_of_what_cannot_be_is_one_sentence():
     spec = job(env={"name": "mpe/simple_spread", "options": {"agents": 0}})
-    command = [sys.executable, "-m", "marless.estimates.calibration"]
+    command = [sys.executable, "-m", "marless.cost.estimates.calibration"]
     done = subprocess.run(command, input=spec.to_json(), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marless.errors import SpecError
-from marless.estimates.overlapping import modelled, recorded
-from marless.record import AggregationRecord, GradientRecord
+from marless.core.errors import SpecError
+from marless.cost.estimates.overlapping import modelled, recorded
+from marless.jobs.record import AggregationRecord, GradientRecord
 from tests.unit.billing.rounds import invocation, job
 from tests.unit.test_record import record
 

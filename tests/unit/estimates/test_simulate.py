@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.errors import SpecError
-from marless.estimates.simulate import replayed_spec, simulate, slots_of
-from marless.scaling.base import ScalingDecision
-from marless.scaling.fixed import FixedScaling
-from marless.scaling.minions.kind import MinionsConfig
-from marless.simulation.cluster import modelled, total
+from marless.core.errors import SpecError
+from marless.cost.estimates.simulate import replayed_spec, simulate, slots_of
+from marless.cost.simulation.cluster import modelled, total
+from marless.jobs.scaling.base import ScalingDecision
+from marless.jobs.scaling.fixed import FixedScaling
+from marless.jobs.scaling.minions.kind import MinionsConfig
 from tests.unit.estimates.runs import run_of, spec_of
 from tests.unit.scaling.minions import saved, scheduler, task
 

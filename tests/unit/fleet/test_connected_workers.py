@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
+from marless.core.machine import Machine
 from marless.fleet.attached import Worker
 from marless.fleet.attempts import MAX_ATTEMPTS
 from marless.fleet.connected_workers import ConnectedWorkers, Homes
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
-from marless.machine import Machine
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
 
 

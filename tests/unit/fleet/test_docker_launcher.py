@@ -13,7 +13,7 @@ import time
 import pytest
 
 from marless.core import process_environment
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers import containers, docker
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.containers import Pool

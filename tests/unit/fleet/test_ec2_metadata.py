@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from marless.fleet.hosts.surroundings import Identity
 from marless.fleet.launchers.ec2 import metadata as imds
 from marless.fleet.launchers.ec2.metadata import InstanceMetadata, Metadata
+from marless.fleet.launchers.hosts.surroundings import Identity
 from tests.fake_metadata import metadata
 
 

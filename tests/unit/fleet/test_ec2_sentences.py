@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core import process_environment
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers.base import WorkerProgram
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.plan import GroupInstance, ScalingGroup

@@ -8,10 +8,10 @@ import time
 import psutil
 import pytest
 
-from marless import examining
 from marless.core.allowed_modules import VARIABLE
-from marless.errors import SpecError
-from marless.examining import examine
+from marless.core.errors import SpecError
+from marless.jobs import examining
+from marless.jobs.examining import examine
 from tests.misbehaving_env import LONG_S, NAME
 
 LIMIT_S = 8.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from tests.docs import programs
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers.base import ACCEPTED, Condition, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.external import ExternalLauncher
 from marless.fleet.launchers.local import LocalLauncher

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marless.core.machine import Machine
 from marless.fleet.machines import EARLIER_S, FORGET_S, MachineAccounts, Presence
-from marless.machine import Machine
 
 WALL_S = 1_700_000_000.0
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from marless.core import process_environment
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.ray import driving, host, launcher, sentences
 from marless.fleet.launchers.ray.sentences import Cluster

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marless.aggregation import gradient_file
-from marless.errors import NotFoundError, SpecError
-from marless.nets.acting import ActingState
-from marless.nets.serial import encode_acting
+from marless.core.errors import NotFoundError, SpecError
+from marless.learning.aggregation import gradient_file
+from marless.learning.nets.acting import ActingState
+from marless.learning.nets.serial import encode_acting
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from services.learner_pool import gradient_results, peers
 

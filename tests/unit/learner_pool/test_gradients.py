@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext, RoundInput
 from marless.core.state import PolicyState
-from marless.data.rollout import rollout
-from marless.envs import registry as environments
-from marless.job import prepare
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.sharing.groups import initial_groups
-from marless.spec import parse
+from marless.jobs.job import prepare
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.spec import parse
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext, RoundInput
+from marless.learning.data.rollout import rollout
+from marless.learning.envs import registry as environments
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
 
 ONE_STEP = {"ppo": {"epochs": 1, "minibatches": 1}, "": {"updates": 1, "warmup": 0, "batch": 16}}
 

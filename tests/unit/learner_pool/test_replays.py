@@ -7,7 +7,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from marless.errors import OverloadedError, TooLargeError, UnavailableError
+from marless.core.errors import OverloadedError, TooLargeError, UnavailableError
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 

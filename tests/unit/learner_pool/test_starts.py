@@ -3,11 +3,11 @@
 import asyncio
 from types import SimpleNamespace
 
-from marless.envs import registry as environments
 from marless.fleet.machines import MachineAccounts
+from marless.jobs.spec import parse, spaces_to_json
+from marless.learning.envs import registry as environments
 from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from marless.spec import parse, spaces_to_json
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryFile
 from services.learner_pool.updates import Updates

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.data.trajectory import TrajectorySchema
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import ConflictError, FencedError, UnreachableError
+from marless.core.errors import ConflictError, FencedError, UnreachableError
+from marless.learning.data.trajectory import TrajectorySchema
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.rpc.param_store import PolicyWrite
 from marless.rpc.refs import write_new
 from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref

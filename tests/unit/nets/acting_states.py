@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from marless.envs.base import AgentClass
-from marless.nets import acting, acting_heads
-from marless.nets.acting import ActingState
-from marless.nets.inputs import Inputs
-from marless.nets.layout import GRULayout, Layout, layout
-from marless.nets.model import ModelSpec
+from marless.learning.envs.base import AgentClass
+from marless.learning.nets import acting, acting_heads
+from marless.learning.nets.acting import ActingState
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.layout import GRULayout, Layout, layout
+from marless.learning.nets.model import ModelSpec
 
 PLAIN = Inputs()
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from marless.algos import registry
-from marless.algos.learner import LearnerContext, Scope
+from marless.core.errors import CorruptError
 from marless.core.state import PolicyState
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, chance_acts
-from marless.errors import CorruptError
-from marless.nets.acting import ActingPolicies
-from marless.nets.actions import to_env
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.learner import LearnerContext, Scope
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, chance_acts
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.actions import to_env
+from marless.learning.nets.model import ModelSpec
 
 DISCRETE = AgentClass("walker", ("a", "b", "c"), 6, Discrete(4))
 CONTINUOUS = AgentClass("arm", ("a", "b"), 5, Box((-2.0, 0.0, 5.0), (2.0, 1.0, 9.0)))
@@ -164,7 +164,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 def test_epsilon_mixes_random_legal_actions_into_those_of_a_sure_policy():
     """Of three actions, the policy is sure of 0, and 2 is illegal; with ε = 0.5, a quarter of draws are 1."""
-    from marless.nets.acting_heads import EPSILON_STOCHASTIC, head
+    from marless.learning.nets.acting_heads import EPSILON_STOCHASTIC, head
 
     copies = 4000
     outputs_NAB = np.tile(np.array([50.0, 0.0, 60.0], np.float32)[None, :, None], (2, 1, copies))

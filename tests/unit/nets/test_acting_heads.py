@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.errors import CorruptError
-from marless.nets.acting import ActingPolicies
-from marless.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
+from marless.core.errors import CorruptError
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
 from tests.unit.nets.acting_states import state
 
 CHOOSER = AgentClass("chooser", ("a", "b"), 2, Discrete(4))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.errors import CorruptError, SpecError
-from marless.nets.acting import ActingPolicies
-from marless.nets.inputs import Inputs
-from marless.nets.model import ModelSpec
-from marless.nets.stacked import net
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.data.rollout import rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.model import ModelSpec
+from marless.learning.nets.stacked import net
 from tests.scripted_env import ScriptedEnv
 from tests.unit.nets.acting_states import shape, state
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from marless.errors import SpecError
-from marless.nets.acting_nets import ACTIVATE
-from marless.nets.activations import ACTIVATIONS, activation
-from marless.nets.layout import Layout
-from marless.nets.model import ModelSpec
-from marless.nets.stacked import StackedMLP
+from marless.core.errors import SpecError
+from marless.learning.nets.acting_nets import ACTIVATE
+from marless.learning.nets.activations import ACTIVATIONS, activation
+from marless.learning.nets.layout import Layout
+from marless.learning.nets.model import ModelSpec
+from marless.learning.nets.stacked import StackedMLP
 
 POINTS = torch.linspace(-3, 3, 60)  # an even number: none is 0, where ReLU has no derivative
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from marless.errors import NotFoundError
-from marless.nets.bank import Bank, Row
+from marless.core.errors import NotFoundError
+from marless.learning.nets.bank import Bank, Row
 
 
 def _bank() -> Bank[Row]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from marless.errors import CorruptError
-from marless.nets.codec import StateCodec
-from marless.nets.layout import GRULayout, Layout, generator
+from marless.core.errors import CorruptError
+from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.layout import GRULayout, Layout, generator
 
 LAYOUTS = [Layout(3, (4,), 2), GRULayout(3, (4,), 2)]
 

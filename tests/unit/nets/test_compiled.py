@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.errors import SpecError
-from marless.nets import adam, compiled, heads, kernels
-from marless.nets.compiled import COMPILED, NUMPY, VARIABLE
-from marless.nets.gru import StackedGRU
-from marless.nets.kernels import Then
-from marless.nets.layout import GRULayout, Layout, generator
-from marless.nets.stacked import StackedMLP
+from marless.core.errors import SpecError
+from marless.learning.nets import adam, compiled, heads, kernels
+from marless.learning.nets.compiled import COMPILED, NUMPY, VARIABLE
+from marless.learning.nets.gru import StackedGRU
+from marless.learning.nets.kernels import Then
+from marless.learning.nets.layout import GRULayout, Layout, generator
+from marless.learning.nets.stacked import StackedMLP
 
 needs_compiler = pytest.mark.skipif(compiled.library() is None, reason=compiled.described())
 STACK = 3
@@ -272,7 +272,7 @@ def test_a_library_that_was_cut_short_is_compiled_anew(fresh: Path, kept: int) -
     assert compiled.library() is not None
     [cut] = fresh.iterdir()
     os.truncate(cut, kept)
-    script = "from marless.nets.compiled import described; print(described())"
+    script = "from marless.learning.nets.compiled import described; print(described())"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (told.returncode, told.stdout) == (0, "compiled\n"), told.stderr
     [whole] = fresh.iterdir()

@@ -2,9 +2,9 @@
 
 import runpy
 
-from marless import spec
-from marless.job import prepare
-from marless.nets.kinds import kind_of
+from marless.jobs import spec
+from marless.jobs.job import prepare
+from marless.learning.nets.kinds import kind_of
 
 PAGE = "docs/extending/net.md"
 

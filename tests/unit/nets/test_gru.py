@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.nets import kernels
-from marless.nets.gru import StackedGRU
-from marless.nets.layout import GRULayout, Layout, generator, layout
-from marless.nets.model import ModelSpec
-from marless.nets.stacked import WORKSPACES, StackedMLP, net
+from marless.learning.nets import kernels
+from marless.learning.nets.gru import StackedGRU
+from marless.learning.nets.layout import GRULayout, Layout, generator, layout
+from marless.learning.nets.model import ModelSpec
+from marless.learning.nets.stacked import WORKSPACES, StackedMLP, net
 
 LAYOUT = GRULayout(4, (8, 5), 3, free=2)
 STEPS, COPIES = 6, 7

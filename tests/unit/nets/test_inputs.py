@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.errors import CorruptError
-from marless.nets.inputs import Inputs
+from marless.core.errors import CorruptError
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.inputs import Inputs
 
 WALKER = AgentClass("walker", ("a", "b"), 2, Discrete(3))
 ARM = AgentClass("arm", ("a", "b"), 1, Box((0.0, 0.0), (1.0, 1.0)))

@@ -9,18 +9,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from marless.algos import registry
-from marless.algos.contract import check_algorithm
-from marless.algos.ppo.ippo import ALGORITHM, IPPOConfig
-from marless.algos.synthetic_job import CASES
+from marless.core.errors import CorruptError, SpecError
 from marless.core.registry import Registry
-from marless.errors import CorruptError, SpecError
-from marless.nets import kinds, stacked
-from marless.nets.acting import ActingPolicies, ActingState
-from marless.nets.contract import check_net
-from marless.nets.kinds import GRU, MLP
-from marless.nets.layout import layout
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.contract import check_algorithm
+from marless.learning.algos.ppo.ippo import ALGORITHM, IPPOConfig
+from marless.learning.algos.synthetic_job import CASES
+from marless.learning.nets import kinds, stacked
+from marless.learning.nets.acting import ActingPolicies, ActingState
+from marless.learning.nets.contract import check_net
+from marless.learning.nets.kinds import GRU, MLP
+from marless.learning.nets.layout import layout
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 
@@ -173,7 +173,7 @@ def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
         for case, job in CASES.items()
         if job.model.recurrent == "none"
     }
-    monkeypatch.setattr("marless.algos.contract.CASES", cases)
+    monkeypatch.setattr("marless.learning.algos.contract.CASES", cases)
     config = IPPOConfig(epochs=1, minibatches=2)
     assert check_algorithm(ALGORITHM, config, one_step={"minibatches": 1}) == tuple(cases)
 
@@ -201,7 +201,7 @@ def test_deterministic_policies_train_and_act_with_those_without_memory(monkeypa
         for case, job in CASES.items()
         if job.model.recurrent == "none"
     }
-    monkeypatch.setattr("marless.algos.contract.CASES", cases)
+    monkeypatch.setattr("marless.learning.algos.contract.CASES", cases)
     config = algorithm.config_type.model_validate({"name": name, "batch": 8, "warmup": 0, "twin": True})
     assert check_algorithm(algorithm, config, one_step={"updates": 1})
 

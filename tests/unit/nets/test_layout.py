@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.errors import CorruptError
-from marless.nets.layout import Layout, generator
+from marless.core.errors import CorruptError
+from marless.learning.nets.layout import Layout, generator
 
 LAYOUT = Layout(4, (8, 3), 2, free=2)
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors
 
+from marless.core.errors import CorruptError
 from marless.core.state import PolicyState
-from marless.errors import CorruptError
-from marless.nets import serial
+from marless.learning.nets import serial
 
 STATE = PolicyState(
     acting={"w": np.arange(6, dtype=np.float32).reshape(2, 3), "strided": np.arange(8, dtype=np.float32)[::2]},

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.envs.base import Box, Discrete
-from marless.nets import adam, heads
-from marless.nets.layout import Layout, generator
-from marless.nets.stacked import StackedMLP
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.nets import adam, heads
+from marless.learning.nets.layout import Layout, generator
+from marless.learning.nets.stacked import StackedMLP
 
 LAYOUT = Layout(7, (16, 12), 3)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marless.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
-from marless.envs.base import Box, Discrete
-from marless.nets import actions, serial
-from marless.nets.acting import ActingState
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.nets import actions, serial
+from marless.learning.nets.acting import ActingState
+from marless.storage.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 
 SPEC = {"algorithm": {"name": "ippo"}, "env": {"name": "mpe/simple_spread", "options": {"agents": 2}}}
 

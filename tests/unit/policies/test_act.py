@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import marless
-from marless.envs.base import Box, Discrete
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.base import Box, Discrete
 from tests.unit.policies.saved import outputs, save, state
 
 BOX = Box((-2.0, 0.0), (2.0, 1.0))
@@ -129,7 +129,7 @@ def test_acting_needs_no_torch_and_importing_marless_loads_nothing(run):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     light, acting = (set(line.split(",")) for line in done.stdout.splitlines())
-    assert not light & {"numpy", "yaml", "marless.policies"}
+    assert not light & {"numpy", "yaml", "marless.learning.policies"}
     assert not acting & {"torch", "pydantic", "grpc", "asyncio"}
 
 

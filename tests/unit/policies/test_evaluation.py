@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import marless
-from marless.data.returns import returns_of
-from marless.data.rollout import play
-from marless.envs import registry
-from marless.envs.base import Discrete
-from marless.errors import SpecError
-from marless.policies.evaluation import evaluate
-from marless.policies.policy import Origin
-from marless.saved_policies import reported
+from marless.core.errors import SpecError
+from marless.learning.data.returns import returns_of
+from marless.learning.data.rollout import play
+from marless.learning.envs import registry
+from marless.learning.envs.base import Discrete
+from marless.learning.policies.evaluation import evaluate
+from marless.learning.policies.policy import Origin
+from marless.storage.saved_policies import reported
 from tests.unit.policies.saved import save, state
 from tests.unit.test_record import EARLIER, RETURNS, WON, record
 

@@ -13,12 +13,12 @@ from PIL import Image, ImageColor
 
 import marless
 from marless.core.allowed_modules import VARIABLE
-from marless.envs import registry
-from marless.envs.base import Scene
-from marless.envs.replayed import EpisodeLog
-from marless.errors import SpecError
-from marless.policies import drawing
-from marless.policies.film import film, shoot
+from marless.core.errors import SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.base import Scene
+from marless.learning.envs.replayed import EpisodeLog
+from marless.learning.policies import drawing
+from marless.learning.policies.film import film, shoot
 from tests.scripted_env import ScriptedEnv
 from tests.unit.policies.saved import save, state
 
@@ -170,8 +170,8 @@ def test_what_cannot_be_filmed_is_one_sentence(tmp_path, monkeypatch):
     ):
         film(team, tmp_path / "film.gif", "pettingzoo/tests.unit.policies.plain_env:Plain", seed=0)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delitem(sys.modules, "marless.policies.drawing")
-    monkeypatch.delattr("marless.policies.drawing", raising=False)
+    monkeypatch.delitem(sys.modules, "marless.learning.policies.drawing")
+    monkeypatch.delattr("marless.learning.policies.drawing", raising=False)
     with pytest.raises(SpecError, match=r"pip install 'marless\[render\]'"):
         film(team, tmp_path / "film.gif", seed=0)
     assert not (tmp_path / "film.gif").exists()

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marless
-from marless.algos import registry as algorithms
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext
-from marless.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedLane, SavedPolicy
+from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.core.group import Group
 from marless.core.lanes import LaneRecord
-from marless.envs import registry
-from marless.envs.base import Box, Discrete
-from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext
+from marless.learning.envs import registry
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.nets import serial
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
+from marless.storage.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedLane, SavedPolicy
 from tests.unit.policies.saved import save, state
 
 PAIR = {"x": ("x",), "y": ("y",)}

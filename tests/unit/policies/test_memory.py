@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import marless
-from marless.data.rollout import play
-from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, FloatArray
-from marless.errors import SpecError
-from marless.nets.inputs import Inputs
-from marless.policies.policy import Origin, Policy
-from marless.policies.team import Team
+from marless.core.errors import SpecError
+from marless.learning.data.rollout import play
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, FloatArray
+from marless.learning.nets.inputs import Inputs
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.team import Team
 from tests.scripted_env import ScriptedEnv
 from tests.unit.nets.acting_states import state
 
@@ -136,5 +136,5 @@ def test_an_exported_policy_knows_its_agents_ids(tmp_path):
 
 def test_an_agent_without_an_id_cannot_act():
     stranger = Policy(name="p", agents=("z",), version=1, state=state(WALKER, 1, inputs=BOTH))
-    with pytest.raises(marless.errors.CorruptError, match=r"class p: the policy tells a, b apart .* knows no z"):
+    with pytest.raises(marless.core.errors.CorruptError, match=r"class p: the policy tells a, b apart .* knows no z"):
         Team.of([stranger], Origin())

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from marless import prices
+from marless.core.errors import SpecError
 from marless.core.sizes import FunctionSize, FunctionsSpec
-from marless.errors import SpecError
-from marless.prices import check_sizes, lambda_memory_mb, load
+from marless.jobs import prices
+from marless.jobs.prices import check_sizes, lambda_memory_mb, load
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core.sizes import FunctionSize, FunctionsSpec
-from marless.pricing.usage import outside_of_passes, usage
+from marless.jobs.usage import outside_of_passes, usage
 from tests.unit.billing.rounds import invocation, round_of
 
 SMALL = FunctionsSpec(actor=FunctionSize(vcpus=1, memory_mb=1024), learner=FunctionSize(vcpus=2, memory_mb=2048))

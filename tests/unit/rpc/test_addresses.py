@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import InternalError, SpecError, UnreachableError
+from marless.core.errors import InternalError, SpecError, UnreachableError
 from marless.rpc import server as servers
 from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.certificates import check_served, check_shown

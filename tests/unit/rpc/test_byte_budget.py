@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marless.errors import OverloadedError
+from marless.core.errors import OverloadedError
 from marless.rpc.byte_budget import ByteBudget
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 
-from marless.log import Lines
+from marless.core.log import Lines
 
 
 def test_lines_are_lost_on_a_full_disk_and_counted_once_there_is_room(tmp_path):

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from marless.scaling.minions.features import FEATURES
-from marless.scaling.minions.model import QuantityCurves, RunModel, StepCost
-from marless.scaling.minions.scheduler import Saving, Scheduler, SchedulerTask, save
-from marless.spec import parse
+from marless.jobs.scaling.minions.features import FEATURES
+from marless.jobs.scaling.minions.model import QuantityCurves, RunModel, StepCost
+from marless.jobs.scaling.minions.scheduler import Saving, Scheduler, SchedulerTask, save
+from marless.jobs.spec import parse
 
 NONE = np.zeros(1)
 ONE = np.ones(1)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from marless.core.group import Group
-from marless.data.returns import EpisodeReturns
-from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
-from marless.scaling.base import ScalingContext, ScalingDecision
+from marless.jobs.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
+from marless.jobs.scaling.base import ScalingContext, ScalingDecision
+from marless.learning.data.returns import EpisodeReturns
 
 
 def groups(*policies: str) -> tuple[Group, ...]:

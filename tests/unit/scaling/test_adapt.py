@@ -2,8 +2,8 @@
 
 import pytest
 
-from marless.errors import SpecError
-from marless.scaling.adapt import SCALING, AdaptConfig
+from marless.core.errors import SpecError
+from marless.jobs.scaling.adapt import SCALING, AdaptConfig
 from tests.unit.scaling.rounds import actors, context, groups, record
 
 A = groups("a")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.record import RoundRecord
-from marless.scaling import contract
-from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision
-from marless.scaling.registry import scaling
+from marless.jobs.record import RoundRecord
+from marless.jobs.scaling import contract
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision
+from marless.jobs.scaling.registry import scaling
 from tests.unit.scaling.rounds import groups, record
 
 POLICIES: dict[str, ScalingConfig] = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marless import spec
-from marless.job import prepare
+from marless.jobs import spec
+from marless.jobs.job import prepare
 from tests.docs import programs
 from tests.docs.blocks import text_of
 from tests.unit.scaling.rounds import actors, groups, record

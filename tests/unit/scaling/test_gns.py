@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from marless.scaling.gns import SCALING, GnsConfig, deviations, smooth
+from marless.jobs.scaling.gns import SCALING, GnsConfig, deviations, smooth
 from tests.unit.scaling.rounds import actors, context, groups, measured
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from marless.errors import SpecError
-from marless.scaling.bounds import ActorRange
-from marless.scaling.marless import SCALING, MarlessScalingConfig, lone_average, outlier_safe, score
+from marless.core.errors import SpecError
+from marless.jobs.scaling.bounds import ActorRange
+from marless.jobs.scaling.marless import SCALING, MarlessScalingConfig, lone_average, outlier_safe, score
 from tests.unit.scaling.rounds import actors, context, groups, measured
 
 THREE = ("a", "b", "c")

@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
+from marless.core.errors import SpecError
 from marless.core.sizes import FunctionsSpec
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.record_json import from_json
-from marless.scaling.contract import check_scaling
-from marless.scaling.minions import SCALING
-from marless.scaling.minions.features import FEATURES, observe
-from marless.scaling.minions.kind import MinionsConfig
-from marless.scaling.minions.scheduler import load
+from marless.jobs.job import prepare
+from marless.jobs.record_json import from_json
+from marless.jobs.scaling.contract import check_scaling
+from marless.jobs.scaling.minions import SCALING
+from marless.jobs.scaling.minions.features import FEATURES, observe
+from marless.jobs.scaling.minions.kind import MinionsConfig
+from marless.jobs.scaling.minions.scheduler import load
 from tests.unit.billing.rounds import invocation, round_of
 from tests.unit.scaling.minions import job, saved, scheduler, task
 from tests.unit.scaling.rounds import context, groups, record

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from marless.errors import SpecError
-from marless.record import PhaseSeconds
-from marless.scaling.minions.features import FEATURES
-from marless.scaling.minions.model import QuantityCurves, StepCost, _line, fit, synthetic, task_of
-from marless.scaling.minions.scheduler import forward
-from marless.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
-from marless.scaling.minions.training import PPOSettings, _bump, _discounted, _Learning, _look, compare, score, train
+from marless.core.errors import SpecError
+from marless.jobs.record import PhaseSeconds
+from marless.jobs.scaling.minions.features import FEATURES
+from marless.jobs.scaling.minions.model import QuantityCurves, StepCost, _line, fit, synthetic, task_of
+from marless.jobs.scaling.minions.scheduler import forward
+from marless.jobs.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
+from marless.jobs.scaling.minions.training import (
+    PPOSettings,
+    _bump,
+    _discounted,
+    _Learning,
+    _look,
+    compare,
+    score,
+    train,
+)
 from tests.unit.billing.rounds import invocation, round_of
 from tests.unit.scaling.minions import job, model, scheduler, straight, task
 from tests.unit.test_record import RETURNS

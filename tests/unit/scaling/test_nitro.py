@@ -2,7 +2,7 @@
 
 import pytest
 
-from marless.scaling.nitro import SCALING, NitroConfig
+from marless.jobs.scaling.nitro import SCALING, NitroConfig
 from tests.unit.scaling.rounds import actors, context, groups, measured
 
 

@@ -5,19 +5,19 @@ import sys
 
 import pytest
 
-from marless.algos.algorithm import AlgorithmConfig
-from marless.algos.registry import ALGORITHMS, algorithm
-from marless.errors import InternalError, SpecError
-from marless.schedules.base import RollOut, ScheduleState, Train
-from marless.schedules.contract import check_schedule
-from marless.schedules.evaluating import is_due
-from marless.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.schedules.pipelined import PipelinedConfig
-from marless.schedules.registry import SCHEDULES, made, schedule
-from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.schedules.synchronous import SynchronousConfig
-from marless.simulation.virtual import VirtualRun
-from marless.spec import parse
+from marless.core.errors import InternalError, SpecError
+from marless.cost.simulation.virtual import VirtualRun
+from marless.jobs.schedules.base import RollOut, ScheduleState, Train
+from marless.jobs.schedules.contract import check_schedule
+from marless.jobs.schedules.evaluating import is_due
+from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.jobs.schedules.pipelined import PipelinedConfig
+from marless.jobs.schedules.registry import SCHEDULES, made, schedule
+from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.schedules.synchronous import SynchronousConfig
+from marless.jobs.spec import parse
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.algos.registry import ALGORITHMS, algorithm
 from tests.unit.estimates.runs import spec_of
 
 
@@ -161,7 +161,8 @@ def test_a_job_names_its_schedule():
 def test_schedules_know_nothing_of_services():
     heavy = ("grpc", "google.protobuf", "torch", "numpy", "redis", "services")
     code = (
-        "import sys, marless.schedules.registry as r, marless.simulation.virtual, marless.schedules.contract\n"
+        "import sys, marless.jobs.schedules.registry as r, marless.cost.simulation.virtual\n"
+        "import marless.jobs.schedules.contract\n"
         "[r.schedule(name) for name in r.SCHEDULES.modules]\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
-from marless.errors import InternalError, SpecError
-from marless.schedules.arrivals import Arrival, read, written
-from marless.schedules.stellaris import Learn, Publish, Sample, Stellaris, StellarisProgress, StellarisStep
-from marless.schedules.stellaris_config import StellarisConfig
+from marless.core.errors import InternalError, SpecError
+from marless.jobs.schedules.arrivals import Arrival, read, written
+from marless.jobs.schedules.stellaris import Learn, Publish, Sample, Stellaris, StellarisProgress, StellarisStep
+from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.learning.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
 
 RULES = [StellarisRule, SoftsyncRule, SSPRule, AsyncRule, SyncRule]
 

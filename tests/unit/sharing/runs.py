@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from marless.data.returns import EpisodeReturns
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
-from marless.record_json import from_json
-from marless.sharing.base import Sharing, SharingDecision
-from marless.sharing.groups import initial_groups
-from marless.sharing.marless import SHARING
+from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
+from marless.jobs.record_json import from_json
+from marless.jobs.sharing.base import Sharing, SharingDecision
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.marless import SHARING
+from marless.learning.data.returns import EpisodeReturns
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 
 AGENTS = tuple("abcdef")
 SIX = EnvSpaces((AgentClass("agent", AGENTS, 4, Discrete(3)),), 0, 25)

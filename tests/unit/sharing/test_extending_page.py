@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marless.similarity.contract import check_similarity
+from marless.learning.similarity.contract import check_similarity
 from tests.docs import programs
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.sharing.grouping import divided, groups_wanted, highest_curvature, labels
+from marless.jobs.sharing.grouping import divided, groups_wanted, highest_curvature, labels
 
 METHODS = pytest.mark.parametrize("method", ["kmeans", "kmedoids"])
 
@@ -101,7 +101,7 @@ def test_labels_are_numbered_by_appearance_and_repeat(method, drawn):
 def test_medoids_of_many_agents_are_improved_until_no_exchange_helps(monkeypatch):
     points = [0.0, 1.0, 2.0, 50.0, 51.0, 52.0, 90.0, 91.0]
     exact = labels(between(points), 3, "kmedoids")
-    monkeypatch.setattr("marless.sharing.clustering.MOST_CHOICES", 0)
+    monkeypatch.setattr("marless.jobs.sharing.clustering.MOST_CHOICES", 0)
     # The greedy choice begins with the medoid of all, 50, and must exchange it.
     assert labels(between(points), 3, "kmedoids") == exact == (0, 0, 0, 1, 1, 1, 2, 2)
 
@@ -117,6 +117,6 @@ def test_another_process_finds_the_same_groups():
     rng = np.random.default_rng(0)
     far = rng.random((12, 12))
     matrix = ((far + far.T) * (1 - np.eye(12))).tolist()
-    program = f"from marless.sharing.grouping import labels; print(labels({matrix}, 4, 'kmeans'))"
+    program = f"from marless.jobs.sharing.grouping import labels; print(labels({matrix}, 4, 'kmeans'))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(labels(matrix, 4, "kmeans"))

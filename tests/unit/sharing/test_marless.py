@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.record import Distances
-from marless.sharing.marless import SHARING
-from marless.similarity import measures
-from marless.spec import from_json, parse
+from marless.jobs.job import prepare
+from marless.jobs.record import Distances
+from marless.jobs.sharing.marless import SHARING
+from marless.jobs.spec import from_json, parse
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.similarity import measures
 from tests.unit.sharing import runs
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
@@ -251,7 +251,7 @@ def test_a_spec_is_read_as_it_was_written():
 
 def test_naming_it_loads_no_numpy():
     document = {**JOB, "sharing": "marless"}
-    program = f"import sys; from marless.spec import parse; parse({document}, 'x'); print(*sys.modules)"
+    program = f"import sys; from marless.jobs.spec import parse; parse({document}, 'x'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"numpy", "scipy", "sklearn", "torch"} & set(done.stdout.split())
 

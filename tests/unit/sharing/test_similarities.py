@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marless.errors import SpecError
-from marless.similarity.contract import check_similarity, sample_behaviour
-from marless.similarity.measures import Behaviour, Choices, Normals, read_similarity, similarity
+from marless.core.errors import SpecError
+from marless.learning.similarity.contract import check_similarity, sample_behaviour
+from marless.learning.similarity.measures import Behaviour, Choices, Normals, read_similarity, similarity
 
 
 def made(name, **settings):
@@ -19,7 +19,7 @@ def made(name, **settings):
 
 
 def divergences(samples):
-    from marless.similarity import densities  # takes a second to be imported
+    from marless.learning.similarity import densities  # takes a second to be imported
 
     return densities.divergences(samples)
 

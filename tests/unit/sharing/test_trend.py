@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.errors import SpecError
-from marless.sharing.trend import Detector, TrendState, steepest
+from marless.core.errors import SpecError
+from marless.jobs.sharing.trend import Detector, TrendState, steepest
 
 SIX = tuple(f"agent_{i}" for i in range(6))
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marless.schedules.stellaris import Learn, Publish, Sample, Stellaris
-from marless.schedules.stellaris_config import StellarisConfig
-from marless.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.jobs.schedules.stellaris import Learn, Publish, Sample, Stellaris
+from marless.jobs.schedules.stellaris_config import StellarisConfig
 
 
 def rule(actors, **settings) -> Stellaris:

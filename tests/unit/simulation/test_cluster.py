@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marless.core.errors import SpecError
 from marless.core.sizes import FunctionSize, FunctionsSpec
-from marless.errors import SpecError
-from marless.record import PhaseSeconds
-from marless.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.simulation.cluster import (
+from marless.cost.simulation.cluster import (
     ModelledRun,
     SimulatedFunction,
     lanes,
@@ -22,7 +20,9 @@ from marless.simulation.cluster import (
     schedule,
     total,
 )
-from marless.simulation.virtual import VirtualRun
+from marless.cost.simulation.virtual import VirtualRun
+from marless.jobs.record import PhaseSeconds
+from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
 from tests.unit.billing.rounds import invocation, round_of
 
 FUNCTIONS = FunctionsSpec()

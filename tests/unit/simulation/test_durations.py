@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.record import GroupRecord
-from marless.simulation.durations import ENOUGH, DurationModel, LinearSeconds, fit, sampled
+from marless.cost.simulation.durations import ENOUGH, DurationModel, LinearSeconds, fit, sampled
+from marless.jobs.record import GroupRecord
 from tests.unit.billing.rounds import invocation, round_of
 
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.algos import registry as algorithms
-from marless.algos.learner import Scope
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.sizes import FunctionsSpec
-from marless.job import Function
-from marless.pricing.usage import usage
-from marless.record import Distances, GroupRecord, PhaseSeconds
-from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.simulation.durations import DurationModel
-from marless.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
-from marless.simulation.timelines import Timelines
+from marless.cost.simulation.durations import DurationModel
+from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
+from marless.cost.simulation.timelines import Timelines
+from marless.jobs.job import Function
+from marless.jobs.record import Distances, GroupRecord, PhaseSeconds
+from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.usage import usage
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.learner import Scope
 from tests.unit.billing.rounds import invocation, round_of
 
 ippo = algorithms.algorithm("ippo")

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from marless.sinks.contract import sample_round
-from marless.sinks.scalars import scalars
+from marless.jobs.sinks.contract import sample_round
+from marless.jobs.sinks.scalars import scalars
 from tests.docs import programs
 from tests.docs.blocks import text_of
 from tests.unit.sinks.test_tensorboard import job

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marless.sinks.mlflow import name_of
+from marless.jobs.sinks.mlflow import name_of
 
 
 @pytest.mark.parametrize(

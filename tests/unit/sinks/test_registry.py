@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from marless.errors import SpecError
-from marless.sinks import registry
-from marless.sinks.base import SinkConfig, SinkKind
-from marless.spec import from_json, parse
+from marless.core.errors import SpecError
+from marless.jobs.sinks import registry
+from marless.jobs.sinks.base import SinkConfig, SinkKind
+from marless.jobs.spec import from_json, parse
 from tests.contract.test_sink_contract import Lines
 
 SPEC = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
@@ -62,7 +62,7 @@ def test_a_mistake_is_one_sentence(installed, sinks, sentence):
 
 def test_naming_every_sink_loads_no_package_of_theirs():
     document = {**SPEC, "sinks": ["tensorboard", "wandb", {"name": "mlflow", "tracking_uri": "http://127.0.0.1:1"}]}
-    program = f"import sys; from marless.spec import parse; parse({document}, 'spec'); print(*sys.modules)"
+    program = f"import sys; from marless.jobs.spec import parse; parse({document}, 'spec'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"tensorboard", "wandb", "mlflow"} & {name.partition(".")[0] for name in done.stdout.split()}
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from marless.data.returns import EpisodeReturns
-from marless.sinks import contract
-from marless.sinks.scalars import scalars, settings
-from marless.spec import parse
+from marless.jobs.sinks import contract
+from marless.jobs.sinks.scalars import scalars, settings
+from marless.jobs.spec import parse
+from marless.learning.data.returns import EpisodeReturns
 
 RANDOM = EpisodeReturns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
 SPEC = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}, "sinks": ["tensorboard"]}

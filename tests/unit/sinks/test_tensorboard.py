@@ -7,9 +7,9 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from marless.sinks.base import SinkJob
-from marless.sinks.contract import check_sink
-from marless.sinks.tensorboard import TensorBoardSink
+from marless.jobs.sinks.base import SinkJob
+from marless.jobs.sinks.contract import check_sink
+from marless.jobs.sinks.tensorboard import TensorBoardSink
 
 
 def read(folder: Path) -> EventAccumulator:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from marless.sinks.base import SinkJob
-from marless.sinks.contract import check_sink, sample_round
-from marless.sinks.mlflow import MlflowConfig, MlflowSink
-from marless.sinks.scalars import scalars
-from marless.sinks.wandb import WandbConfig, WandbSink, run_id
+from marless.jobs.sinks.base import SinkJob
+from marless.jobs.sinks.contract import check_sink, sample_round
+from marless.jobs.sinks.mlflow import MlflowConfig, MlflowSink
+from marless.jobs.sinks.scalars import scalars
+from marless.jobs.sinks.wandb import WandbConfig, WandbSink, run_id
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"algorithm.lr": 0.5, "algorithm.name": "ippo", "learner.on": True}

@@ -2,8 +2,8 @@
 
 import re
 
-from marless.sinks.contract import sample_round
-from marless.sinks.wandb import run_id
+from marless.jobs.sinks.contract import sample_round
+from marless.jobs.sinks.wandb import run_id
 from tests.unit.sinks.test_trackers import job
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from marless.errors import NotFoundError, UnavailableError
+from marless.core.errors import NotFoundError, UnavailableError
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.plan import GroupInstance, ScalingGroup
 from marless.fleet.launchers.ec2.settings import Ec2Settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from marless.errors import MarlessError, SpecError
-from marless.fleet.hosts.options import host_options, option_parser
-from marless.fleet.hosts.program import run
+from marless.core.errors import MarlessError, SpecError
 from marless.fleet.launchers.ec2.metadata import ADDRESS, InstanceMetadata, Metadata
+from marless.fleet.launchers.hosts.options import host_options, option_parser
+from marless.fleet.launchers.hosts.program import run
 from marless.rpc.process import add_option, configure_logging
 
 _PROGRAM = "python -m marless.fleet.launchers.ec2.host"

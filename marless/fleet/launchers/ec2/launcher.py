@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from marless.errors import NotFoundError, UnavailableError
-from marless.fleet.hosts.host import Send
-from marless.fleet.hosts.pool import Hosts, Messages
+from marless.core.errors import NotFoundError, UnavailableError
+from marless.core.machine import Machine
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.group import AutoScaling
 from marless.fleet.launchers.ec2.scaling import Scaling
 from marless.fleet.launchers.ec2.settings import Ec2Settings, check_installed, read
 from marless.fleet.launchers.ec2.spot import SpotPrices
-from marless.machine import Machine
+from marless.fleet.launchers.hosts.host import Send
+from marless.fleet.launchers.hosts.pool import Hosts, Messages
 
 
 class Ec2Launcher:

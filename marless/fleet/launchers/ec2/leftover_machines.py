@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from marless.core.errors import NotFoundError
 from marless.core.orphans import Orphan
-from marless.errors import NotFoundError
 from marless.fleet.launchers.ec2.group import LEASE, AutoScaling, Json, client, group_of, made
 from marless.fleet.launchers.ec2.plan import FLEET, ROLE, ScalingGroup
 from marless.fleet.launchers.ec2.settings import NAME, Ec2Settings

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from marless.fleet.hosts.surroundings import Identity, Notice
-from marless.log import structlog
+from marless.core.log import structlog
+from marless.fleet.launchers.hosts.surroundings import Identity, Notice
 
 ADDRESS = "http://169.254.169.254"
 POLL_S = 5.0
@@ -55,7 +55,7 @@ class Metadata:
 
 
 class InstanceMetadata:
-    """An EC2 instance, as `marless.fleet.hosts.surroundings.Surroundings`."""
+    """An EC2 instance, as `marless.fleet.launchers.hosts.surroundings.Surroundings`."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

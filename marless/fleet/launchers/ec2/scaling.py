@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from marless.errors import MarlessError, NotFoundError, UnavailableError, told
-from marless.fleet.hosts.host import Host
-from marless.fleet.hosts.pool import Hosts
+from marless.core.errors import MarlessError, NotFoundError, UnavailableError, told
+from marless.core.log import structlog
 from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.group import AutoScaling
 from marless.fleet.launchers.ec2.plan import WAITS_TO_END, Load, MachineDemand, Plan, ScalingGroup, plan
 from marless.fleet.launchers.ec2.settings import Ec2Settings
-from marless.log import structlog
+from marless.fleet.launchers.hosts.host import Host
+from marless.fleet.launchers.hosts.pool import Hosts
 
 ASKED_S = 12.0
 """Seconds for which a refused worker counts as waiting: its pool asks again after five."""

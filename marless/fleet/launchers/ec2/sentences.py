@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marless.errors import told
+from marless.core.errors import told
 from marless.fleet.launchers.ec2.plan import ROLE, ScalingGroup
 from marless.fleet.launchers.ec2.settings import Ec2Settings
 

@@ -7,8 +7,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS
-from marless.errors import SpecError
 from marless.fleet.launchers.base import Options
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from marless.errors import SpecError, UnavailableError
+from marless.core.errors import SpecError, UnavailableError
+from marless.core.log import structlog
+from marless.core.machine import MAX_USD_H, Machine
 from marless.fleet.launchers.ec2.group import client, made
 from marless.fleet.launchers.ec2.settings import Ec2Settings
-from marless.log import structlog
-from marless.machine import MAX_USD_H, Machine
 
 AGAIN_S = 3600.0
 """Seconds after which AWS is asked again for a type and zone, for machines that come later."""

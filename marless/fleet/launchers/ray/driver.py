@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from marless.errors import told
+from marless.core.errors import told
 from marless.fleet.launchers.ray.places import Places
 from marless.fleet.launchers.ray.sentences import Cluster, no_room, not_connected
 from marless.fleet.launchers.ray.settings import Assignment, WorkerResources

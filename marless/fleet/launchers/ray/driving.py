@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from marless.core import orphans
-from marless.errors import UnavailableError
+from marless.core.errors import UnavailableError
 from marless.fleet.launchers.forking import how
 from marless.fleet.launchers.ray.settings import Assignment
 

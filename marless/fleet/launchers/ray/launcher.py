@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from marless.errors import SpecError, UnavailableError
+from marless.core.errors import SpecError, UnavailableError
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless.fleet.launchers.ray.driving import Driven, LostError

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from marless.errors import told
+from marless.core.errors import told
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOutcome
 from marless.fleet.launchers.ray import sentences
 from marless.fleet.launchers.ray.host import WorkerHost

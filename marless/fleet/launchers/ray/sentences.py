@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from marless.errors import told
+from marless.core.errors import told
 from marless.fleet.launchers.ray.host import boot
 from marless.fleet.launchers.ray.settings import WorkerResources, amount_of
 from marless.rpc.addresses import is_local

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-from marless.errors import SpecError
+from marless.core.errors import SpecError
 from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
 

@@ -10,21 +10,21 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from marless.algos import registry
-from marless.algos.algorithm import Setting
-from marless.algos.ddpg.heads import Relaxed
-from marless.algos.ddpg.learner import DDPGLearner
-from marless.algos.ddpg.views import views
-from marless.algos.learner import LearnerContext, Scope
-from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
-from marless.algos.training.meter import PassTimer
-from marless.algos.training.policy_batching import row_stacks
+from marless.core.errors import CorruptError, SpecError
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import CorruptError, SpecError
-from marless.nets.acting import ActingPolicies
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import Setting
+from marless.learning.algos.ddpg.heads import Relaxed
+from marless.learning.algos.ddpg.learner import DDPGLearner
+from marless.learning.algos.ddpg.views import views
+from marless.learning.algos.learner import LearnerContext, Scope
+from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
+from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.policy_batching import row_stacks
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learning.nets.acting import ActingPolicies
 from tests.unit.algos import rounds
 
 WALKERS = AgentClass("walker", rounds.AGENTS, 5, Discrete(4))

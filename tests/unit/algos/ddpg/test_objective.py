@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.ddpg import heads
-from marless.algos.ddpg.actor_critics import Actors
-from marless.algos.ddpg.critic_inputs import JointInputs, Sizes
-from marless.algos.ddpg.maddpg import MADDPGConfig
-from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.objective import PolicyObjective, SampledStack
-from marless.algos.learner import RoundInput
-from marless.algos.training import measuring
-from marless.algos.training.policy_batching import row_stacks
 from marless.core.group import Group
 from marless.core.measures import CurvatureSpec, Measure
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.nets.layout import Layout
+from marless.learning.algos.ddpg import heads
+from marless.learning.algos.ddpg.actor_critics import Actors
+from marless.learning.algos.ddpg.critic_inputs import JointInputs, Sizes
+from marless.learning.algos.ddpg.maddpg import MADDPGConfig
+from marless.learning.algos.ddpg.nets import RowNets
+from marless.learning.algos.ddpg.objective import PolicyObjective, SampledStack
+from marless.learning.algos.learner import RoundInput
+from marless.learning.algos.training import measuring
+from marless.learning.algos.training.policy_batching import row_stacks
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.layout import Layout
 from tests.unit.algos.ddpg.test_oracle import CPU, SAMPLES, drawn_view, flat_rows, mlp, weights
 
 DISCRETE = AgentClass("walker", ("a", "b", "c"), 2, Discrete(3))

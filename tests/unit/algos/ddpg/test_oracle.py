@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.ddpg import heads
-from marless.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
-from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
-from marless.algos.ddpg.iddpg import IDDPGConfig
-from marless.algos.ddpg.nets import RowNets
-from marless.algos.ddpg.views import SampleView
-from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.group import Group
-from marless.envs.base import AgentClass, Box, Discrete
-from marless.nets.layout import Layout, generator
+from marless.learning.algos.ddpg import heads
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
+from marless.learning.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
+from marless.learning.algos.ddpg.iddpg import IDDPGConfig
+from marless.learning.algos.ddpg.nets import RowNets
+from marless.learning.algos.ddpg.views import SampleView
+from marless.learning.algos.training.policy_batching import Stack, row_stacks
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.layout import Layout, generator
 
 CPU, SAMPLES, REGULARISATION = torch.device("cpu"), 12, 0.05
 SCOUT = AgentClass("scout", ("s", "t"), 3, Discrete(3))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.learner import RoundInput
-from marless.algos.off_policy.batches import Batch
-from marless.algos.off_policy.learner import OffPolicyLearner, Training
-from marless.algos.training.meter import PassTimer
-from marless.algos.training.step_metrics import PRESENT, step_means
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.algos.learner import RoundInput
+from marless.learning.algos.off_policy.batches import Batch
+from marless.learning.algos.off_policy.learner import OffPolicyLearner, Training
+from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.step_metrics import PRESENT, step_means
+from marless.learning.data.trajectory import Trajectory, TrajectorySchema
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.algos import rounds
 
 SPACES = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), 6, None, deaths=True)

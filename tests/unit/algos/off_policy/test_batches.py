@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.off_policy import draws
-from marless.algos.off_policy.batches import Batch
-from marless.algos.off_policy.draws import BatchSource, _padded
-from marless.algos.q.iql import IQLConfig
-from marless.algos.team import RewardRule
-from marless.algos.training.rewards import RewardMoments, rewarded
-from marless.data.frames import ReplaySchema
-from marless.data.replay_buffer import Draw, ReplayBuffer
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.nets.inputs import Inputs
+from marless.learning.algos.off_policy import draws
+from marless.learning.algos.off_policy.batches import Batch
+from marless.learning.algos.off_policy.draws import BatchSource, _padded
+from marless.learning.algos.q.iql import IQLConfig
+from marless.learning.algos.team import RewardRule
+from marless.learning.algos.training.rewards import RewardMoments, rewarded
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.data.replay_buffer import Draw, ReplayBuffer
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.nets.inputs import Inputs
 from tests.unit.algos import rounds
 
 CPU, GAMMA = torch.device("cpu"), 0.5

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.algos import registry
-from marless.algos.algorithm import Setting
-from marless.envs.base import ActionArray, AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import Setting
+from marless.learning.envs.base import ActionArray, AgentClass, Discrete, EnvSpaces, Frame, Transition
 from tests.unit.algos import rounds
 from tests.unit.algos.solving import Trained
 

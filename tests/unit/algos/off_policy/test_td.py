@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from marless.algos.off_policy import td
+from marless.learning.algos.off_policy import td
 
 REWARD = torch.tensor([[[1.0], [2.0], [3.0]]])  # one agent, three steps, one episode
 AFTER = torch.tensor([[[10.0], [20.0], [40.0]]])

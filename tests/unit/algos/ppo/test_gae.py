@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.ppo import gae
+from marless.learning.algos.ppo import gae
 
 REWARD = [1.0, 2.0, 3.0]
 VALUE = [0.5, 1.0, 1.5]

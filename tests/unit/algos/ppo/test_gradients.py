@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from marless.core.errors import CorruptError, NotFoundError
 from marless.core.group import Group
 from marless.core.measures import CurvatureSpec, Measure
-from marless.envs.base import EnvSpaces
-from marless.errors import CorruptError, NotFoundError
-from marless.nets.model import ModelSpec
-from marless.similarity.policy_distance import PolicyDistanceConfig
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.nets.model import ModelSpec
+from marless.learning.similarity.policy_distance import PolicyDistanceConfig
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from marless.algos.ppo import losses
-from marless.algos.ppo.batch_buffer import BatchBuffer
-from marless.algos.ppo.impact import ImpactConfig
+from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.errors import CorruptError
-from marless.nets import serial
+from marless.learning.algos.ppo import losses
+from marless.learning.algos.ppo.batch_buffer import BatchBuffer
+from marless.learning.algos.ppo.impact import ImpactConfig
+from marless.learning.nets import serial
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

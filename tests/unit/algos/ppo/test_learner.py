@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos import registry
-from marless.algos.algorithm import Setting
-from marless.algos.learner import Learner, LearnerContext, Scope
-from marless.algos.ppo import normalise
-from marless.algos.ppo.learner import PPOLearner
+from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.nets import kernels, serial
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import Setting
+from marless.learning.algos.learner import Learner, LearnerContext, Scope
+from marless.learning.algos.ppo import normalise
+from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.nets import kernels, serial
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
@@ -55,7 +55,7 @@ def _two_rounds(learner: Learner, groups: Sequence[Group], spaces: EnvSpaces = r
 CONTINUE = """
 import sys
 from pathlib import Path
-from marless.nets import kernels, serial
+from marless.learning.nets import kernels, serial
 from tests.unit.algos import rounds
 for folder, name, recurrent in zip(map(Path, sys.argv[1::3]), sys.argv[2::3], sys.argv[3::3]):
     model = rounds.MODEL.model_copy(update={"recurrent": recurrent})

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from marless.algos.ppo import losses
+from marless.learning.algos.ppo import losses
 
 QUARTERS = torch.full((1, 4), 0.25)
 LOG_PROB = torch.log(torch.tensor([[1.5, 0.5, 1.5, 0.5]])) - 1.0

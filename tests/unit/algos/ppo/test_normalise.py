@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from marless.algos.ppo import normalise
+from marless.learning.algos.ppo import normalise
 
 
 def test_standardise_counts_living_samples_only_and_each_policy_apart() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.ppo.config import PPOConfig
-from marless.algos.ppo.impact import ImpactConfig
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.algos.ppo.config import PPOConfig
+from marless.learning.algos.ppo.impact import ImpactConfig
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.algos import rounds
 
 STEPS = 6
@@ -133,7 +133,7 @@ class _Oracle:
     def advantages(
         self, agent: int, values: Tensor, boot_values: Tensor, ratio: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the returns add to the values, and advantages, [T, B], by the table in `marless.data.trajectory`."""
+        """What the returns add to the values, and advantages, [T, B], by the table in `data.trajectory`."""
         steps, batch = self.data["cut"].shape
         result, advantage = torch.zeros(steps, batch), torch.zeros(steps, batch)
         config = self.config

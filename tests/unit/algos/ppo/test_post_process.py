@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marless.algos.ppo.config import PPOConfig
-from marless.algos.ppo.post_process import estimate
+from marless.learning.algos.ppo.config import PPOConfig
+from marless.learning.algos.ppo.post_process import estimate
 
 
 @pytest.mark.parametrize(

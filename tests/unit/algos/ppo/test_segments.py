@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.algos import registry
-from marless.algos.algorithm import Setting
-from marless.algos.ppo.segments import Segments
-from marless.algos.training.policy_batching import drawn_stacks, stacks
-from marless.algos.training.samples import Samples
+from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import SpecError
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import Setting
+from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.training.policy_batching import drawn_stacks, stacks
+from marless.learning.algos.training.samples import Samples
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)

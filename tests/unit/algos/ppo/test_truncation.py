@@ -10,12 +10,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from marless.algos.ppo import losses, truncation
-from marless.algos.ppo.ippo import IPPOConfig
 from marless.core.group import Group
 from marless.core.state import Arrays
-from marless.envs.base import EnvSpaces
-from marless.nets.model import ModelSpec
+from marless.learning.algos.ppo import losses, truncation
+from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from marless.algos.ppo import value
+from marless.learning.algos.ppo import value
 
 V = torch.tensor([[[2.0, 2.0]]])
 TARGET = torch.tensor([[[0.0, 3.0]]])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.learner import LearnerContext, Scope
-from marless.algos.ppo.config import ActorCriticConfig
-from marless.algos.ppo.functions import PolicyFunction, Surrogate
-from marless.algos.ppo.ippo import IPPO, IPPOConfig
-from marless.algos.ppo.learner import PPOLearner
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.algos.learner import LearnerContext, Scope
+from marless.learning.algos.ppo.config import ActorCriticConfig
+from marless.learning.algos.ppo.functions import PolicyFunction, Surrogate
+from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.learning.algos.ppo.learner import PPOLearner
 from tests.unit.algos import rounds
 
 GROUPS = rounds.INDEPENDENT

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.ppo import gae, vtrace
 from marless.core.group import Group
-from marless.envs.base import EnvSpaces
-from marless.nets.model import ModelSpec
+from marless.learning.algos.ppo import gae, vtrace
+from marless.learning.envs.base import EnvSpaces
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

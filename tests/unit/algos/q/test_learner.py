@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import LearnerContext, RoundInput
-from marless.algos.off_policy.learner import make_optimizer
-from marless.algos.q.learner import QLearner
-from marless.algos.q.training import Policies, counted
-from marless.algos.training.meter import PassTimer
-from marless.algos.training.samples import weights
+from marless.core.errors import CorruptError, NotFoundError
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.errors import CorruptError, NotFoundError
-from marless.nets.acting import ActingPolicies
-from marless.nets.layout import Layout
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import LearnerContext, RoundInput
+from marless.learning.algos.off_policy.learner import make_optimizer
+from marless.learning.algos.q.learner import QLearner
+from marless.learning.algos.q.training import Policies, counted
+from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.samples import weights
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.layout import Layout
 from tests.unit.algos import rounds
 
 TEAM = (Group("s", ("s",)), *rounds.INDEPENDENT)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marless.algos.q.mixers import MonotoneMixer, Sum
-from marless.errors import CorruptError
-from marless.nets.codec import StateCodec
-from marless.nets.mixing import MixingLayout
+from marless.core.errors import CorruptError
+from marless.learning.algos.q.mixers import MonotoneMixer, Sum
+from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.mixing import MixingLayout
 
 LAYOUT = MixingLayout(inputs=4, agents=3, embed=5, hypernet=6)
 

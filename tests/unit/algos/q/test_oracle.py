@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marless.algos.learner import RoundInput
-from marless.algos.off_policy.batches import Batch
-from marless.algos.q.learner import QLearner
 from marless.core.group import Group
-from marless.nets.layout import GRULayout
-from marless.nets.mixing import MixingLayout
-from marless.nets.model import ModelSpec
+from marless.learning.algos.learner import RoundInput
+from marless.learning.algos.off_policy.batches import Batch
+from marless.learning.algos.q.learner import QLearner
+from marless.learning.nets.layout import GRULayout
+from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 TEAM = (Group("s", ("s",)), Group("x", ("c", "a")), Group("b", ("b",)), Group("d", ("d",)))

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import torch
 
-from marless.algos.learner import RoundInput
-from marless.algos.training.graph import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
 from marless.core.functions import FunctionKind, FunctionNode
 from marless.core.group import Group
+from marless.learning.algos.learner import RoundInput
+from marless.learning.algos.training.graph import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
 
 NODES = (
     FunctionNode("post_process", "walker"),

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.learner import RoundInput, UpdateOutput
-from marless.algos.ppo.functions import PolicyFunction
-from marless.algos.training import measuring
-from marless.algos.training.samples import Samples
 from marless.core.measures import CurvatureSpec, Measure
 from marless.core.state import PolicyState
-from marless.curvature.lanczos import Product
-from marless.curvature.noise import noise_scale
-from marless.curvature.ratio import convexity_ratio
-from marless.envs.base import Box, Discrete
-from marless.nets import actions
-from marless.nets.layout import Layout, generator
+from marless.learning.algos.learner import RoundInput, UpdateOutput
+from marless.learning.algos.ppo.functions import PolicyFunction
+from marless.learning.algos.training import measuring
+from marless.learning.algos.training.samples import Samples
+from marless.learning.curvature.lanczos import Product
+from marless.learning.curvature.noise import noise_scale
+from marless.learning.curvature.ratio import convexity_ratio
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.nets import actions
+from marless.learning.nets.layout import Layout, generator
 from tests.unit.algos import rounds
 
 STACK, SAMPLES = 3, 60

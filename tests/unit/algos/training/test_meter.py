@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marless.algos.training.meter import PassTimer
 from marless.core.functions import FunctionRun
+from marless.learning.algos.training.meter import PassTimer
 
 
 def _clock(*readings: float) -> Iterator[float]:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from marless.algos.ppo.ippo import IPPOConfig
-from marless.algos.team import RewardRule
-from marless.algos.training.rewards import RewardMoments, rewarded, team_rewards, with_dead_agents_rewarded
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
-from marless.policies.sides import Chance
+from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.team import RewardRule
+from marless.learning.algos.training.rewards import RewardMoments, rewarded, team_rewards, with_dead_agents_rewarded
+from marless.learning.data.rollout import rollout
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs import registry
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.learning.policies.sides import Chance
 from tests.unit.algos.solving import Trained, episode_return
 
 

@@ -5,17 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos.training.similarity import begin, behaviour
-from marless.algos.training.table import tabulate
 from marless.core.group import Group
 from marless.core.measures import Measure
-from marless.nets.acting import ActingPolicies, ActingState, description
-from marless.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
-from marless.nets.inputs import Inputs
-from marless.nets.layout import generator, layout
-from marless.nets.model import ModelSpec
-from marless.similarity.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
-from marless.similarity.measures import Choices, Normals, similarity
+from marless.learning.algos.training.similarity import begin, behaviour
+from marless.learning.algos.training.table import tabulate
+from marless.learning.nets.acting import ActingPolicies, ActingState, description
+from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.layout import generator, layout
+from marless.learning.nets.model import ModelSpec
+from marless.learning.similarity.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
+from marless.learning.similarity.measures import Choices, Normals, similarity
 from tests.unit.algos import rounds
 
 KDE, POLICIES = (similarity(name).config_type(samples=16) for name in ("kde", "policy_distance"))

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from marless.algos.ppo import gae, vtrace
-from marless.algos.training.table import tabulate
-from marless.algos.training.turns import Turns, open_turns
-from marless.data.rollout import rollout
-from marless.nets.acting import ActingPolicies
+from marless.learning.algos.ppo import gae, vtrace
+from marless.learning.algos.training.table import tabulate
+from marless.learning.algos.training.turns import Turns, open_turns
+from marless.learning.data.rollout import rollout
+from marless.learning.nets.acting import ActingPolicies
 from tests.unit.envs.turns import Alternating, Blinking, Late, copies
 from tests.unit.policies.saved import state
 

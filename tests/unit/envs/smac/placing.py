@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from marless.envs.smac.kinds import FACTS
-from marless.envs.smac.maps import find
-from marless.envs.smac.units import Units, UnitTeam
+from marless.learning.envs.smac.kinds import FACTS
+from marless.learning.envs.smac.maps import find
+from marless.learning.envs.smac.units import Units, UnitTeam
 
 
 def team(kinds, *places, batch=1, **changes):

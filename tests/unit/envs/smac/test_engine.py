@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.envs import registry
-from marless.envs.base import random_actions
-from marless.envs.smac import EmbeddedSmac, SmacOptions
-from marless.envs.smac.engine import EmbeddedBattles
-from marless.envs.smac.kinds import FACTS, Kind
-from marless.envs.smac.maps import MAPS, SmacMap, find
-from marless.envs.smac.rules import Rules
-from marless.envs.smac.units import in_order
-from marless.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.envs import registry
+from marless.learning.envs.base import random_actions
+from marless.learning.envs.smac import EmbeddedSmac, SmacOptions
+from marless.learning.envs.smac.engine import EmbeddedBattles
+from marless.learning.envs.smac.kinds import FACTS, Kind
+from marless.learning.envs.smac.maps import MAPS, SmacMap, find
+from marless.learning.envs.smac.rules import Rules
+from marless.learning.envs.smac.units import in_order
 
 CALM = Rules(jitter=(0.0, 0.0), scatter=0.0)
 

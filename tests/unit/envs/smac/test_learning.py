@@ -2,16 +2,16 @@
 
 import pytest
 
-from marless.algos import registry
-from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.core.group import Group
-from marless.data.rollout import play, rollout
-from marless.envs.smac import EmbeddedSmac, SmacOptions
-from marless.envs.smac.kinds import Kind
-from marless.envs.smac.maps import SmacMap
-from marless.nets.acting import ActingPolicies
-from marless.nets.model import ModelSpec
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.data.rollout import play, rollout
+from marless.learning.envs.smac import EmbeddedSmac, SmacOptions
+from marless.learning.envs.smac.kinds import Kind
+from marless.learning.envs.smac.maps import SmacMap
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.model import ModelSpec
 
 SUPERIOR = SmacMap(
     name="3m",  # gives the walls

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from marless.envs.smac.kinds import Kind
-from marless.envs.smac.maps import MAPS, find
-from marless.envs.smac.observing import Observer
-from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.rewards import Scorer
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.smac.kinds import Kind
+from marless.learning.envs.smac.maps import MAPS, find
+from marless.learning.envs.smac.observing import Observer
+from marless.learning.envs.smac.options import SmacOptions
+from marless.learning.envs.smac.rewards import Scorer
 from tests.unit.envs.smac.placing import row, scene, team
 
 SIZES = """

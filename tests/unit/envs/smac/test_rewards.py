@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from marless.envs.smac.env import SmacEnv
-from marless.envs.smac.maps import find
-from marless.envs.smac.options import SmacOptions
-from marless.envs.smac.rewards import Scorer
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.smac.env import SmacEnv
+from marless.learning.envs.smac.maps import find
+from marless.learning.envs.smac.options import SmacOptions
+from marless.learning.envs.smac.rewards import Scorer
 from tests.unit.envs.smac.placing import Scripted, row, scene
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from marless.envs.base import random_actions
-from marless.envs.smac import EmbeddedSmac, SmacOptions
-from marless.envs.smac.classic import StarCraft2Env
-from marless.envs.smac.maps import find
-from marless.envs.smac.picturing import CELL
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.base import random_actions
+from marless.learning.envs.smac import EmbeddedSmac, SmacOptions
+from marless.learning.envs.smac.classic import StarCraft2Env
+from marless.learning.envs.smac.maps import find
+from marless.learning.envs.smac.picturing import CELL
 
 
 def whole_battle(seed=3, name="3m"):
@@ -94,7 +94,7 @@ def test_bad_input_of_smacs_class():
 def test_pettingzoo_accepts_the_parallel_view():
     from pettingzoo.test import parallel_api_test
 
-    from marless.envs.smac.parallel import parallel_env
+    from marless.learning.envs.smac.parallel import parallel_env
 
     env = parallel_env(map_name="3m")
     parallel_api_test(env, num_cycles=30)

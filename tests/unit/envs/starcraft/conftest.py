@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.envs.starcraft import installation
+from marless.learning.envs.starcraft import installation
 
 ROOT = Path(__file__).parents[4]
 BUILDS = (69232, 75689)

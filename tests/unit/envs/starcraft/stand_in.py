@@ -19,10 +19,10 @@ from s2clientprotocol import common_pb2, sc2api_pb2
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from marless.envs.smac.engine import EmbeddedBattles
-from marless.envs.smac.kinds import FACTS, LOOPS
-from marless.envs.smac.maps import FIXED_ACTIONS, find
-from marless.envs.starcraft import orders
+from marless.learning.envs.smac.engine import EmbeddedBattles
+from marless.learning.envs.smac.kinds import FACTS, LOOPS
+from marless.learning.envs.smac.maps import FIXED_ACTIONS, find
+from marless.learning.envs.starcraft import orders
 
 STRANGE = 1900
 """Added to the order of an ally's type: maps number their own units as they like."""

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from marless.envs.base import random_actions
-from marless.envs.smac.engine import EmbeddedBattles
-from marless.envs.smac.env import SmacEnv
-from marless.envs.smac.maps import find
-from marless.envs.smac.options import SmacOptions
-from marless.envs.starcraft import installation
-from marless.envs.starcraft.battles import GameBattles
-from marless.envs.starcraft.connection import GameError
-from marless.envs.starcraft.process import Limits
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.base import random_actions
+from marless.learning.envs.smac.engine import EmbeddedBattles
+from marless.learning.envs.smac.env import SmacEnv
+from marless.learning.envs.smac.maps import find
+from marless.learning.envs.smac.options import SmacOptions
+from marless.learning.envs.starcraft import installation
+from marless.learning.envs.starcraft.battles import GameBattles
+from marless.learning.envs.starcraft.connection import GameError
+from marless.learning.envs.starcraft.process import Limits
 from tests.unit.envs.starcraft.conftest import processes
 
 OPTIONS = SmacOptions(obs_last_action=True, obs_pathing_grid=True, state_timestep_number=True)

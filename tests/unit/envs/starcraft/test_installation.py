@@ -2,8 +2,8 @@
 
 import pytest
 
-from marless.envs.starcraft import installation
-from marless.errors import SpecError
+from marless.core.errors import SpecError
+from marless.learning.envs.starcraft import installation
 
 
 def test_the_newest_version_is_used_unless_another_is_asked_for(sc2):

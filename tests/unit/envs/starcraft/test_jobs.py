@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from marless.envs import registry
-from marless.errors import SpecError
-from marless.job import prepare
-from marless.spec import parse
+from marless.core.errors import SpecError
+from marless.jobs.job import prepare
+from marless.jobs.spec import parse
+from marless.learning.envs import registry
 
 JOB = {
     "seed": 0,

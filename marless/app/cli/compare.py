@@ -1,0 +1,261 @@
+"""The command `compare`: one job run with several presets and seeds, in one table with confidence intervals."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from marless.app.cli import completion, exits
+from marless.app.cli.options import CoordinatorOptions, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.working import Working
+from marless.core.errors import JobStateError, MarlessError, SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.cost.comparison.plan import Run
+    from marless.cost.comparison.table import Comparison
+    from marless.jobs.presets import Preset
+    from marless.jobs.spec import JobSpec
+    from marless.learning.policies.sides import Side
+
+ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
+_KEPT, _PICTURE = "comparison.json", "comparison.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The parsed arguments: what to compare, and where to store it."""
+
+    job: JobSpec
+    presets: tuple[Preset, ...]
+    seeds: int
+    slots: int
+    folder: Path
+    document: Path | None
+    command: str
+    """The command line, for documents."""
+
+
+def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
+    at: CoordinatorOptions,
+    job_file: JobFileArgument,
+    presets: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Presets, of marless or of a file as FILE.yaml:NAME.",
+            autocompletion=completion.presets,
+        ),
+    ] = ALL,
+    seeds: Annotated[
+        int,
+        typer.Option(parser=positive, metavar="N", help="Runs per preset: the job's seed and the next ones."),
+    ] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(parser=positive, metavar="N", help="Short for --set stop.rounds=N.")
+    ] = None,
+    override: OverrideOption = [],  # noqa: B006  # typer's way
+    slots: Annotated[int, typer.Option(parser=positive, metavar="N", help="vCPUs of the modelled cluster.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For runs, table and picture; default: <runs>/compare-<job>.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in --out; finished runs are not repeated.")
+    ] = False,
+    document: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table into the block with the job's name.")
+    ] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Run a job with several presets and seeds; compare return, cost and time.
+
+    Presets are paired by seed; intervals are 95 % Student t. Runs that train identically are made once. Each runs here,
+    one after the other; with --coordinator, that one runs them.
+    """
+    from marless.jobs import presets as ways
+    from marless.jobs import spec as specs
+
+    overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
+    job = specs.load(job_file, overrides)
+    asked = _Asked(
+        job=job,
+        presets=ways.presets(presets),
+        seeds=seeds,
+        slots=slots,
+        folder=out or at.runs / f"compare-{job.name}",
+        document=document,
+        command=_command(job_file, presets, seeds, slots, overrides),
+    )
+    with Working("checking the runs"):
+        runs = _planned(asked, at)
+    if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
+        raise SpecError(f"{asked.folder} is not empty; continue it with --resume, or choose another --out")
+    _make(asked, runs, at)
+    with Working("comparing"):
+        comparison = _compared(asked, runs)
+    _report(asked, comparison, output)
+
+
+def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Sequence[str]) -> str:
+    """The command line that repeats the comparison, without directories of this machine."""
+    file = job_file.name if job_file.is_absolute() else str(job_file)
+    chosen = [word for override in overrides for word in ("--set", override)]
+    words = ["marless", "compare", file, "--presets", presets, "--seeds", str(seeds), "--slots", str(slots), *chosen]
+    return shlex.join(words)
+
+
+def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
+    """The runs to make; everything is validated before the first run begins."""
+    from marless.cost.comparison import document, plan
+    from marless.jobs.examining import examined
+    from marless.jobs.job import advice, prepare
+    from marless.jobs.sinks import registry as sinks
+
+    if not at.coordinator:
+        sinks.check(*asked.job.sinks)
+    if asked.document:
+        document.check(asked.document, asked.job.name)
+    notes: dict[str, None] = {}
+    for name, spec in plan.jobs(asked.job, asked.presets).items():
+        try:
+            notes[advice(prepare(spec, examined))] = None
+        except SpecError as error:
+            raise SpecError(f"preset {name}: {error}") from None
+    for note in filter(None, notes):
+        say(f"note: {note}")
+    return plan.runs(asked.job, asked.presets, asked.seeds)
+
+
+def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
+    """Make all runs that are not finished yet; if interrupted, print how to continue."""
+    import asyncio
+
+    from marless.app.cli.comparing import ComparisonFolder, InterruptedRunError
+
+    place = ComparisonFolder((asked.folder / "runs").resolve())
+    missing = [run for run in runs if not place.finished(run)]
+    if len(missing) < len(runs):
+        say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
+    try:
+        with ExitStack() as held:
+            client = held.enter_context(at.client()) if at.coordinator and missing else None
+            if client:
+                say("note: runs share this coordinator's workers: the first run is charged for their start")
+            for run in missing:
+                number = f"{runs.index(run) + 1} of {len(runs)}"
+                if client:
+                    place.make_there(run, number, client)
+                else:
+                    place.make_here(run, number)
+    except (InterruptedRunError, KeyboardInterrupt, asyncio.CancelledError) as interrupt:  # the last: Ctrl-C twice
+        _interrupted(f"{interrupt}" or "interrupted", asked)
+    except SpecError:
+        raise
+    except JobStateError as error:
+        raise JobStateError(f"{error}; {_how_to_go_on(asked)}") from None
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; {_how_to_go_on(asked)}") from None
+
+
+def _interrupted(what: str, asked: _Asked) -> NoReturn:
+    say(f"{what}; {_how_to_go_on(asked)}")
+    raise typer.Exit(exits.ExitCode.INTERRUPTED)
+
+
+def _how_to_go_on(asked: _Asked) -> str:
+    return f"the same command with --resume --out {asked.folder} continues"
+
+
+def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
+    from marless.app.cli.comparing import ComparisonFolder
+    from marless.cost.comparison import plan, table
+    from marless.cost.comparison.run_results import figures
+    from marless.jobs import presets as ways
+
+    place, specs = ComparisonFolder((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
+    found = []
+    for run in runs:
+        recorded = place.read(run)
+        sides = _sides(asked.job, place.runs / run.id, run.seed)
+        for name in run.presets:
+            spec = specs[name].model_copy(update={"seed": run.seed})
+            found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots, sides=sides))
+    settings = {name: ways.own_settings(spec) for name, spec in specs.items()}
+    return table.compared(asked.job.name, asked.slots, asked.presets, settings, found)
+
+
+def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
+    """The evaluation of each side of a competitive job against random opponents; empty for other jobs."""
+    from marless.learning.envs import registry
+    from marless.learning.policies.sides import against_chance, competitive
+    from marless.storage.saved_policies import load_policy
+
+    if not competitive(registry.spaces(job.env.name, job.env.arguments)):
+        return {}
+    return against_chance(load_policy(folder), episodes=job.evaluation.episodes, seed=seed)
+
+
+def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
+    from marless.cost.comparison import document, table
+    from marless.cost.comparison.statements import statements
+
+    said = statements(comparison)
+    fields = table.to_json(comparison, said) | {"command": asked.command}
+    (asked.folder / _KEPT).write_text(json.dumps(fields), encoding="utf-8")
+    _draw(comparison, asked.folder / _PICTURE)
+    if asked.document:
+        picture = Path("images", f"compare-{asked.job.name}.png")
+        _copy(asked.folder / _PICTURE, asked.document.parent / picture)
+        block = document.block(comparison, said, command=asked.command, picture=picture.as_posix())
+        document.write(asked.document, asked.job.name, block)
+        say(f"written: {asked.document}")
+    if output is Output.table:
+        _show(comparison, said)
+    else:
+        show_object(fields, asked.job.name, output)
+    say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
+
+
+def _draw(comparison: Comparison, target: Path) -> None:
+    """Draw the picture; an error is only reported, because the table is the result that matters."""
+    from marless.app.cli.picture import draw_comparison
+
+    try:
+        draw_comparison(comparison, target)
+    except MarlessError as error:
+        say(f"not drawn: {error}")
+
+
+def _copy(picture: Path, target: Path) -> None:
+    if not picture.exists():
+        return  # drawing failed, which has been reported
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, target)
+    except OSError as error:
+        raise UnavailableError(f"{target}: cannot be written ({error.strerror})") from None
+
+
+def _show(comparison: Comparison, statements: Sequence[str]) -> None:
+    from rich.table import Table
+
+    from marless.cost.comparison.table import rows
+
+    header, *body = rows(comparison)
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(header[0])
+    for name in header[1:]:
+        shown.add_column(name, justify="right")
+    for row in body:
+        shown.add_row(*row)
+    console().print(shown)
+    for statement in statements:
+        data(f"- {statement}")

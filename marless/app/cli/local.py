@@ -1,0 +1,197 @@
+"""The command `train`: runs one job with all services on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marless.app.cli import exits
+from marless.app.cli.completion import job_ids
+from marless.app.cli.jobs import stop_rules
+from marless.app.cli.options import RUNS, CoordinatorOptions, Output, OutputOption, RunsOption
+from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.submitting import DryRunOption, LikeOption, estimated
+from marless.app.cli.working import Working
+from marless.core import documents
+from marless.core.errors import MarlessError, SpecError, UnavailableError
+
+SOON_S = 0.4
+"""Seconds after which progress is shown, so that the first line of output appears within two seconds."""
+
+if TYPE_CHECKING:
+    from marless.app.cli.service_process import Starter
+    from marless.app.cli.train import JobOutcome, Show
+    from marless.jobs.sections import StopSpec
+    from marless.jobs.spec import JobSpec
+
+
+def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
+    job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
+    override: Annotated[
+        list[str],
+        typer.Option("--set", metavar="A.B=C", help="Override a field of the job; with --resume, a stop rule."),
+    ] = [],  # noqa: B006  # typer's way
+    output: OutputOption = Output.table,
+    runs: RunsOption = RUNS,
+    job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="JOB",
+            help="Continue this job of --runs, however it was interrupted or ended.",
+            autocompletion=job_ids,
+        ),
+    ] = "",
+    replay: Annotated[
+        str,
+        typer.Option(
+            metavar="JOB_OR_FOLDER",
+            help="Repeat this run of schedule stellaris: the same events in the same order, so the same weights.",
+            autocompletion=job_ids,
+        ),
+    ] = "",
+    dry_run: DryRunOption = False,
+    like: LikeOption = "",
+) -> None:
+    """Train on this machine: start the four services, run the job, stop them, print a summary.
+
+    With --dry-run, only estimate the duration and cost of the job.
+    """
+    if [bool(job_file), bool(resume), bool(replay)].count(True) != 1:
+        raise SpecError("give one of these: a job file, --resume with a job's id, --replay with a run")
+    if (resume or replay) and (dry_run or like):
+        raise SpecError("--dry-run estimates a new job: give a job file in place of --resume or --replay")
+    if replay and override:
+        raise SpecError("--set: a replay has the settings of its run; leave it out")
+    at = CoordinatorOptions("", runs, "")
+    if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
+        return
+    from marless.app.cli.service_process import ahead
+
+    with ahead() as starter:
+        if job_file:
+            outcome = _begin(job_file, override, job, runs, starter)
+        elif replay:
+            outcome = _replay(replay, job, runs, at, starter)
+        else:
+            outcome = _resume(resume, override, runs, starter)
+    _report(outcome, output)
+
+
+def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> JobOutcome:
+    from marless.app.cli.check import summary
+    from marless.jobs import spec as specs
+    from marless.jobs.examining import examined
+    from marless.jobs.job import advice, prepare
+    from marless.jobs.sinks import registry as sinks
+
+    spec = specs.load(job_file, override)
+    try:
+        sinks.check(*spec.sinks)  # the coordinator will have this process's packages and environment
+        with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
+            prepared = prepare(spec, examined)
+    except SpecError as error:
+        raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
+    for line in summary(prepared):
+        say(line)
+    if note := advice(prepared):
+        say(f"note: {note}")
+    return _run(spec, job, runs, starter)
+
+
+def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, starter: Starter) -> JobOutcome:
+    from marless.app.cli.recorded import find
+    from marless.jobs.rerun import replayed
+    from marless.jobs.sinks import registry as sinks
+
+    found = find(source, at)
+    sinks.check(*found.spec.sinks)
+    return _run(replayed(found.spec, found.records), job, runs, starter)
+
+
+def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> JobOutcome:
+    from marless.app.cli import train as local
+
+    job_id = job or local.claim_job_id(spec.name, runs)
+    train = partial(local.train, spec, job_id=job_id, runs=runs, starter=starter, claimed=not job)
+    return _attended(job_id, runs, spec.stop, lambda show: train(show=show))
+
+
+def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> JobOutcome:
+    from marless.app.cli import train as local
+
+    rules = stop_rules(override)
+    shown = _stop_of(runs / job / "spec.yaml", rules)
+    return _attended(
+        job, runs, shown, lambda show: local.resume(job, runs=runs, stop=rules, show=show, starter=starter)
+    )
+
+
+def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
+    """Stop rules for the progress bar; None if they cannot be read, which the run itself will report."""
+    from marless.jobs import spec as specs
+
+    with suppress(MarlessError, ValueError):
+        spec = specs.load_resolved(file)
+        return (specs.with_stop(spec, rules, "resume") if rules else spec).stop
+    return None
+
+
+def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], JobOutcome]) -> JobOutcome:
+    """Run a job with progress display; if it is interrupted, print how to continue it."""
+    import asyncio
+
+    from marless.app.cli.progress import TrainingProgress
+    from marless.app.cli.train import Show
+
+    try:
+        with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=SOON_S) as shown:
+            return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
+    except asyncio.CancelledError:  # the second Ctrl-C
+        say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")
+        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}{_how_to_go_on(job, runs)}") from None
+
+
+def _how_to_go_on(job: str, runs: Path) -> str:
+    from marless.app.cli.runs import unfinished
+
+    where = "" if runs == RUNS else f" --runs {runs}"
+    known = any(each.job == job for each in unfinished(runs))
+    return f"; `marless train --resume {job}{where}` continues it" if known else ""
+
+
+def _report(outcome: JobOutcome, output: Output) -> None:
+    from marless.app.cli.progress import summary_table
+
+    job = outcome.job
+    summary = dict(job.summary or {})
+    if output is Output.table:
+        console().print(summary_table(summary))
+    elif output is Output.json:
+        data(json.dumps(summary))
+    else:
+        show_object(summary, job.job, output)
+    _draw(Path(job.run_dir))
+    if job.state == "FAILED":
+        say(f"job failed: {job.reason}")
+    elif job.state == "CANCELLED":
+        say(f"`marless train --resume {job.job}` continues it")
+    raise typer.Exit(exits.ExitCode.INTERRUPTED if outcome.interrupted else exits.of_state(job.state))
+
+
+def _draw(folder: Path) -> None:
+    """Draw the training curve; an error is only reported, because the job itself has not failed."""
+    from marless.app.cli.curve import draw
+
+    try:
+        draw(folder)
+    except (OSError, MarlessError) as error:
+        say(f"curve.png was not drawn: {error}")

@@ -1,0 +1,217 @@
+"""Draws learners, actors, return and cost over rounds, of one run or of compared presets; and returns of several jobs.
+
+The panels are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
+distinguishable for colour-blind people; lines also differ in their dashes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from marless.core.errors import SpecError, UnavailableError
+from marless.cost.comparison.run_results import RunCurves, curves
+from marless.jobs.accountings import ACCOUNTINGS
+from marless.jobs.version_report import busy
+
+if TYPE_CHECKING:
+    from marless.app.cli.plot import Over
+    from marless.app.cli.recorded import Recorded
+    from marless.cost.comparison.table import Comparison, PresetColumn
+
+Axes = Any  # matplotlib has no types
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_COST_LABELS = {"paper": "paper accounting", "billed": "billed", "serverful": "serverful, modelled"}
+_OVER = {
+    "env-steps": "env steps (all agents act once in one copy)",
+    "rounds": "round",
+    "seconds": "seconds of rounds",
+}
+_STRETCH = 20
+"""Versions over which the idle time of actors is averaged."""
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def draw_run(run: Recorded, target: Path) -> None:
+    """Draw one job's records.
+
+    Raises SpecError for a job without rounds or an unknown picture format, UnavailableError without matplotlib or if
+    the file cannot be written.
+    """
+    if not run.records:
+        raise SpecError(f"job {run.job} has no round yet: there is nothing to draw")
+    figure, (learners, actors, returns, cost) = _panels(target, f"{run.job}: {len(run.records)} rounds")
+    line = curves(run.records, run.spec)
+    rounds = range(1, len(run.records) + 1)
+    if any(record.aggregation for record in run.records):
+        _draw_versions(learners, actors, run)
+    else:
+        learners.step(rounds, line.learners, where="mid", color=_COLOURS[0])
+        actors.step(rounds, line.actors, where="mid", color=_COLOURS[0])
+    _draw_returns(returns, line)
+    if run.random:
+        _draw_random(returns, run.random.mean)
+    for number, accounting in enumerate(ACCOUNTINGS):
+        style = {"color": _COLOURS[number], "linestyle": _DASHES[number]}
+        cost.plot(rounds, line.cost_usd[accounting], label=_COST_LABELS[accounting], **style)
+    cost.set_ylabel("cost so far (US $)")
+    returns.legend(fontsize="small")
+    cost.legend(fontsize="small")
+    _save(figure, target)
+
+
+def draw_comparison(comparison: Comparison, target: Path) -> None:
+    """Draw several presets: means over seeds, with bands from minimum to maximum. Raises as `draw_run`."""
+    seeds = len(comparison.columns[0].figures)
+    shown = f"mean and range over {seeds} seeds" if seeds > 1 else "one seed"
+    figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
+    for number, column in enumerate(comparison.columns):
+        style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
+        lines = [each.curves for each in column.figures]
+        _band(learners, [each.learners for each in lines], style)
+        _band(actors, [each.actors for each in lines], style)
+        _band(returns, [each.exploring for each in lines], style)
+        _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=_costed(column))
+    chance = [each.random for column in comparison.columns for each in column.figures]
+    _draw_random(returns, sum(chance) / len(chance))
+    returns.set_ylabel("return per agent, while exploring")
+    returns.legend(fontsize="small")
+    cost.set_ylabel("cost so far (US $)")
+    figure.legend(*cost.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    _save(figure, target)
+
+
+def draw_returns(runs: Sequence[Recorded], target: Path, over: Over) -> None:
+    """Draw the returns of jobs over env steps, rounds or seconds of training. Raises as `draw_run`."""
+    if empty := [run.job for run in runs if not run.records]:
+        raise SpecError(f"{', '.join(empty)}: no round has been recorded yet: there is nothing to draw")
+    check(target)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel=_OVER[over], ylabel="return per agent")
+    for number, run in enumerate(runs):
+        _draw_course(axes, run, number, over)
+    for mean in sorted({round(run.random.mean, 2) for run in runs if run.random}):
+        _draw_random(axes, mean)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each label once
+    axes.legend(handles.values(), handles.keys(), fontsize="small")
+    axes.grid(alpha=0.3)
+    _write(figure, target)
+
+
+def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
+    """Draw a job's returns while exploring (faint) and in its greedy evaluations."""
+    style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
+    exploring, greedy, seconds = [], [], 0.0
+    places: dict[int, float] = {}
+    for record in run.records:
+        seconds += record.spent_s
+        place = {"env-steps": record.env_steps, "rounds": record.round + 1, "seconds": seconds}[over]
+        places[record.round + 1] = place
+        exploring += [(place, record.returns.mean)] if record.returns else []
+        greedy += [(places[each.rounds], each.returns.mean) for each in record.evaluations if each.rounds in places]
+    if exploring:
+        label = None if greedy else f"{run.job}, exploring"
+        axes.plot(*zip(*exploring, strict=True), alpha=0.4, linewidth=1, label=label, **style)
+    if greedy:
+        axes.plot(*zip(*greedy, strict=True), marker="o", markersize=3, label=run.job, **style)
+
+
+def _costed(column: PresetColumn) -> str:
+    return f"{column.preset} ({_COST_LABELS[column.counts]})"
+
+
+def check(target: Path) -> None:
+    """Check the format of the picture and matplotlib before reading any records; raises as `draw_run`."""
+    if target.suffix not in _SUFFIXES:
+        raise SpecError(f"{target}: a picture's name ends with one of {', '.join(_SUFFIXES)}")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'") from None
+
+
+def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: matplotlib has no types
+    check(target)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, 2, sharex=True).ravel().tolist()
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("learners: policies, critics, mixers")
+    axes[1].set_ylabel("actors")
+    axes[2].set_ylabel("return per agent")
+    for panel in axes[2:]:
+        panel.set_xlabel("round")
+    return figure, axes
+
+
+def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
+    """Draw the staleness of each version's gradients, and the idle time of actors, of an asynchronous job."""
+    made = [each.aggregation for each in run.records if each.aggregation]
+    rounds = range(1, len(made) + 1)
+    staleness.plot(rounds, [each.mean_staleness for each in made], color=_COLOURS[0], label="mean")
+    greatest = [max((one.staleness for one in each.gradients), default=0) for each in made]
+    staleness.plot(rounds, greatest, color=_COLOURS[3], linestyle=":", label="greatest")
+    bounds = [float("nan") if each.bound is None else each.bound for each in made]
+    staleness.plot(rounds, bounds, color=_COLOURS[6], linestyle="--", label="bound on the mean")
+    staleness.set_ylabel("staleness of gradients")
+    staleness.legend(fontsize="small")
+    ends = range(_STRETCH, len(run.records) + _STRETCH, _STRETCH)
+    stretches = [run.records[end - _STRETCH : end] for end in ends]
+    idle.step(
+        [min(end, len(run.records)) for end in ends], [1 - busy(each, "actor") for each in stretches], where="pre"
+    )
+    idle.set_ylabel("fraction of the actors' time without a rollout")
+    idle.set_ylim(0, 1)
+
+
+def _draw_returns(panel: Axes, line: RunCurves) -> None:
+    styles: Sequence[tuple[str, Sequence[float | None], Mapping[str, Any]]] = (
+        ("while exploring", line.exploring, {"color": _COLOURS[0], "linewidth": 1, "alpha": 0.6}),
+        ("greedy evaluation", line.greedy, {"color": _COLOURS[3], "marker": "o", "markersize": 3}),
+    )
+    for label, values, style in styles:
+        if known := [(number, value) for number, value in enumerate(values, start=1) if value is not None]:
+            panel.plot(*zip(*known, strict=True), label=label, **style)
+
+
+def _draw_random(panel: Axes, mean: float) -> None:
+    panel.axhline(mean, color="tab:gray", linestyle="--", label="random policy")
+
+
+def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[str, Any], label: str = "") -> None:
+    """Draw the mean and range over runs, for the rounds in which all of them have a value."""
+    rounds, means, lows, highs = [], [], [], []
+    for number, values in enumerate(zip(*lines, strict=False), start=1):
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            rounds.append(number)
+            means.append(fmean(known))
+            lows.append(min(known))
+            highs.append(max(known))
+    panel.plot(rounds, means, label=label or None, linewidth=1.5, **style)
+    panel.fill_between(rounds, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    for panel in (figure.axes[0], figure.axes[1], figure.axes[3]):
+        panel.set_ylim(bottom=0)
+    _write(figure, target)
+
+
+def _write(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=120)
+    except OSError as error:
+        raise UnavailableError(f"{target}: cannot be written ({error.strerror}); choose another file") from None

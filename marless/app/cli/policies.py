@@ -1,0 +1,226 @@
+"""Commands for trained policies: `evaluate` and `export`. They read run folders or files, without any service."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.app.cli.completion import job_ids
+from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
+from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.working import Working
+from marless.core import documents
+from marless.core.errors import SpecError, UnavailableError, denied
+from marless.storage.bucket.address import is_address
+
+if TYPE_CHECKING:
+    from marless.learning.data.returns import EpisodeReturns
+    from marless.learning.policies.evaluation import TeamEvaluation, TeamScore
+    from marless.learning.policies.team import Team
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB_OR_PATH",
+        help="Job id, run folder, checkpoint, or exported policy; or one of these in a bucket, s3://bucket/prefix.",
+        autocompletion=job_ids,
+    ),
+]
+RoundOption = Annotated[
+    int | None,
+    typer.Option("--round", parser=positive, metavar="N", help="The checkpoint after this round; default: the newest."),
+]
+
+
+def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
+    source: SourceArgument,
+    round_: RoundOption = None,
+    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="Number of episodes.")] = 100,
+    seed: Annotated[
+        int, typer.Option(parser=whole, metavar="N", help="Seed of the episodes and of random actions.")
+    ] = 0,
+    explore: Annotated[bool, typer.Option("--explore", help="Sample actions as in training; default: greedy.")] = False,
+    env: Annotated[str, typer.Option(help="Environment to play in; default: that of training.")] = "",
+    env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of the environment.")] = [],  # noqa: B006  # typer's way
+    render: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Film one episode, with this seed, as .gif or .png.")
+    ] = None,
+    limit_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Give up if no episode ends for so long.")
+    ] = 60.0,
+    runs: RunsOption = RUNS,
+    output: OutputOption = Output.table,
+) -> None:
+    """Evaluate trained policies on this machine, beside the random policy; print returns per agent and episode."""
+    from marless.learning.policies import evaluation, film
+    from marless.storage.saved_policies import reported
+
+    options = _options(env_option)
+    if render:
+        film.check(render)
+    with _disk(), _here(source, round_, reported=True) as place:
+        team = _loaded(place, round_, runs)
+        with Working("playing", "episodes") as working:
+            played = evaluation.evaluate(
+                team,
+                env or None,
+                options,
+                episodes=episodes,
+                seed=seed,
+                explore=explore,
+                told=working.told,
+                limit_s=limit_s,
+            )
+        before = reported(team.origin)
+        if render:
+            with Working("filming one episode"):
+                pictures = film.film(team, render, env or None, options, seed=seed, explore=explore)
+            cut = f" (its first {film.MOST_STEPS:,} steps)" if pictures > film.MOST_STEPS else ""
+            say(f"filmed one episode{cut}: {render}, {pictures} pictures")
+    if output is Output.table:
+        _show(played, before)
+    else:
+        about = {"source": source, "job": team.origin.job, "round": team.origin.round, "env": env or team.origin.env}
+        settings = {"episodes": episodes, "seed": seed, "explore": explore}
+        show_object(about | settings | _fields(played, before), team.origin.job or source, output)
+
+
+def export(
+    source: SourceArgument,
+    to: Annotated[str, typer.Option("--to", metavar="FILE", help="The file to write, or s3://bucket/key.")],
+    policy: Annotated[str, typer.Option(help="The policy to export; needed if there are several.")] = "",
+    round_: RoundOption = None,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Write one policy to a single file, which `marless.load_policy` reads; print its path.
+
+    `marless evaluate` can play the file if all agents of the environment share this policy.
+    """
+    with _disk(), Working(f"exporting {source}"), _here(source, round_) as place:
+        team = _loaded(place, round_, runs)
+        name = policy or _only(team, source)
+        if is_address(to):
+            _export_to_bucket(team, name, to)
+        else:
+            team.export(name, Path(to))
+    data(to)
+
+
+@contextmanager
+def _here(source: str, round_: int | None, *, reported: bool = False) -> Iterator[str]:
+    """Yields `source`, or the path of a copy of what it names in a bucket: with `reported`, including the records."""
+    if not is_address(source):
+        yield source
+        return
+    from marless.storage.bucket import reading
+
+    with reading.local_copy(source, reading.checkpoint(round_, acting_only=True, with_records=reported)) as copy:
+        yield str(copy)
+
+
+def _export_to_bucket(team: Team, name: str, to: str) -> None:
+    from marless.storage.bucket import address
+    from marless.storage.bucket.s3 import S3Objects
+
+    place = address.parse(to)
+    if not place.prefix:
+        raise SpecError(f"--to {to}: name the object, s3://{place.bucket}/team.safetensors")
+    with tempfile.TemporaryDirectory(prefix="marless-") as directory:
+        file = Path(directory) / "policy.safetensors"
+        team.export(name, file)
+        S3Objects(place.bucket).send(place.prefix, file)
+
+
+def _loaded(source: str, round_: int | None, runs: Path) -> Team:
+    """Load policies with `load_policy`, and print its warnings."""
+    from marless import load_policy
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        team = load_policy(source, round=round_, runs=runs)
+    for warning in caught:
+        say(str(warning.message))
+    return team
+
+
+def _only(team: Team, source: str) -> str:
+    names = list(team.policies)
+    if len(names) > 1:
+        raise SpecError(f"{source} holds {len(names)} policies; choose one with --policy: {', '.join(names)}")
+    return names[0]
+
+
+def _options(given: Sequence[str]) -> dict[str, object]:
+    options = {}
+    for each in given:
+        name, separator, text = each.partition("=")
+        if not separator or not name:
+            raise SpecError(f"--env-option {each!r}: write it as name=value")
+        try:
+            options[name] = documents.yaml_of(text, name)
+        except SpecError:
+            raise SpecError(f"--env-option {each!r}: {text!r} is not a YAML value") from None
+    return options
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(denied(error)) from None
+
+
+def _fields(played: TeamEvaluation, before: EpisodeReturns | None) -> dict[str, object]:
+    team, chance = played.team.returns, played.chance.returns
+    return {
+        "return": team.mean,
+        "standard_error": team.standard_error,
+        "return_per_agent": dict(team.per_agent),
+        "standard_error_per_agent": dict(played.team.standard_errors),
+        "random_return": chance.mean,
+        "random_standard_error": chance.standard_error,
+        "random_return_per_agent": dict(chance.per_agent),
+        "reported_return": before and before.mean,
+        "reported_standard_error": before and before.standard_error,
+        "reported_return_per_agent": before and dict(before.per_agent),
+        "win_rate": team.win_rate,
+        "random_win_rate": chance.win_rate,
+        "reported_win_rate": before and before.win_rate,
+    }
+
+
+def _show(played: TeamEvaluation, before: EpisodeReturns | None) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("agent")
+    for title in ("return", "random", "reported"):
+        table.add_column(title, justify="right")
+    for agent in played.team.returns.per_agent:
+        scores = (_of(score, agent) for score in (played.team, played.chance))
+        table.add_row(agent, *scores, f"{before.per_agent[agent]:,.2f}" if before else "")
+    columns = (played.team.returns, played.chance.returns, before)
+    means = [_measured(returns.mean, returns.standard_error) if returns else "" for returns in columns]
+    table.add_row("mean", *means, style="bold")
+    if played.team.returns.win_rate is not None:
+        table.add_row("won", *(_won(returns) for returns in columns), style="bold")
+    console().print(table)
+
+
+def _of(score: TeamScore, agent: str) -> str:
+    return _measured(score.returns.per_agent[agent], score.standard_errors[agent])
+
+
+def _won(returns: EpisodeReturns | None) -> str:
+    return "" if returns is None or returns.win_rate is None else f"{returns.win_rate:.0%}"
+
+
+def _measured(mean: float, standard_error: float | None) -> str:
+    return f"{mean:,.2f}" + ("" if standard_error is None else f" ± {standard_error:.2f}")

@@ -1,0 +1,168 @@
+"""Reads the records of a job, from a local run folder or from a coordinator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.app.cli.completion import job_ids
+from marless.app.cli.options import CoordinatorOptions
+from marless.app.cli.output import say
+from marless.core import regular_files
+from marless.core.errors import CorruptError, NotFoundError, UnavailableError
+from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
+from marless.core.machine import MACHINES, Kept, kept_from_json
+from marless.jobs.record import RoundRecord
+from marless.jobs.record_json import from_json
+from marless.learning.data.returns import EpisodeReturns
+from marless.storage import shadow
+from marless.storage.bucket.address import is_address
+from marless.storage.round_file import check_order, read
+
+if TYPE_CHECKING:
+    from marless.app.client import Client
+    from marless.jobs.spec import JobSpec
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+RecordedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB_OR_FOLDER", help="Job id, run folder, or s3://bucket/prefix/job.", autocompletion=job_ids
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A job with its recorded rounds."""
+
+    job: str
+    spec: JobSpec
+    records: tuple[RoundRecord, ...]
+    """All rounds from the first on; empty if they were not read."""
+    random: EpisodeReturns | None
+    """Returns of the random baseline; None if it has not been evaluated yet."""
+    state: str
+    """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
+    kept: Kept | None = None
+    """Its machines at its end and after it; None while it runs, and for jobs of older versions."""
+
+
+def find(source: str, at: CoordinatorOptions) -> Recorded:
+    """Find a job: in the run folder `source`, in a folder of this name in `at.runs`, else at the coordinator.
+
+    If a coordinator was given (`--coordinator`), it is asked instead of `at.runs`. A source s3://... is read from its
+    bucket. Raises NotFoundError for an unknown job, CorruptError for invalid files, UnavailableError if the coordinator
+    does not answer, and what `marless.storage.bucket.objects` lists.
+    """
+    if is_address(source):
+        from marless.storage.bucket import reading
+
+        with reading.local_copy(source, reading.records) as copy:
+            return from_folder(copy)
+    if at.coordinator and not regular_files.is_there(Path(source) / "rounds.jsonl"):
+        return _asked(source, at)
+    _say_which(source, at)
+    for folder in (Path(source), at.runs / source):
+        if regular_files.is_there(folder / "job.json"):
+            return from_folder(folder)
+    try:
+        return _asked(source, at)
+    except UnavailableError:
+        raise NotFoundError(
+            f"{source}: there is no such run folder here, no such job in {at.runs.resolve()}, and no coordinator "
+            "answers; start one with `marless up`, or give its address with --coordinator"
+        ) from None
+
+
+def _say_which(source: str, at: CoordinatorOptions) -> None:
+    """Print which job was taken if a name is ambiguous, and how to select the other."""
+    if not regular_files.is_there(Path(source) / "job.json"):
+        return  # a folder that is no run folder shadows nothing
+    if note := shadow.taken(source, at.runs):
+        say(note)
+    elif at.coordinator and Path(source).name == source:
+        say(
+            f"note: {source} is read from ./{source}, not from a job of the coordinator; run this in another directory "
+            f"to ask the coordinator, or write `./{source}` to leave no doubt"
+        )
+
+
+def from_folder(folder: Path, *, records: bool = True) -> Recorded:
+    """Read the job of a run folder, with or without its `records`.
+
+    Raises CorruptError or UnavailableError if it cannot be read.
+    """
+    known = tuple(read(folder / "rounds.jsonl")) if records else ()
+    try:
+        spec = regular_files.text(folder / "spec.yaml", MAX_SPEC_BYTES)
+        status = regular_files.text(folder / "job.json", MAX_STATUS_BYTES)
+    except NotFoundError as error:
+        raise UnavailableError(f"{error}; the run folder is incomplete") from None
+    kept = _kept(lambda: regular_files.text(folder / MACHINES, MAX_MACHINES_BYTES))
+    return _recorded(str(folder), spec, status, known, kept)
+
+
+def _asked(job: str, at: CoordinatorOptions) -> Recorded:
+    with at.client() as client:
+        spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
+        kept = _kept(lambda: _read(client, job, MACHINES))
+        try:
+            lines = client.read(job, "rounds.jsonl").split(b"\n")[:-1]  # what follows the last newline is incomplete
+        except NotFoundError:
+            lines = []  # it has no round yet
+    return _recorded(f"job {job}", spec, status, tuple(_records(lines, f"rounds.jsonl of job {job}")), kept)
+
+
+def _read(client: Client, job: str, name: str) -> str:
+    return regular_files.decoded(client.read(job, name), f"{name} of job {job}")
+
+
+def _kept(text: Callable[[], str]) -> Kept | None:
+    """What machines did at a job's end and after it; None if it is not known.
+
+    A file that cannot be read is said, and left out: everything else that a job has cost is in its records.
+    """
+    try:
+        return kept_from_json(text())
+    except NotFoundError:
+        return None
+    except (CorruptError, UnavailableError) as error:
+        say(f"note: {error}; what machines cost after the job's end is left out")
+        return None
+
+
+def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
+    for number, line in enumerate(lines):
+        try:
+            record = from_json(line.decode())
+        except ValueError:
+            raise CorruptError(f"{where}, line {number + 1}: this is not a round record") from None
+        check_order(record, number, where)
+        yield record
+
+
+def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: Kept | None) -> Recorded:
+    from marless.core import documents
+    from marless.jobs import spec as specs
+
+    try:
+        known = json.loads(status)
+        if not (isinstance(known["job"], str) and isinstance(known["state"], str)):
+            raise TypeError(known)
+        random = EpisodeReturns(**known["random"]) if known.get("random") else None
+        return Recorded(
+            job=known["job"],
+            spec=specs.parse_resolved(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
+            records=records,
+            random=random,
+            state=known["state"],
+            kept=kept if known["state"] in ENDED else None,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None

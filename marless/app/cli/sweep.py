@@ -1,0 +1,182 @@
+"""Sweeps: one job with several seeds, and with several values for some of its fields.
+
+A job's id depends only on its settings, so that repeating the command finds the jobs that it submitted before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from marless.core import documents
+from marless.core.errors import SpecError
+from marless.core.job_id import check_id, is_id
+from marless.jobs import spec as specs
+from marless.jobs.spec import JobSpec
+
+_NO_ID = re.compile(r"[^a-z0-9]+")
+_DIGEST = 8
+_MOST_MISTAKES = 20
+_MOST_TOLD = 40
+_LONGEST_LABEL, _LONGEST_PREFIX = 20, 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A swept field and its values."""
+
+    field: str
+    values: tuple[str, ...]
+    """The values as YAML."""
+    labels: tuple[str, ...]
+    """Short distinct labels of the values, for job ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One job of a sweep."""
+
+    id: str
+    setting: str
+    """The swept fields for display: "lr=1e-3"; "" if only seeds differ."""
+    seed: int
+    spec: JobSpec
+
+
+def axes(given: Sequence[str]) -> tuple[Axis, ...]:
+    """Parse `--sweep section.field=a,b,c` options; raises SpecError, naming the invalid option."""
+    found = [_axis(each) for each in given]
+    if twice := {axis.field for axis in found if [other.field for other in found].count(axis.field) > 1}:
+        raise SpecError(f"--sweep: {', '.join(sorted(twice))} is swept twice; give all of its values at once")
+    return tuple(found)
+
+
+def runs(
+    document: object, source: str, *, prefix: str, overrides: Sequence[str], sweep: Sequence[Axis], seeds: int | None
+) -> tuple[SweepRun, ...]:
+    """All jobs of a sweep: for each setting all seeds, which count up from the job's.
+
+    Raises SpecError with the errors of all settings, each once.
+    """
+    if clash := [axis.field for axis in sweep if any(each.partition("=")[0] == axis.field for each in overrides)]:
+        raise SpecError(f"--sweep and --set both give {', '.join(clash)}; leave one out")
+    if seeds and any(axis.field == "seed" for axis in sweep):
+        raise SpecError("--seeds and --sweep seed=… both give seeds; leave one out")
+    names = _names(sweep)
+    mistakes: dict[str, None] = {}
+    found: list[SweepRun] = []
+    for chosen in itertools.product(*(zip(axis.values, axis.labels, strict=True) for axis in sweep)):
+        values = {axis.field: value for axis, (value, _) in zip(sweep, chosen, strict=True)}
+        own = tuple(f"{field}={value}" for field, value in values.items())
+        try:
+            spec = specs.of_document(document, [*overrides, *own], source)
+        except SpecError as error:
+            mistakes |= dict.fromkeys(str(error).splitlines())
+            continue
+        labels = [f"{_label(names[axis.field])}{label}" for axis, (_, label) in zip(sweep, chosen, strict=True)]
+        setting = " ".join(f"{names[field]}={value}" for field, value in values.items())
+        found += _seeded(spec, prefix or spec.name, labels, setting, seeds)
+    if mistakes:
+        raise SpecError("\n".join(list(mistakes)[:_MOST_MISTAKES]))
+    return tuple(found)
+
+
+def check_count(sweep: Sequence[Axis], seeds: int | None, allowed: int, source: str) -> None:
+    """Raise SpecError with the list of jobs if there are more than `allowed`; called before any of them is built."""
+    count = math.prod(len(axis.values) for axis in sweep) * (seeds or 1)
+    if count <= allowed:
+        return
+    names = _names(sweep)
+    settings = itertools.product(*([f"{names[axis.field]}={value}" for value in axis.values] for axis in sweep))
+    told = [" ".join(each) for each in itertools.islice(settings, _MOST_TOLD) if each]
+    more = math.prod(len(axis.values) for axis in sweep) - _MOST_TOLD
+    listed = "".join(f"; {each}" for each in told) + (f"; and {more:,} more" if more > 0 else "")
+    each_with = f", {seeds} seeds of each" if seeds and told else ""
+    raise SpecError(
+        f"{source}: this sweep would start {count:,} jobs{each_with}, and --yes allows {allowed}{listed}; "
+        f"--yes {count} starts them all"
+    )
+
+
+def _axis(given: str) -> Axis:
+    field, separator, text = given.partition("=")
+    if not separator or not all(field.split(".")):
+        raise SpecError(f"--sweep {given!r}: write it as section.field=value,value")
+    if field == "name":
+        raise SpecError("--sweep name=…: the name of a job does not change its training; sweep another field")
+    values = _split(text)
+    if "" in values:
+        raise SpecError(f"--sweep {given!r}: a value is empty; write it as section.field=value,value")
+    written: dict[str, str] = {}
+    for value in values:
+        try:
+            parsed = documents.yaml_of(value, field)
+        except SpecError:
+            raise SpecError(f"--sweep {given!r}: {value!r} is not a YAML value") from None
+        if first := written.get(canonical := _canonical(parsed)):
+            both = value if first == value else f"{first} (also written {value})"
+            raise SpecError(f"--sweep {given!r}: {both} is given twice; leave one out")
+        written[canonical] = value
+    return Axis(field=field, values=tuple(values), labels=_labels(values))
+
+
+def _split(text: str) -> list[str]:
+    """Split a list at commas outside of brackets."""
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values]
+
+
+def _canonical(value: object) -> str:
+    """One text for all ways to write a value: 1e-3 and 0.001, 16 and 16.0, -0.0 and 0, keys in another order."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(float(value) + 0.0) if abs(value) < 2**53 else repr(value)  # -0.0 + 0.0 is 0.0
+    if isinstance(value, list):
+        return f"[{', '.join(map(_canonical, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{_canonical(key)}: {_canonical(each)}' for key, each in value.items()))}}}"
+    return repr(value)
+
+
+def _names(sweep: Iterable[Axis]) -> dict[str, str]:
+    """Field → display name: its last part, or the whole path if two fields have the same last part."""
+    fields = [axis.field for axis in sweep]
+    last = [field.rpartition(".")[2] for field in fields]
+    return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
+
+
+def _label(text: str) -> str:
+    return _NO_ID.sub("-", text.lower()).strip("-")
+
+
+def _labels(values: Sequence[str]) -> tuple[str, ...]:
+    """Labels of values for job ids; long or ambiguous ones end with a digest."""
+    plain = [("minus" if value.startswith("-") else "") + _label(value) for value in values]
+
+    def told(value: str, label: str) -> str:
+        if label and len(label) <= _LONGEST_LABEL and plain.count(label) == 1:
+            return label
+        return f"{label[:12]}-{hashlib.sha256(value.encode()).hexdigest()[:_DIGEST]}".strip("-")
+
+    return tuple(told(value, label) for value, label in zip(values, plain, strict=True))
+
+
+def _seeded(spec: JobSpec, prefix: str, labels: Sequence[str], setting: str, seeds: int | None) -> list[SweepRun]:
+    found = []
+    for seed in range(spec.seed, spec.seed + (seeds or 1)):
+        run_id = "-".join([prefix, *labels, *([f"seed{seed}"] if seeds else [])])
+        if not is_id(run_id) and is_id(prefix):  # it is too long
+            run_id = f"{prefix[:_LONGEST_PREFIX]}-{hashlib.sha256(run_id.encode()).hexdigest()[:_DIGEST]}-seed{seed}"
+        check_id(run_id)
+        seeded = spec.model_copy(update={"seed": seed})
+        found.append(SweepRun(id=run_id, setting=setting, seed=seed, spec=seeded))
+    return found

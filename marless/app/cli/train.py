@@ -1,0 +1,257 @@
+"""Runs one job with all services on this machine, from start to summary, for the command `train`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from marless.app.cli.runs import unfinished
+from marless.app.cli.service_process import Starter
+from marless.app.cli.stack import LocalStack, StackOptions
+from marless.app.client import AsyncClient, Job
+from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
+from marless.core.job_id import check_id
+from marless.jobs.record import RoundRecord
+from marless.jobs.spec import JobSpec
+from marless.storage.checkpoint import DiskCheckpoints
+
+START_S = 120.0
+INTERRUPT_S = 2.0
+"""Seconds that a submission under way at Ctrl-C may take; if it succeeds in time, the job is then cancelled."""
+
+T = TypeVar("T")
+
+
+def _unheard(_sentence: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Callbacks for the progress of a job."""
+
+    record: Callable[[RoundRecord], None]
+    """Called for every newly recorded round."""
+    trouble: Callable[[str], None]
+    """Called with a message about a service that died."""
+    doing: Callable[[str], None] = _unheard
+    """Called with the job's current activity whenever it changes."""
+    past: Callable[[RoundRecord], None] = lambda _: None
+    """Called with the last round before the start, because rates need two rounds."""
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """The outcome of a job."""
+
+    job: Job
+    interrupted: bool
+    """True if the user pressed Ctrl-C."""
+
+
+def claim_job_id(name: str, runs: Path) -> str:
+    """A job id that sorts by time, <name>-<date>-<time>, and no other command has; its run folder is made.
+
+    A second command in the same second gets the id with -2 at its end. Raises UnavailableError.
+    """
+    first = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_id, number = first, 1
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        while not _made(runs / job_id):
+            number += 1
+            job_id = f"{first}-{number}"
+    except OSError as error:
+        raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
+    return job_id
+
+
+def _made(folder: Path) -> bool:
+    """Make a directory; False if it is there already, as somebody else's."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def train(
+    spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None, claimed: bool = False
+) -> JobOutcome:
+    """Start the stack, by `starter` if given, run the job, stop the stack; `claimed` ids are those of `claim_job_id`.
+
+    Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
+    asyncio.CancelledError on a second Ctrl-C.
+    """
+    check_id(job_id)
+    folder = runs.resolve() / job_id
+    if folder.exists() and not claimed:
+        raise SpecError(f"{folder} exists already; choose another job id with --job")
+
+    async def begin(client: AsyncClient) -> int:
+        await client.submit(spec, job=job_id, attached=True)
+        return 0
+
+    return _Attended(folder, show, starter).run(begin)
+
+
+def resume(
+    job_id: str,
+    *,
+    runs: Path,
+    stop: Mapping[str, Any] | None,  # Any: YAML
+    show: Show,
+    starter: Starter | None = None,
+) -> JobOutcome:
+    """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
+
+    Raises NotFoundError if it does not exist, JobStateError if it is running or has no round left to run, and the
+    errors of `train`.
+    """
+    check_id(job_id)
+    folder = runs.resolve() / job_id
+    if not (folder / "job.json").exists():
+        raise NotFoundError(f"{folder} contains no job")
+    left = [job for job in unfinished(runs) if job.job == job_id]
+    if any(job.run_by_somebody for job in left) and not (folder / "store").exists():
+        raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
+
+    async def begin(client: AsyncClient) -> int:
+        job = await client.get(job_id)
+        if stop and not job.state.ended:
+            await client.cancel(job_id)
+        # A second Ctrl-C left it between its cancellation and its end: it ends first, and then goes on.
+        if not job.state.ended and (stop or any(each.cancelling for each in left)):
+            job = await client.wait(job_id)
+        if job.state.ended:
+            await client.resume(job_id, stop=stop)
+        return job.rounds
+
+    return _Attended(folder, show, starter).run(begin)
+
+
+@dataclass
+class _Attended:
+    """Runs one job on a stack of its own."""
+
+    folder: Path
+    show: Show
+    starter: Starter | None
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> JobOutcome:
+        """Start the stack, follow the job to its end; `begin` submits it and returns the round to watch it from."""
+        data = self.folder / "store"
+        stack = LocalStack(
+            runs=self.folder.parent,
+            logs=self.folder / "logs",
+            data=data,
+            options=StackOptions(
+                environment={"coordinator": {"MARLESS_ONLY": self.folder.name}},
+                told=self.show.trouble,
+                starter=self.starter,
+            ),
+        )
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            job = asyncio.run(self._attend(stack, data, begin))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return JobOutcome(job, self.interrupted.is_set())
+
+    async def _attend(self, stack: LocalStack, data: Path, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+        async with _interrupts(self.interrupted) as hold_off:
+            async with AsyncExitStack() as held:
+                await self._unless_interrupted(held.enter_async_context(stack))
+                try:
+                    async with AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
+                        job = await _unless_failed(stack, self._follow(client, begin))
+                finally:
+                    hold_off()
+            if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
+                shutil.rmtree(data, ignore_errors=True)  # the newest checkpoint holds the same state
+            return job
+
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio has it
+        """Await work that precedes the job; raises CancelledError if interrupted and not done soon after."""
+        working, interrupted = asyncio.create_task(work), asyncio.create_task(self.interrupted.wait())
+        try:
+            await asyncio.wait([working, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await asyncio.wait([working], timeout=INTERRUPT_S)
+        finally:
+            interrupted.cancel()
+            working.cancel()
+            await asyncio.wait([working])
+        return working.result()
+
+    async def _follow(self, client: AsyncClient, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+        first = await self._unless_interrupted(_given(begin(client)))
+        cancelling = asyncio.create_task(self._cancel_when_interrupted(client))
+        try:
+            async with aclosing(client.watch(self.folder.name, cursor=max(first - 1, 0))) as events:
+                async for event in events:
+                    if event.record:
+                        (self.show.record if event.cursor > first else self.show.past)(event.record)
+                    elif event.job and event.job.state.ended:
+                        return event.job
+                    elif event.job:
+                        self.show.doing(event.job.reason)
+        finally:
+            cancelling.cancel()
+            await asyncio.gather(cancelling, return_exceptions=True)
+        raise UnavailableError(f"the coordinator closed the stream of job {self.folder.name} before the job ended")
+
+    async def _cancel_when_interrupted(self, client: AsyncClient) -> None:
+        await self.interrupted.wait()
+        await client.cancel(self.folder.name)
+
+
+async def _given(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> Job:  # Any: as asyncio has it
+    """The result of `work`; raises UnavailableError if a service is given up first."""
+    working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
+    try:
+        await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            raise failing.result()
+        return working.result()
+    finally:
+        for task in (working, failing):
+            task.cancel()
+        await asyncio.gather(working, failing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]:
+    """Handle Ctrl-C and SIGTERM: the first sets `event`, which cancels the job; the second cancels this task at once.
+
+    Yields a function to call when nothing is left to cancel. From then on, and after the second signal, further ones
+    are ignored: services are being stopped, and one that is not waited for would outlive this command.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    cancellable = [task] if task else []
+
+    def interrupt() -> None:
+        if event.is_set() and cancellable:
+            cancellable.pop().cancel()
+        event.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield cancellable.clear
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed; asyncio.run's caller restores it

@@ -1,0 +1,269 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from marless.app.client import address, download, streams
+from marless.app.client.connection import Connection
+from marless.app.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
+from marless.core import documents
+from marless.core.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
+from marless.rpc.concurrency import in_thread
+from marless.rpc.security import Security
+from marless.rpc.v1 import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from marless.jobs.spec import JobSpec
+
+CONTACT_S = 5.0
+PATIENCE_S = 300.0
+SUBMIT_TIMEOUT_S = 60.0
+PAGE = 1000
+"""Most jobs in one page of a listing."""
+UPLOADS = 3
+"""Most uploads of a checkpoint for one job."""
+IfExists = Literal["fail", "use", "replace"]
+
+
+class AsyncClient:
+    """Submits jobs to a coordinator, watches them and downloads their files. An async context manager.
+
+    `coordinator` is an address, "host:port" or "unix:PATH"; by default $MARLESS_COORDINATOR, else the one that
+    `marless up` started on the run folders of `runs`. A coordinator on another machine requires a token (`token`, by
+    default $MARLESS_TOKEN, else the client's token in the directory $MARLESS_TOKENS) and the file of the certificate
+    authority (`tls_ca`, by default $MARLESS_TLS_CA). If it requires client certificates, also give `tls_cert` and
+    `tls_key` (by default $MARLESS_TLS_CERT and $MARLESS_TLS_KEY).
+
+    Calls and streams survive a restart of the coordinator: they are retried for up to `patience_s` seconds, or
+    `contact_s` if it has never answered. Every method may raise UnreachableError after that, UnauthenticatedError for a
+    wrong token, and NotFoundError for a job that does not exist.
+    """
+
+    def __init__(
+        self,
+        coordinator: str | None = None,
+        *,
+        runs: Path | str | None = None,
+        token: str | None = None,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        contact_s: float = CONTACT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.address = address.find(coordinator, runs)
+        self._security = Security.of_client(token=token, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+        self._contact_s = contact_s
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; jobs continue."""
+        if "_connection" in self.__dict__:
+            await self._connection.close()
+
+    @cached_property
+    def _connection(self) -> Connection:
+        """The connection; it belongs to the event loop that first uses it."""
+        return Connection(self.address, self._security, contact_s=self._contact_s, patience_s=self._patience_s)
+
+    async def submit(
+        self,
+        spec: JobSpec | Mapping[str, Any] | Path | str,  # Any: YAML
+        *,
+        job: str | None = None,
+        if_exists: IfExists = "fail",
+        overrides: Sequence[str] = (),
+        request_id: str | None = None,
+        attached: bool = False,
+    ) -> Job:
+        """Submit a job: a spec, or the path of a job file with `overrides` ("section.field=value").
+
+        The job is stored durably when this returns. `job` is its id, by default its name and the time. If the id is
+        taken, `if_exists` decides: "fail" raises AlreadyExistsError, "use" returns the existing job if its spec is
+        equal, and "replace" first cancels and deletes the existing job. Repeating a submission with the same
+        `request_id` and `job` returns the same job. An `attached` job is not resumed automatically after its
+        coordinator was killed.
+
+        Files that the spec names are read on this machine: `bill.prices`, and a run folder or checkpoint as
+        `start.checkpoint`.
+
+        Raises SpecError for an invalid spec, AlreadyExistsError, OverloadedError if too many jobs are queued.
+        """
+        if job is None and if_exists != "fail":
+            raise SpecError(f"if_exists={if_exists!r} needs a job id: without one, each submission is a job of its own")
+        if if_exists not in get_args(IfExists):
+            raise SpecError(f"if_exists: {unknown_name('choice', str(if_exists), get_args(IfExists))}")
+        resolved, source = _resolved(spec, overrides)
+        request = pb.SubmitJobRequest(
+            job=job or f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            request_id=request_id or uuid.uuid4().hex,
+            if_exists=pb.IfExists.Value(f"IF_EXISTS_{if_exists.upper()}"),
+            attached=attached,
+        )
+        try:
+            return await self._with_checkpoint(request, resolved, renamed=job is None)
+        except SpecError as error:
+            lines = (line.removeprefix("spec: ") for line in str(error).splitlines())
+            raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+    async def _with_checkpoint(self, request: pb.SubmitJobRequest, spec: JobSpec, *, renamed: bool) -> Job:
+        """Upload the checkpoint that the job starts from, if it is on this machine, and submit the job."""
+        from marless.app.client import checkpoints  # here, because it imports specs, which take time to load
+
+        async with in_thread(checkpoints.local(spec)) as directory:
+            for attempt in reversed(range(UPLOADS if directory else 1)):
+                sent = await checkpoints.sent(self._connection, directory, spec) if directory else spec
+                request.spec_json = sent.to_json()
+                try:
+                    return await self._submit(request, renamed=renamed)
+                except NotFoundError:  # another job with the same start has consumed the upload
+                    if not attempt:
+                        raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _submit(self, request: pb.SubmitJobRequest, *, renamed: bool) -> Job:
+        """Submit a request. If the id was generated (`renamed`) and is taken, append a number to it."""
+        wished, number = request.job, 1
+        while True:
+            try:
+                answer = await self._connection.call(
+                    self._connection.stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S
+                )
+            except AlreadyExistsError:
+                if not renamed:
+                    raise
+                number += 1
+                request.job = f"{wished}-{number}"
+            else:
+                return job_of(answer.job)
+
+    async def get(self, job: str) -> Job:
+        """The present state of a job."""
+        return job_of((await self._connection.call(self._connection.stub.GetJob, pb.GetJobRequest(job=job))).job)
+
+    async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
+        """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
+        wanted = [states] if isinstance(states, str) else states
+        request = pb.ListJobsRequest(
+            states=[pb.JobState.Value(f"JOB_STATE_{JobState.named(state)}") for state in wanted],
+            page_size=0 if limit is None else min(max(limit, 1), PAGE),
+        )
+        jobs: tuple[Job, ...] = ()
+        while True:
+            page = await self._connection.call(self._connection.stub.ListJobs, request)
+            jobs += tuple(map(job_of, page.jobs))
+            if not page.next_page_token or (limit is not None and len(jobs) >= limit):
+                return jobs[:limit]
+            request.page_token = page.next_page_token
+
+    async def cancel(self, job: str) -> Job:
+        """Ask a job to stop: after its present round, or without finishing it if that takes longer than 2 s. A job that
+        has ended is unchanged.
+        """
+        return job_of((await self._connection.call(self._connection.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
+
+    async def resume(
+        self,
+        job: str,
+        *,
+        stop: Mapping[str, Any] | None = None,  # Any: JSON
+        request_id: str | None = None,
+    ) -> Job:
+        """Resume an ended job after its last recorded round.
+
+        Each of the `stop` rules replaces the job's rule of that name, or removes it if it is None; others are kept.
+
+        Raises JobStateError if the job has not ended or has no round left to run, SpecError for invalid stop rules.
+        """
+        request = pb.ResumeJobRequest(
+            job=job, request_id=request_id or uuid.uuid4().hex, stop_json=json.dumps(dict(stop)) if stop else ""
+        )
+        answer = await self._connection.call(self._connection.stub.ResumeJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+        return job_of(answer.job)
+
+    async def delete(self, job: str) -> None:
+        """Delete an ended job, its run folder and its policy versions; raises JobStateError if it has not ended."""
+        await self.get(job)  # raises NotFoundError; after that, a retried request that finds no job has succeeded
+        request = pb.DeleteJobRequest(job=job, allow_missing=True)
+        await self._connection.call(self._connection.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+
+    def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield every round from `cursor` on and every change of state, each once, until the job has ended."""
+        return streams.watch(self._connection, job, cursor)
+
+    async def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
+        """Wait until the job has ended or `timeout_s` is over; returns its state then."""
+        known = await self.get(job)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), aclosing(self.watch(job, cursor=known.rounds)) as events:
+                async for event in events:
+                    known = event.job or known
+        return known
+
+    def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> AsyncGenerator[LogLine, None]:
+        """Yield the job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
+        return streams.logs(self._connection, job, follow=follow, tail=tail, cursor=cursor)
+
+    async def files(self, job: str) -> tuple[File, ...]:
+        """List the files in the job's run folder."""
+        answer = await self._connection.call(self._connection.stub.ListFiles, pb.ListFilesRequest(job=job))
+        return tuple(File(path=file.path, bytes=file.bytes) for file in answer.files)
+
+    async def read(self, job: str, path: str) -> bytes:
+        """Read one file of the run folder; raises NotFoundError if it does not exist."""
+        return await download.read(self._connection, job, path)
+
+    async def download(
+        self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
+    ) -> tuple[File, ...]:
+        """Download new and changed files of the run folder into the directory `to`, each atomically; returns those
+        files.
+
+        After each file, `told` is called with the number of bytes done and the total. Raises UnavailableError if files
+        cannot be written.
+        """
+        folder, brought, done_bytes = Path(to), [], 0
+        wanted = download.wanted(await self.files(job), folder)
+        for file in wanted:
+            with suppress(NotFoundError):  # a checkpoint that has been deleted since the listing
+                await download.fetch(self._connection, job, file, folder)
+                brought.append(file)
+            done_bytes += file.bytes
+            if told:
+                told(done_bytes, sum(each.bytes for each in wanted))
+        return tuple(brought)
+
+    async def info(self) -> Info:
+        """Information about the coordinator, and the health of the other services as it sees them."""
+        return info_of(await self._connection.call(self._connection.stub.GetInfo, pb.GetInfoRequest()))
+
+
+def _resolved(
+    spec: JobSpec | Mapping[str, Any] | Path | str,  # Any: YAML
+    overrides: Sequence[str],
+) -> tuple[JobSpec, str]:
+    """The spec, and the name under which error messages refer to it."""
+    from marless.jobs import spec as specs
+
+    if isinstance(spec, Path | str):
+        return specs.load(Path(spec), overrides), documents.name_of(Path(spec))
+    document = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, specs.JobSpec) else dict(spec)
+    return specs.parse(specs.with_files(document, "spec"), "spec"), "spec"

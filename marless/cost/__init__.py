@@ -1,0 +1,1 @@
+"""What a job costs, has cost, or would cost under other settings."""

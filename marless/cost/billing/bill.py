@@ -1,0 +1,138 @@
+"""The bill of a run: its cost by all accountings, each broken down by function, by round and by group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from marless.core.machine import Kept, MachineRecord
+from marless.cost.billing import serverful
+from marless.cost.billing.ledger import Ledger, RoundCost
+from marless.cost.billing.machines import MachineTime
+from marless.cost.billing.serverful import ModelledRounds, ReservedMachines
+from marless.cost.pricing.charges import Charge, merged
+from marless.cost.pricing.money import usd
+from marless.jobs.accountings import ACCOUNTINGS, ALL, Accounting
+from marless.jobs.prices import Prices
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.registry import made
+from marless.jobs.spec import JobSpec
+
+By = Literal["kind", "round", "group"]
+AFTER = "after"
+"""Name of what follows the last round."""
+SHARED = "(shared)"
+"""Group of charges that do not belong to one policy: actors, evaluations, joint critics, machines, Redis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """The cost of a run. Sums over rounds, kinds and groups equal the totals to the picodollar."""
+
+    rounds: tuple[RoundCost, ...]
+    machine: ReservedMachines | None
+    """The machine that a serverful run reserves; None without rounds."""
+    backend: str
+    """The backend whose prices accounting `billed` uses."""
+    after: tuple[Charge, ...] = ()
+    """What machines cost after the last round, by accounting `machines`."""
+    time: MachineTime = field(default_factory=MachineTime)
+    """Of the machines that the workers ran on."""
+    machines: tuple[MachineRecord, ...] = ()
+    """The newest record of each of them."""
+
+    @property
+    def accountings(self) -> tuple[Accounting, ...]:
+        """The accountings that the records allow: older ones name no machines."""
+        return ALL if self.machines else ACCOUNTINGS
+
+    def picos(self, accounting: Accounting) -> int:
+        """Cost of the run in picodollars; by accounting `machines`, of those machines whose price is known."""
+        after = sum(charge.picos for charge in self.after) if accounting == "machines" else 0
+        return sum(each.picos(accounting) for each in self.rounds) + after
+
+    def total_usd(self, accounting: Accounting) -> float:
+        """Cost of the run in US dollars."""
+        return usd(self.picos(accounting))
+
+    def by(self, what: By, accounting: Accounting) -> Mapping[str, int]:
+        """Cost in picodollars by function and item ("actor", "actor: ready"), by round ("0", and "after" the
+        last one), or by group."""
+        sums: Counter[str] = Counter()
+        for each in self.rounds:
+            if what == "round":
+                sums[str(each.round)] = each.picos(accounting)
+                continue
+            for charge in each.charges[accounting]:
+                sums[_KEYS[what](charge)] += charge.picos
+        for charge in self.after if accounting == "machines" else ():
+            sums[AFTER if what == "round" else _KEYS[what](charge)] += charge.picos
+        return dict(sums)
+
+
+def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Kept | None = None) -> Bill:
+    """The bill of these records, which must be in order of rounds; raises SpecError as `Ledger` does."""
+    ledger, known = Ledger(spec, prices), tuple(records)
+    rounds = tuple(ledger.add(record) for record in known)
+    machine = ledger.machine if known else None
+    if machine:
+        rounds = tuple(_reserved(rounds, known, machine, spec))
+    after = _after(ledger, kept) if kept else ()
+    return Bill(
+        rounds=rounds,
+        machine=machine,
+        backend=prices.backend,
+        after=after,
+        time=ledger.machines.time,
+        machines=tuple(ledger.machines.machines),
+    )
+
+
+def _after(ledger: Ledger, kept: Kept) -> tuple[Charge, ...]:
+    ended = ledger.machines.charges(kept.end)
+    return merged((*ended, *ledger.machines.charges(kept.now, after=True)))
+
+
+def to_dict(found: Bill, prices: Prices) -> dict[str, Any]:  # Any: JSON
+    """The bill as a JSON object, in US dollars."""
+    return {
+        "currency": prices.currency,
+        "region": prices.region,
+        "backend": found.backend,
+        "rounds": len(found.rounds),
+        "serverful_machine": str(found.machine or ""),
+        "usd": {accounting: found.total_usd(accounting) for accounting in found.accountings},
+        "modelled": ["serverful"],
+        "machine_minutes": dict(found.time.minutes),
+        "idle_machine_minutes": found.time.idle_minutes,
+        "unpriced_machine_minutes": {each.words: each.us / 6e7 for each in found.time.unpriced.values()},
+        "machines": [asdict(each) for each in found.machines],
+        **{
+            f"by_{what}": {
+                accounting: {name: usd(picos) for name, picos in found.by(what, accounting).items()}
+                for accounting in found.accountings
+            }
+            for what in _VIEWS
+        },
+    }
+
+
+_VIEWS: tuple[By, ...] = ("kind", "round", "group")
+_KEYS: Mapping[str, Callable[[Charge], str]] = {
+    "kind": lambda charge: (
+        charge.function if charge.item in ("work", "machine") else f"{charge.function}: {charge.item}"
+    ),
+    "group": lambda charge: charge.group or SHARED,
+}
+
+
+def _reserved(
+    rounds: Iterable[RoundCost], records: Iterable[RoundRecord], machine: ReservedMachines, spec: JobSpec
+) -> Iterator[RoundCost]:
+    """The costs of rounds, with the serverful cost on the machine that the whole run needs."""
+    modelled = ModelledRounds(spec.functions, made(spec.schedule))
+    for cost, record in zip(rounds, records, strict=True):
+        phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
+        yield replace(cost, charges={**cost.charges, "serverful": serverful.charges(phases, machine)})

@@ -1,0 +1,118 @@
+"""The ledger of one job: the cost of every round by all accountings, computed only from its records, in picodollars.
+
+- *paper*: work alone, by the millisecond (see `marless.cost.pricing.charges.paper`);
+- *billed*: everything that a provider charges (see `marless.cost.billing.billed`);
+- *serverful*: a machine for the whole run, modelled (see `marless.cost.billing.serverful`);
+- *machines*: the machines that the workers ran on (see `marless.cost.billing.machines`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from marless.cost.billing import machines, serverful
+from marless.cost.billing.billed import Clock, Need, RedisMeter, Span, meter, need_of
+from marless.cost.billing.machines import MachineMeter
+from marless.cost.billing.serverful import ModelledRounds, ReservedMachines
+from marless.cost.pricing import charges
+from marless.cost.pricing.charges import Charge
+from marless.cost.pricing.money import usd
+from marless.jobs.accountings import ALL, Accounting
+from marless.jobs.prices import Prices
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.registry import made
+from marless.jobs.spec import JobSpec
+from marless.jobs.usage import FunctionUse, usage
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The charges of one round, by accounting."""
+
+    round: int
+    charges: Mapping[Accounting, tuple[Charge, ...]]
+
+    def picos(self, accounting: Accounting) -> int:
+        """Cost of the round in picodollars."""
+        return sum(charge.picos for charge in self.charges[accounting])
+
+    def usd(self, accounting: Accounting) -> float:
+        """Cost of the round in US dollars."""
+        return usd(self.picos(accounting))
+
+
+class Ledger:
+    """Adds up rounds, each once and in order; for a resumed job, first add the rounds of its records.
+
+    Memory does not grow with the number of rounds. Deterministic: equal records give equal ledgers.
+    """
+
+    def __init__(self, spec: JobSpec, prices: Prices, accountings: Collection[Accounting] = ALL) -> None:
+        """Compute the cost by these accountings only. *serverful*, which models each round, takes most of the time.
+
+        Raises SpecError for functions that the backend cannot run, and for a missing price.
+        """
+        self._functions, self._prices = spec.functions, prices
+        self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
+        self.machines = MachineMeter(prices)
+        """Of the machines that the workers ran on."""
+        self._clock = Clock(prices.keep_alive_s)
+        self._rounds = ModelledRounds(spec.functions, made(spec.schedule))
+        self._need = Need(0.0, 0)
+        self._totals: dict[Accounting, int] = dict.fromkeys(accountings, 0)
+        self._serverful_ms: Counter[int] = Counter()
+        """Modelled time of all rounds by the vCPUs of the machine; which machine is needed is known only at the end."""
+        self._choices = serverful.choices(prices)
+        serverful.smallest(
+            Need(spec.actors.count * spec.functions.actor.vcpus, spec.actors.count * spec.functions.actor.memory_mb),
+            prices,
+        )
+
+    @property
+    def machine(self) -> ReservedMachines:
+        """The machine that a serverful run of the rounds so far would have reserved."""
+        return serverful.smallest(self._need, self._prices)
+
+    def add(self, record: RoundRecord) -> RoundCost:
+        """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
+        uses, span = usage(record, self._functions), self._clock.span(record)
+        self._need |= need_of(record, uses, self._functions)
+        cost = RoundCost(record.round, {each: self._charges(each, record, uses, span) for each in self._totals})
+        for accounting in self._totals:
+            self._totals[accounting] += cost.picos(accounting)
+        return cost
+
+    def _charges(
+        self, accounting: Accounting, record: RoundRecord, uses: Sequence[FunctionUse], span: Span
+    ) -> tuple[Charge, ...]:
+        match accounting:
+            case "paper":
+                return charges.paper(uses, self._prices)
+            case "billed":
+                return charges.merged([*self._meter.charges(record, uses, span), self._redis.charge(span)])
+            case "machines":
+                return charges.merged(self.machines.charges(record.machines))
+            case "serverful":
+                return self._serverful(record)
+
+    def _serverful(self, record: RoundRecord) -> tuple[Charge, ...]:
+        self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
+        modelled = self._rounds.phases(record, self._choices)
+        for vcpus in self._choices:
+            self._serverful_ms[vcpus] += sum(serverful.phase_ms(modelled[vcpus]).values())
+        return serverful.charges(modelled[self.machine.vcpus], self.machine)
+
+    def picos(self, accounting: Accounting) -> int:
+        """Cost of all rounds so far in picodollars; raises SpecError for machines without a known price."""
+        total = self._totals[accounting]
+        if accounting == "machines":
+            machines.check_known(self.machines, self._prices)
+        if accounting == "serverful":
+            return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
+        return total
+
+    def total_usd(self, accounting: Accounting) -> float:
+        """Cost of all rounds so far in US dollars."""
+        return usd(self.picos(accounting))

@@ -1,0 +1,156 @@
+"""The results of one run: return, cost, time, learners and actors, as totals and per round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from marless.core.errors import CorruptError
+from marless.cost.billing.ledger import Ledger
+from marless.cost.estimates import overlapping
+from marless.cost.simulation.cluster import modelled_run
+from marless.jobs import prices as price_tables
+from marless.jobs.accountings import ACCOUNTINGS, Accounting
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.registry import made
+from marless.jobs.usage import HOST, STARTED, WHOLE
+from marless.learning.data.returns import EpisodeReturns
+
+if TYPE_CHECKING:
+    from marless.jobs.spec import JobSpec
+    from marless.learning.policies.sides import Side
+
+LEARNERS = STARTED
+"""Functions counted as learners: policies and critics, as in the papers, and mixers, which are trained likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCurves:
+    """A run's values per round; all tuples have one entry per round."""
+
+    learners: tuple[int, ...]
+    """Number of policy, critic and mixer functions invoked; 0 while a replay warms up."""
+    actors: tuple[int, ...]
+    exploring: tuple[float | None, ...]
+    """Mean return per agent while exploring; None if no episode ended."""
+    greedy: tuple[float | None, ...]
+    """Mean greedy return per agent; None if the round was not evaluated."""
+    cost_usd: dict[Accounting, tuple[float, ...]]
+    """Cumulative cost in US dollars, including the round; serverful cost is modelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The results of one run, for one preset."""
+
+    preset: str
+    seed: int
+    run: str
+    """Job id of the run; presets that train identically share a run."""
+    rounds: int
+    env_steps: int
+    greedy: float
+    """Final greedy evaluation: mean return per agent."""
+    random: float
+    """Mean return per agent of the random baseline."""
+    wins: float | None = None
+    """Fraction of the final greedy episodes that were won; None if the environment does not report wins."""
+    random_wins: float | None = None
+    """The same for the random baseline."""
+    sides: dict[str, float]
+    """For competitive environments, by agent class: its greedy return against random opponents, minus the return of a
+    random policy against them."""
+    cost_usd: dict[Accounting, float]
+    modelled_s: float
+    """Wall-clock seconds of the run, modelled for the given number of slots."""
+    measured_s: float
+    """Wall-clock seconds of its rounds, as measured."""
+    learners: float
+    """Mean per round."""
+    actors: float
+    """Mean per round."""
+    cold_starts: int
+    """Number of invocations that were the first of their worker."""
+    curves: RunCurves
+
+    @property
+    def exploring(self) -> float | None:
+        """Mean return per agent while exploring, over the last tenth of the rounds; None if no episode ended there.
+
+        Policies whose greedy actions vary from round to round are compared with less noise by this.
+        """
+        last = self.curves.exploring[-max(1, self.rounds // 10) :]
+        known = [value for value in last if value is not None]
+        return fmean(known) if known else None
+
+
+def curves(records: Sequence[RoundRecord], spec: JobSpec) -> RunCurves:
+    """The values of a run per round, at the job's prices."""
+    ledger = Ledger(spec, price_tables.merged(spec.bill.prices))
+    costs: dict[Accounting, list[float]] = {accounting: [] for accounting in ACCOUNTINGS}
+    for record in records:
+        ledger.add(record)
+        for accounting, line in costs.items():
+            line.append(ledger.total_usd(accounting))
+    greedy = {each.rounds: each.returns.mean for record in records for each in record.evaluations}
+    return RunCurves(
+        learners=tuple(map(learners_of, records)),
+        actors=tuple(record.actors for record in records),
+        exploring=tuple(record.returns.mean if record.returns else None for record in records),
+        greedy=tuple(greedy.get(record.round + 1) for record in records),
+        cost_usd={accounting: tuple(line) for accounting, line in costs.items()},
+    )
+
+
+def learners_of(record: RoundRecord) -> int:
+    """Number of policy, critic and mixer functions that a round invoked; retries of one do not count."""
+    return len({(each.function, each.name) for each in record.invocations if each.function in LEARNERS})
+
+
+def figures(
+    records: Sequence[RoundRecord],
+    spec: JobSpec,
+    random: EpisodeReturns | None,
+    *,
+    preset: str,
+    slots: int,
+    sides: Mapping[str, Side] | None = None,
+) -> Figures:
+    """The results of a finished run, billed according to a preset's `spec`.
+
+    Raises CorruptError if there are no records, no final evaluation, or no random baseline.
+    """
+    last = records[-1] if records else None
+    if last is None or last.evaluation is None or random is None:
+        raise CorruptError(f"run of {preset}, seed {spec.seed}: it has no final evaluation; run the comparison again")
+    line = curves(records, spec)
+    return Figures(
+        preset=preset,
+        seed=spec.seed,
+        run=last.job,
+        rounds=len(records),
+        env_steps=last.env_steps,
+        greedy=last.evaluation.mean,
+        random=random.mean,
+        wins=last.evaluation.win_rate,
+        random_wins=random.win_rate,
+        sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
+        cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
+        modelled_s=_modelled_s(records, spec, slots),
+        measured_s=sum(record.took_s for record in records),
+        learners=fmean(line.learners),
+        actors=fmean(line.actors),
+        cold_starts=sum(
+            each.cold for record in records for each in record.invocations if each.function in (HOST, *WHOLE)
+        ),
+        curves=line,
+    )
+
+
+def _modelled_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> float:
+    """Seconds of a run on so many slots; those of overlapping rollouts follow from their rule, not from rounds."""
+    if spec.schedule.overlapping:
+        return overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
+    return modelled_run(records, spec.functions, slots, made(spec.schedule))

@@ -1,0 +1,171 @@
+"""The conclusions of a comparison as sentences with their numbers, and an explanation of the terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from marless.cost.comparison import statistics
+from marless.cost.comparison.statistics import MeanInterval
+from marless.cost.comparison.table import Comparison, PresetColumn, cost_ratio, honest_ratio
+
+EQUAL = (
+    "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
+    "wide, so what it could hide is said beside it."
+)
+
+
+def statements(comparison: Comparison) -> list[str]:
+    """All statements: shared runs, gains over random, returns, costs, settings, lengths, and the terms."""
+    return [
+        *_once(comparison),
+        *(_above_random(column) for column in comparison.columns),
+        EQUAL,
+        *(
+            sentence
+            for column in comparison.columns
+            if column is not comparison.reference
+            for sentence in _returns(column, comparison.reference)
+        ),
+        *_costs(comparison),
+        *_settings(comparison),
+        *_lengths(comparison),
+        _labels(comparison),
+    ]
+
+
+def equal(column: PresetColumn, reference: PresetColumn) -> bool | None:
+    """True if returns are equal as defined by `EQUAL`, of each side where sides compete; None with one seed."""
+    found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
+    return None if None in found else all(found)
+
+
+def above_random(column: PresetColumn) -> bool | None:
+    """True if the whole interval of greedy − random lies above 0; None with one seed.
+
+    In a competitive environment, this must hold for each side against random opponents, because the mean over sides
+    says nothing about learning.
+    """
+    lows = [gain.low for gain in _gains(column).values()]
+    return None if None in lows else all(low > 0.0 for low in lows if low is not None)
+
+
+def _once(comparison: Comparison) -> Iterator[str]:
+    by_run: dict[str, list[str]] = {}
+    for column in comparison.columns:
+        by_run.setdefault(column.figures[0].run, []).append(column.preset)
+    for names in by_run.values():
+        if len(names) > 1:
+            yield (
+                f"{' and '.join(names)} train identically, they differ in the bill only: their runs were made once and "
+                f"billed {_times(len(names))}."
+            )
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"
+
+
+def _above_random(column: PresetColumn) -> str:
+    verdict = {
+        None: "one seed gives no interval",
+        True: "clearly above random",
+        False: "NOT clearly above random: its costs compare nothing",
+    }[above_random(column)]
+    gains = ", ".join(f"{what} {_signed(gain)}" for what, gain in _gains(column).items())
+    return f"{column.preset}: {gains}: {verdict}."
+
+
+def _returns(column: PresetColumn, reference: PresetColumn) -> Iterator[str]:
+    for what, found, learned in _differences(column, reference):
+        begin = f"{column.preset} − {reference.preset}: {what} {_signed(found)}"
+        if found.low is None or found.high is None:
+            yield f"{begin}: one seed gives no interval."
+        elif column.figures[0].run == reference.figures[0].run:
+            yield f"{begin}: the same runs."
+        elif not found.holds(0.0):
+            yield f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
+        else:
+            loss = max(-found.low, 0.0)
+            share = f", {loss / learned * 100:.0f} % of what {reference.preset} learned" if learned > 0 else ""
+            yield f"{begin}: equal within the 95 % interval; it could hide a loss of {loss:.2f}{share}."
+
+
+def _costs(comparison: Comparison) -> Iterator[str]:
+    for reference in comparison.cost_references:
+        for column in comparison.columns:
+            if column is not reference and column.preset != comparison.reference.preset:
+                counted, charged = cost_ratio(column, reference), honest_ratio(column, reference)
+                yield (
+                    f"{column.preset} costs {_less(counted)} than {reference.preset} ({column.counts} against "
+                    f"{reference.counts}); as charged, {_less(charged)} ({column.honest} against {reference.honest})."
+                )
+
+
+def _less(ratio: MeanInterval) -> str:
+    """A cost ratio as text: "57 % less [54 to 60 %]"."""
+    word = "less" if ratio.mean <= 1 else "more"
+    if ratio.low is None or ratio.high is None:
+        return f"{_percent(ratio.mean)} {word}"
+    ends = sorted((_signed_percent(ratio.low, word), _signed_percent(ratio.high, word)))
+    return f"{_percent(ratio.mean)} {word} [{ends[0]} to {ends[1]} %]"
+
+
+def _percent(ratio: float) -> str:
+    return f"{abs(1 - ratio) * 100:.0f} %"
+
+
+def _signed_percent(ratio: float, word: str) -> int:
+    return round((1 - ratio) * 100 if word == "less" else (ratio - 1) * 100)
+
+
+def _settings(comparison: Comparison) -> Iterator[str]:
+    for column in comparison.columns:
+        if column.settings:
+            yield f"{column.preset} was run with {', '.join(column.settings)}."
+
+
+def _lengths(comparison: Comparison) -> Iterator[str]:
+    lengths = {column.preset: {each.rounds for each in column.figures} for column in comparison.columns}
+    if len(set.union(*lengths.values())) > 1:
+        told = (f"{name} {min(found)} to {max(found)}" for name, found in lengths.items())
+        yield f"Runs had different numbers of rounds: {', '.join(told)}."
+
+
+def _labels(comparison: Comparison) -> str:
+    seeds = len(comparison.columns[0].figures)
+    spread = f"± and [ ]: 95 % Student t intervals over {seeds} seeds" if seeds > 1 else "One seed: no intervals"
+    return (
+        f"{spread}; ratios are paired by seed (geometric mean). Interquartile means (the mean, with fewer than four "
+        "seeds) have 95 % percentile intervals of a bootstrap over seeds (Agarwal et al. 2021). Modelled: the recorded "
+        f"functions' durations scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
+        "Measured: the sum of the rounds' times on the machine that ran them."
+    )
+
+
+def _gains(column: PresetColumn) -> dict[str, MeanInterval]:
+    """The estimates that must be above 0 for a preset to have learned, by description."""
+    sides = column.figures[0].sides
+    if not sides:
+        return {"greedy return minus random policy": _gain(column)}
+    return {f"{side} against chance, minus chance there": column.side(side) for side in sides}
+
+
+def _gain(column: PresetColumn) -> MeanInterval:
+    greedy, random = (column.values(lambda each: each.greedy), column.values(lambda each: each.random))
+    return statistics.difference(greedy, random)
+
+
+def _differences(column: PresetColumn, reference: PresetColumn) -> Iterator[tuple[str, MeanInterval, float]]:
+    """Yield what is compared, the preset's difference to the reference, and the reference's gain over random."""
+    for side in column.figures[0].sides:
+        gains = [[each.sides[side] for each in of.figures] for of in (column, reference)]
+        yield f"{side} against chance", statistics.difference(*gains), reference.side(side).mean
+    if not column.figures[0].sides:
+        greedy = [column.values(lambda each: each.greedy), reference.values(lambda each: each.greedy)]
+        yield "greedy return", statistics.difference(*greedy), _gain(reference).mean
+
+
+def _signed(estimate: MeanInterval) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:+.2f}"
+    return f"{estimate.mean:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"

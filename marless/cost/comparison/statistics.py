@@ -1,0 +1,126 @@
+"""Means over seeds with confidence intervals.
+
+Student's t intervals for values, differences and ratios. Presets are compared seed by seed (paired), so that effects of
+a seed on all presets cancel. Also the interquartile mean with its stratified bootstrap interval, which is robust
+against single outlier seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from marless.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+"""Number of bootstrap samples."""
+_BOOTSTRAP_SEED = 0
+"""Fixed, so that equal values give equal intervals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanInterval:
+    """A mean over seeds and its 95 % interval."""
+
+    mean: float
+    low: float | None
+    """None with a single value, which tells nothing about the spread."""
+    high: float | None
+    n: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Distance from the mean to the farther end of the interval; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return max(self.high - self.mean, self.mean - self.low)
+
+    def holds(self, value: float) -> bool | None:
+        """True if `value` lies in the interval; None without an interval."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+
+def interval(values: Sequence[float]) -> MeanInterval:
+    """Mean and Student's t interval of independent values, mean ± t₀.₉₇₅,ₙ₋₁ · s/√n; raises ValueError for none."""
+    n = len(values)
+    if not n:
+        raise ValueError("no value, no mean")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return MeanInterval(mean=mean, low=None, high=None, n=1)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    reach = _student(n - 1) * spread / math.sqrt(n)
+    return MeanInterval(mean=mean, low=mean - reach, high=mean + reach, n=n)
+
+
+def difference(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
+    """Mean and interval of value − reference for paired values; raises ValueError if the lengths differ."""
+    return interval([value - other for value, other in zip(values, reference, strict=True)])
+
+
+def ratio(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
+    """Geometric mean and interval of value / reference for paired positive values, computed on logarithms.
+
+    So the ratio of a to b is exactly the inverse of the ratio of b to a. Raises ValueError unless all are positive and
+    the lengths are equal.
+    """
+    logs = interval(
+        [math.log(value) - math.log(other) for value, other in zip(values, reference, strict=True)]  # 0 is refused
+    )
+    return MeanInterval(
+        mean=math.exp(logs.mean),
+        low=None if logs.low is None else math.exp(logs.low),
+        high=None if logs.high is None else math.exp(logs.high),
+        n=logs.n,
+    )
+
+
+def interquartile_mean(tasks: Sequence[Sequence[float]]) -> MeanInterval:
+    """Interquartile mean of all values, and its bootstrap percentile interval (Agarwal et al. 2021, §4.2-4.3).
+
+    `tasks` holds the values of each task's seeds; values of several tasks must be normalised to one scale. A quarter
+    of the values, rounded down, is left out at either end: with fewer than four, this is the mean. The interval comes
+    from `RESAMPLES` stratified bootstrap samples: seeds are drawn with replacement within each task. There is none if
+    every task has a single seed. Raises ValueError for a task without values, and without tasks.
+
+    Implemented here, because rliable, the authors' library, requires arch, pandas, seaborn and statsmodels.
+    """
+    import numpy as np
+
+    if not tasks or not all(tasks):
+        raise ValueError("no value, no mean")
+    rng = np.random.default_rng(_BOOTSTRAP_SEED)
+    drawn = [np.array(task)[rng.integers(len(task), size=(RESAMPLES, len(task)))] for task in tasks]
+    mean = float(_middle(np.concatenate(tasks)))
+    count = sum(map(len, tasks))
+    if all(len(task) == 1 for task in tasks):
+        return MeanInterval(mean=mean, low=None, high=None, n=count)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(_middle(np.concatenate(drawn, axis=1)), (tail, 1 - tail))
+    return MeanInterval(mean=mean, low=float(low), high=float(high), n=count)
+
+
+def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interquartile means over the last axis."""
+    import numpy as np
+
+    count = values.shape[-1]
+    cut = count // 4
+    middle: NDArray[np.float64] = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return middle
+
+
+def _student(freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t distribution; raises UnavailableError without SciPy."""
+    try:
+        from scipy.special import stdtrit
+    except ImportError:
+        raise UnavailableError("intervals need SciPy; install it with: pip install 'marless[sharing]'") from None
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -1,0 +1,261 @@
+"""A comparison as one table: a column per preset, a row per quantity, with intervals over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from marless.cost.comparison import statistics
+from marless.cost.comparison.run_results import Figures
+from marless.cost.comparison.statistics import MeanInterval
+from marless.jobs.accountings import ACCOUNTINGS, Accounting
+from marless.jobs.presets import Preset
+
+REFERENCES = ("vanilla", "marless-minus")
+"""Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""
+_COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
+_IQM = "interquartile mean"
+_MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetColumn:
+    """One preset over all seeds."""
+
+    preset: str
+    about: str
+    counts: Accounting
+    """The accounting by which its cost is counted."""
+    settings: tuple[str, ...]
+    """Settings of its scaling and sharing policies that are not the defaults."""
+    figures: tuple[Figures, ...]
+    """The results of every seed, in the order of the seeds."""
+
+    def values(self, of: Callable[[Figures], float]) -> list[float]:
+        """One quantity for every seed."""
+        return [of(each) for each in self.figures]
+
+    def estimate(self, of: Callable[[Figures], float]) -> MeanInterval:
+        """Mean of a quantity over seeds."""
+        return statistics.interval(self.values(of))
+
+    def costs(self, accounting: Accounting) -> list[float]:
+        """Cost of every seed's run, in US dollars."""
+        return self.values(lambda each: each.cost_usd[accounting])
+
+    @property
+    def middle(self) -> MeanInterval:
+        """Interquartile mean of the final greedy return over seeds."""
+        return statistics.interquartile_mean([self.values(attrgetter("greedy"))])
+
+    @property
+    def won(self) -> MeanInterval | None:
+        """Interquartile mean of the fraction of final greedy episodes that were won; None if wins are not reported."""
+        return self._share(each.wins for each in self.figures)
+
+    @property
+    def random_won(self) -> MeanInterval | None:
+        """The same for the random baseline."""
+        return self._share(each.random_wins for each in self.figures)
+
+    @property
+    def exploring(self) -> list[float] | None:
+        """The return of every seed while exploring, at the end; None if some run has none."""
+        known = [each.exploring for each in self.figures if each.exploring is not None]
+        return known if len(known) == len(self.figures) else None
+
+    def _share(self, values: Iterable[float | None]) -> MeanInterval | None:
+        known = [value for value in values if value is not None]
+        return statistics.interquartile_mean([known]) if known else None
+
+    def side(self, name: str) -> MeanInterval:
+        """An agent class's gain over a random policy, against random opponents, in a competitive environment."""
+        return self.estimate(lambda each: each.sides[name])
+
+    @property
+    def honest(self) -> Accounting:
+        """The accounting by which a provider would charge for it: of the machine, or of its functions."""
+        return "serverful" if self.counts == "serverful" else "billed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Presets of one job over the same seeds."""
+
+    job: str
+    slots: int
+    """Number of vCPUs for which wall-clock time is modelled."""
+    columns: tuple[PresetColumn, ...]
+
+    @property
+    def reference(self) -> PresetColumn:
+        """The column that returns are compared with: vanilla, else the first."""
+        return next((column for column in self.columns if column.preset == REFERENCES[0]), self.columns[0])
+
+    @property
+    def cost_references(self) -> tuple[PresetColumn, ...]:
+        """The columns that costs are compared with."""
+        return tuple(column for name in REFERENCES for column in self.columns if column.preset == name)
+
+
+def compared(
+    job: str, slots: int, presets: Sequence[Preset], settings: Mapping[str, Sequence[str]], runs: Sequence[Figures]
+) -> Comparison:
+    """Build the comparison from the results of all runs; raises ValueError unless every preset has the same seeds."""
+    columns: list[PresetColumn] = []
+    for preset in presets:
+        own = sorted((each for each in runs if each.preset == preset.name), key=lambda each: each.seed)
+        if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
+            raise ValueError(f"preset {preset.name} was not run with the seeds of {columns[0].preset}")
+        columns.append(
+            PresetColumn(
+                preset=preset.name,
+                about=preset.about,
+                counts=preset.accounting,
+                settings=tuple(settings.get(preset.name, ())),
+                figures=tuple(own),
+            )
+        )
+    return Comparison(job=job, slots=slots, columns=tuple(columns))
+
+
+def cost_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
+    """Ratio of the costs by each preset's own accounting, paired over seeds."""
+    return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
+
+
+def honest_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
+    """Ratio of what a provider would charge for each, paired over seeds."""
+    return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The table's cells: a header row, then a row per quantity, beginning with its name and unit."""
+    columns, references = comparison.columns, comparison.cost_references
+    table: list[tuple[str, ...]] = [("", *(column.preset for column in columns))]
+
+    def mean(name: str, figure: str, digits: int) -> None:
+        table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
+
+    mean("greedy return per agent, at the end", "greedy", 4)
+    table.append((f"the same, {_IQM}", *(spanned(column.middle) for column in columns)))
+    table += _exploring(comparison)
+    mean("random policy", "random", 4)
+    if any(column.won for column in columns):
+        table.append((f"greedy episodes won, {_IQM}", *(_percent(column.won) for column in columns)))
+        table.append(("random policy won", *(_percent(column.random_won) for column in columns)))
+    for side in columns[0].figures[0].sides:
+        table.append(
+            (f"{side} against chance, above chance", *(plus_minus(column.side(side), 4) for column in columns))
+        )
+    for name, accounting in zip(_COSTS, ACCOUNTINGS, strict=True):
+        table.append((name, *(plus_minus(statistics.interval(column.costs(accounting)), 4) for column in columns)))
+    table.append(("cost that counts", *(column.counts for column in columns)))
+    for other in references:
+        table.append((f"that / {other.preset}'s", *(bracketed(cost_ratio(column, other)) for column in columns)))
+    for other in references:
+        name = f"as charged / {other.preset}'s ({other.honest})"
+        table.append((name, *(bracketed(honest_ratio(column, other)) for column in columns)))
+    mean(f"wall-clock modelled on {comparison.slots} slots, s", "modelled_s", 4)
+    mean("wall-clock measured, s", "measured_s", 4)
+    mean("learners invoked per round", "learners", 3)
+    mean("actors per round", "actors", 3)
+    mean("cold starts per run", "cold_starts", 3)
+    return table
+
+
+def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The rows on returns while exploring; none if a run has none at the end."""
+    reference = comparison.reference
+    found = [column.exploring for column in comparison.columns if column.exploring]
+    if len(found) < len(comparison.columns) or not reference.exploring:
+        return []
+    above = [statistics.difference(each, reference.exploring) for each in found]
+    return [
+        ("return while exploring, last tenth", *(plus_minus(statistics.interval(each), 4) for each in found)),
+        (f"that − {reference.preset}'s", *(spanned(each, 3) for each in above)),
+    ]
+
+
+def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
+    """Mean ± half-width of the 95 % interval, to `digits` significant digits of the mean."""
+    places = _places(estimate.mean, digits)
+    reach = estimate.half_width
+    return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
+
+
+def spanned(estimate: MeanInterval, digits: int = 4) -> str:
+    """Mean and 95 % interval, to `digits` significant digits of the mean."""
+    places = _places(estimate.mean, digits)
+    mean = f"{estimate.mean:,.{places}f}"
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} [{estimate.low:,.{places}f}, {estimate.high:,.{places}f}]"
+
+
+def _percent(estimate: MeanInterval | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.0%}"
+    return f"{estimate.mean:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+
+
+def bracketed(estimate: MeanInterval) -> str:
+    """Mean and 95 % interval of a ratio, to two decimals."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.2f}"
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table in Markdown."""
+    header, *body = rows(comparison)
+    lines = [header, ("---", *("---:" for _ in comparison.columns)), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]:  # Any: JSON
+    """The comparison as JSON: estimates, ratios, and every run's figures and curves."""
+    return {
+        "job": comparison.job,
+        "slots": comparison.slots,
+        "seeds": [each.seed for each in comparison.columns[0].figures],
+        "presets": {column.preset: _column(comparison, column) for column in comparison.columns},
+        "statements": list(statements),
+    }
+
+
+def _column(comparison: Comparison, column: PresetColumn) -> dict[str, Any]:  # Any: JSON
+    greedy, random = column.values(attrgetter("greedy")), column.values(attrgetter("random"))
+    reference = comparison.reference.values(attrgetter("greedy"))
+    return {
+        "about": column.about,
+        "counts": column.counts,
+        "settings": list(column.settings),
+        **{name: _plain(column.estimate(attrgetter(name))) for name in _MEANS},
+        "cost_usd": {accounting: _plain(statistics.interval(column.costs(accounting))) for accounting in ACCOUNTINGS},
+        "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
+        "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
+        "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},
+        "exploring": column.exploring and _plain(statistics.interval(column.exploring)),
+        "greedy_interquartile_mean": _plain(column.middle),
+        "win_rate": column.won and _plain(column.won),
+        "random_win_rate": column.random_won and _plain(column.random_won),
+        "greedy_above_random": _plain(statistics.difference(greedy, random)),
+        f"greedy_above_{comparison.reference.preset}": _plain(statistics.difference(greedy, reference)),
+        "runs": [dataclasses.asdict(each) for each in column.figures],
+    }
+
+
+def _plain(estimate: MeanInterval) -> dict[str, Any]:  # Any: JSON
+    return dataclasses.asdict(estimate)
+
+
+def _places(value: float, digits: int) -> int:
+    """Number of decimals, at most nine, that show a value to `digits` significant digits."""
+    whole = f"{abs(value):e}".partition("e")[2]
+    return min(max(digits - 1 - int(whole), 0), 9)

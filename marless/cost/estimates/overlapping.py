@@ -1,0 +1,85 @@
+"""Models a recorded run of schedule `stellaris` on slots: the same rule, with durations drawn from the recorded ones.
+
+Nothing learns here. The results are times, staleness, and how busy slots are, for as many gradients as were recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from marless.core.errors import SpecError
+from marless.cost.simulation.asynchronous import SimulatedRun, SlotSeconds, SpeedSpread, simulate
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.stellaris import StellarisSchedule
+from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.jobs.spec import JobSpec
+from marless.jobs.usage import ACTOR, HOST, PARAMETER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """A recorded run on modelled slots."""
+
+    actors: int
+    """Slots of actors; each has a rollout under way."""
+    learners: int
+    """Slots of learners."""
+    gradients: int
+    """That were applied."""
+    course: SimulatedRun
+
+    @property
+    def staleness(self) -> float:
+        """Mean of all gradients."""
+        return sum(self.course.staleness) / len(self.course.staleness)
+
+
+def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None, seed: int) -> Modelled:
+    """Model a run with the settings of `spec` on `slots` vCPUs; None: as many as its actors and learners need.
+
+    Learners have their slots first. Raises SpecError for a run without a gradient, and for too few slots.
+    """
+    config = spec.schedule
+    assert isinstance(config, StellarisConfig)
+    gradients = sum(len(each.aggregation.gradients) for each in records if each.aggregation)
+    if not gradients:
+        raise SpecError("the run has no version yet: there is nothing to model")
+    actors = spec.actors.count if slots is None else min(spec.actors.count, _left(slots, spec, config.learners))
+    rule = StellarisSchedule(config).rule(actors)
+    course = simulate(rule, recorded(records), SpeedSpread(), gradients=gradients, seed=seed)
+    return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
+
+
+def _left(slots: int, spec: JobSpec, learners: int) -> int:
+    """Actors that fit beside the learners."""
+    sizes = spec.functions
+    left = math.floor((slots - learners * sizes.learner.vcpus) / sizes.actor.vcpus)
+    if left < 1:
+        least = math.ceil(learners * sizes.learner.vcpus + sizes.actor.vcpus)
+        raise SpecError(
+            f"--slots {slots}: {learners} learners and an actor need {least} vCPUs; give as many, or fewer learners "
+            "(--set schedule.learners=N)"
+        )
+    return left
+
+
+def recorded(records: Sequence[RoundRecord]) -> SlotSeconds:
+    """The durations of a run's functions, without cold starts; a gradient of several scopes takes as long as the
+    longest of them.
+    """
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    gradients: defaultdict[str, float] = defaultdict(float)
+    for each in (invocation for record in records for invocation in record.invocations):
+        seconds = max(each.end_s - each.start_s, 0.0)
+        if each.function == HOST:
+            learner = each.id.rpartition("/")[0]
+            gradients[learner] = max(gradients[learner], seconds)
+        else:
+            found[each.function].append(seconds)
+    return SlotSeconds(
+        sample_s=found[ACTOR], learn_s=list(gradients.values()), publish_s=median(found[PARAMETER] or [0.0])
+    )

@@ -1,0 +1,190 @@
+"""Asynchronous training on a virtual clock: the rule of `marless.jobs.schedules.stellaris` on slots of given speeds.
+
+Each actor has a slot, and so has each learner that may be under way. How long functions take is drawn from recorded
+durations, by a seed. By itself, nothing learns: the results are times, staleness, and how busy the slots are. With a
+`Work`, functions are really run, in the order in which they begin on the virtual clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from marless.jobs.schedules.stellaris import (
+    Command,
+    Learn,
+    Publish,
+    Sample,
+    Stellaris,
+    StellarisProgress,
+    StellarisStep,
+)
+from marless.learning.aggregation.queue import GradientBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSeconds:
+    """Seconds of functions on a slot of speed 1."""
+
+    sample_s: Sequence[float]
+    """Of actors; one is drawn for each rollout."""
+    learn_s: Sequence[float]
+    """Of learners, for one gradient."""
+    publish_s: float = 0.0
+    """Of the parameter function, which applies gradients one aggregation after another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSpread:
+    """How speeds differ."""
+
+    slow: float = 0.0
+    """Fraction of the actors' slots that run at half speed."""
+    straggling: float = 0.0
+    """Fraction of functions that take `straggler_factor` times as long."""
+    straggler_factor: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """What happened."""
+
+    ended_s: float
+    """When the last version was published."""
+    aggregations: tuple[GradientBatch, ...]
+    """One for each version."""
+    published_s: tuple[float, ...]
+    """When, in seconds since the start."""
+    actors_busy: float
+    """Fraction of the actors' slot seconds in which a function ran."""
+    learners_busy: float
+    longest_queue: int
+    """Most rollouts that waited for a learner at once."""
+    progress: StellarisProgress
+    """At the end."""
+
+    @property
+    def staleness(self) -> list[int]:
+        """The staleness of every gradient that was applied."""
+        return [each.staleness for aggregation in self.aggregations for each in aggregation.gradients]
+
+
+class Work(Protocol):
+    """What functions do, if they are really run; `Sample` and `Learn` use the newest versions when they begin."""
+
+    def do(self, command: Command) -> None:
+        """Run a function."""
+        ...
+
+
+@dataclass
+class _Slots:
+    """The slots of one pool, and the seconds in which they ran something."""
+
+    speeds: Sequence[float]
+    free: list[int] = field(default_factory=list)
+    busy_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.free = list(range(len(self.speeds)))[::-1]
+
+
+def simulate(
+    rule: Stellaris,
+    durations: SlotSeconds,
+    machines: SpeedSpread,
+    *,
+    gradients: int,
+    seed: int,
+    work: Work | None = None,
+) -> SimulatedRun:
+    """Run until so many gradients have been applied; equal arguments give equal courses."""
+    run = _Run(rule, durations, machines, random.Random(seed), work)
+    run.start(rule.begin())
+    while run.applied < gradients:
+        run.next()
+    return run.course()
+
+
+class _Run:
+    def __init__(
+        self, rule: Stellaris, durations: SlotSeconds, machines: SpeedSpread, rng: random.Random, work: Work | None
+    ) -> None:
+        self._rule, self._durations, self._machines, self._rng, self._work = rule, durations, machines, rng, work
+        slow = round(machines.slow * rule.actors)
+        self._actors = _Slots([0.5] * slow + [1.0] * (rule.actors - slow))
+        self._learners = _Slots([1.0] * rule.config.learners)
+        self._now_s = self._publisher_free_s = 0.0
+        self._events: list[tuple[float, int, Sample | Learn, int]] = []
+        """When, in which order, what ends, and on which slot."""
+        self._order = itertools.count()
+        self._progress = StellarisProgress(actors=rule.actors)
+        self._published: list[tuple[float, GradientBatch]] = []
+        self._longest = 0
+
+    @property
+    def applied(self) -> int:
+        """Gradients applied so far."""
+        return self._progress.queue.counts.applied
+
+    def next(self) -> None:
+        """Go on to the next end of a function."""
+        self._now_s, _, ended, slot = heapq.heappop(self._events)
+        if isinstance(ended, Sample):
+            self._actors.free.append(slot)
+            self.start(self._rule.sampled(self._progress, ended.rollout, env_steps=1))
+        else:
+            self._learners.free.append(slot)
+            self.start(self._rule.computed(self._progress, ended.learner))
+
+    def start(self, step: StellarisStep) -> None:
+        """Start what follows from an event."""
+        self._progress = step.progress
+        self._longest = max(self._longest, len(step.progress.waiting))
+        for command in step.commands:
+            self._do(command)
+
+    def _do(self, command: Command) -> None:
+        if self._work:
+            self._work.do(command)
+        if isinstance(command, Publish):
+            self._publisher_free_s = max(self._now_s, self._publisher_free_s) + self._durations.publish_s
+            self._published.append((self._publisher_free_s, command.aggregation))
+            return
+        sampled = isinstance(command, Sample)
+        slots, drawn_s = (
+            (self._actors, self._durations.sample_s) if sampled else (self._learners, self._durations.learn_s)
+        )
+        slot = slots.free.pop()
+        took_s = self._rng.choice(drawn_s) / slots.speeds[slot]
+        if self._rng.random() < self._machines.straggling:
+            took_s *= self._machines.straggler_factor
+        slots.busy_s += took_s
+        begins_s = max(self._now_s, self._version_s(command.clock))
+        heapq.heappush(self._events, (begins_s + took_s, next(self._order), command, slot))
+
+    def _version_s(self, clock: int) -> float:
+        """When the version of this clock is published."""
+        return self._published[clock - 1][0] if clock else 0.0
+
+    def course(self) -> SimulatedRun:
+        """What has happened so far. Functions under way count until now."""
+        ended_s = self._published[-1][0]
+        beyond = [(kind, max(ends_s - ended_s, 0.0)) for ends_s, _, kind, _ in self._events]
+        return SimulatedRun(
+            ended_s=ended_s,
+            aggregations=tuple(aggregation for _, aggregation in self._published),
+            published_s=tuple(at_s for at_s, _ in self._published),
+            actors_busy=_share(self._actors, ended_s, (s for kind, s in beyond if isinstance(kind, Sample))),
+            learners_busy=_share(self._learners, ended_s, (s for kind, s in beyond if isinstance(kind, Learn))),
+            longest_queue=self._longest,
+            progress=self._progress,
+        )
+
+
+def _share(slots: _Slots, ended_s: float, beyond_s: Iterable[float]) -> float:
+    return (slots.busy_s - sum(beyond_s)) / (len(slots.speeds) * ended_s)

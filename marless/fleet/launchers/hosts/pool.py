@@ -1,0 +1,256 @@
+"""The pool's side of hosts: which have dialled in, what room they have, and the pool's workers on them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Protocol, runtime_checkable
+
+from marless.core.errors import SpecError, UnauthenticatedError, UnreachableError, shown
+from marless.core.limits import MAX_ACTORS, MAX_NAME
+from marless.core.log import structlog
+from marless.fleet.attached import HELLO_S, either
+from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome, WorkerProgram
+from marless.fleet.launchers.hosts.host import Host, Launched, Send, slots_of
+from marless.rpc.admission import Streams
+from marless.rpc.requests import check_number, check_text
+from marless.rpc.v1 import hosts_pb2
+
+START_S = 30.0
+"""Seconds in which a host must answer an order; the first one imports what all its workers need."""
+END_S = 6.0
+"""Seconds in which a host must have killed a worker; then it is disconnected, and ends all its workers."""
+CHECK_S = 1.0
+"""Seconds between checks for a new token to send to hosts."""
+HOSTS = Streams(lambda: 2 * MAX_ACTORS)
+"""Streams of hosts that a pool serves; one that reconnects may come before its old stream has ended."""
+Messages = AsyncIterator[hosts_pb2.HostMessage]
+_log = structlog.get_logger("marless.hosts")
+
+
+@runtime_checkable
+class Hosting(Protocol):
+    """A launcher whose workers run on hosts."""
+
+    async def attach(self, messages: Messages, send: Send) -> None:
+        """Serve one host's stream until it ends."""
+        ...
+
+
+async def attach(launcher: object, messages: Messages, send: Send) -> None:
+    """Serve a host's stream; the body of a pool's Host RPC. Raises SpecError if the launcher has no use for hosts."""
+    if not isinstance(launcher, Hosting):
+        raise SpecError("the launcher of this pool uses no hosts; give the pool --launcher ec2,…")
+    await launcher.attach(messages, send)
+
+
+class Hosts:
+    """The hosts of a pool. `changed` is called when a host comes, goes, or gets or loses work."""
+
+    def __init__(self, program: WorkerProgram, changed: Callable[[], None], slots: int = 0) -> None:
+        """`slots` is the number of workers of a host that does not say its own; 0: as many as its vCPUs allow."""
+        self._program = program
+        self._changed = changed
+        self._slots = slots
+        self._serials = itertools.count(1)
+        self._hosts: dict[str, Host] = {}
+        self._workers: dict[str, Launched] = {}
+
+    @property
+    def connected(self) -> Mapping[str, Host]:
+        """The hosts that are connected, by name."""
+        return self._hosts
+
+    @property
+    def free(self) -> int:
+        """The number of workers that there is room for."""
+        return sum(host.free for host in self._hosts.values())
+
+    async def attach(self, messages: Messages, send: Send) -> None:
+        """Serve a host's stream until it ends.
+
+        Raises SpecError for a host that cannot be used, UnauthenticatedError for one that may not use its name,
+        UnreachableError if it says nothing.
+        """
+        host = self._checked(await _hello_of(messages), send)
+        await host.order(hosts_pb2.HostOrder(program=self._of_all()))
+        following = asyncio.create_task(self._keep_token(host, await self._send_token(host)))
+        try:
+            self._admit(host)
+            await self._listen(host, messages)
+        finally:
+            following.cancel()
+            self._lost(host)
+
+    async def start(self, order: LaunchOrder) -> Launch:
+        """Start a worker on the fullest host that has room, so that others become idle."""
+        with_room = [host for host in self._hosts.values() if host.free]
+        if not with_room:
+            return Launch(LaunchOutcome.REFUSED, "no host has room")
+        host = min(with_room, key=lambda each: (each.free, each.name))
+        launched = Launched(next(self._serials), order.worker, host)
+        host.launches[launched.launch] = self._workers[order.worker] = launched
+        self._changed()
+        start = hosts_pb2.StartWorker(
+            launch=launched.launch, worker=order.worker, ticket=order.ticket, arguments=order.arguments
+        )
+        await host.order(hosts_pb2.HostOrder(start=start))
+        return await self._answer(launched)
+
+    async def observe(self, worker: str) -> str:
+        """Wait until a worker, or its host, has ended."""
+        found = self._workers.get(worker)
+        return await asyncio.shield(found.ended) if found else "not started"
+
+    async def leaving(self, worker: str) -> str:
+        """Wait until a worker's machine is about to end; returns why."""
+        found = self._workers.get(worker)
+        return await asyncio.shield(found.host.leaving if found else asyncio.get_running_loop().create_future())
+
+    async def drain(self, worker: str, grace_s: float) -> None:
+        """Give a worker this time to end by itself, then have its host kill it; returns when it is gone."""
+        if not (found := self._workers.get(worker)):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await asyncio.shield(found.ended)
+        if not found.ended.done():
+            await self._kill(found)
+        if self._workers.get(worker) is found:
+            del self._workers[worker]
+
+    async def close(self) -> None:
+        """End all workers; hosts stay, and dial in to the next pool."""
+        await asyncio.gather(*(self.drain(worker, 0.0) for worker in list(self._workers)))
+
+    def _checked(self, hello: hosts_pb2.HostHello, send: Send) -> Host:
+        before = self._hosts.get(hello.host)
+        if before and not hmac.compare_digest(before.ticket.encode(), hello.ticket.encode()):
+            raise UnauthenticatedError(f"another host is connected under the name {shown(hello.host)}")
+        if hello.version != (wanted := version("marless")):
+            raise SpecError(
+                f"host {hello.host} has marless {shown(hello.version)}, and its pool {wanted}: install {wanted} there"
+            )
+        return Host(hello, slots_of(hello, self._slots, self._program.settings), send)
+
+    def _admit(self, host: Host) -> None:
+        if before := self._hosts.get(host.name):
+            before.lose()
+        self._hosts[host.name] = host
+        _log.info("host.connected", host=host.name, slots=host.slots, machine=host.machine)
+        self._changed()
+
+    def _of_all(self) -> hosts_pb2.HostProgram:
+        program = self._program
+        return hosts_pb2.HostProgram(module=program.module, arguments=program.arguments, settings=program.settings)
+
+    async def _send_token(self, host: Host) -> str:
+        token = self._program.token()
+        await host.order(hosts_pb2.HostOrder(token=hosts_pb2.RoleToken(token=token)))
+        return token
+
+    async def _keep_token(self, host: Host, sent: str) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self._program.token() != sent:
+                sent = await self._send_token(host)
+
+    async def _listen(self, host: Host, messages: Messages) -> None:
+        while True:
+            message = asyncio.ensure_future(anext(messages, None))
+            try:
+                await either(message, host.gone)
+            finally:
+                if not message.done():
+                    message.cancel()
+            if host.gone.done() or (received := message.result()) is None:
+                return
+            self._apply_message(host, received)
+
+    def _apply_message(self, host: Host, message: hosts_pb2.HostMessage) -> None:
+        """Act on what a host says; raises SpecError for what no host says. Late reports of workers are ignored."""
+        if message.HasField("started"):
+            if launched := host.launches.get(message.started.launch):
+                launched.answer(_launch_of(message.started))
+        elif message.HasField("ended"):
+            if launched := host.launches.get(message.ended.launch):
+                self._end(host, launched, message.ended.how or "ended")
+        elif message.HasField("notice"):
+            check_number("the seconds of a notice", message.notice.seconds)
+            self.announce_end(host.name, message.notice.why[:MAX_NAME], message.notice.seconds)
+        else:
+            raise SpecError("after its hello, a host reports starts and ends of workers, and notices")
+
+    def announce_end(self, host: str, why: str, within_s: float = 0.0) -> None:
+        """Give a host no more work: its machine ends within this time, or at one that is not known (0)."""
+        found = self._hosts.get(host)
+        if found and not found.leaving.done():
+            _log.warning("host.leaves", host=host, why=why, within_s=within_s, workers=len(found.launches))
+        if found:
+            found.announce_end(why, within_s)
+            self._changed()
+
+    async def _answer(self, launched: Launched) -> Launch:
+        try:
+            async with asyncio.timeout(START_S):
+                launch = await asyncio.shield(launched.answered)
+        except TimeoutError:
+            await self._kill(launched)
+            launch = Launch(
+                LaunchOutcome.REFUSED,
+                f"host {launched.host.name} did not start a worker within {START_S:g} s; see its log",
+            )
+        if launch.outcome in (LaunchOutcome.REFUSED, LaunchOutcome.FAILED):
+            self._end(launched.host, launched, "not started")
+        return launch
+
+    async def _kill(self, launched: Launched) -> None:
+        await launched.host.order(hosts_pb2.HostOrder(end=hosts_pb2.EndWorker(launch=launched.launch)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await asyncio.shield(launched.ended)
+        if not launched.ended.done():
+            _log.warning("host.hangs", host=launched.host.name, worker=launched.worker)
+            launched.host.lose()
+            self._end(launched.host, launched, "its host did not answer")
+
+    def _end(self, host: Host, launched: Launched, how: str) -> None:
+        host.release(launched.launch)
+        launched.end(how)
+        self._changed()
+
+    def _lost(self, host: Host) -> None:
+        host.lose()
+        if self._hosts.get(host.name) is host:
+            del self._hosts[host.name]
+        _log.info("host.disconnected", host=host.name, workers=len(host.launches))
+        for launched in list(host.launches.values()):
+            how = f"its host {host.name} was lost"
+            launched.answer(Launch(LaunchOutcome.REFUSED, f"{how} while it started"))
+            self._end(host, launched, how)
+        self._changed()
+
+
+async def _hello_of(messages: Messages) -> hosts_pb2.HostHello:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            first = await anext(messages, None)
+    except TimeoutError:
+        raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
+    if first is None or not first.HasField("hello"):
+        raise SpecError("a host's stream starts with its hello")
+    hello = first.hello
+    check_text("a host's name", hello.host)
+    check_number("the vCPUs of a host", hello.vcpus)
+    if not 0 <= hello.slots <= MAX_ACTORS or hello.vcpus > MAX_ACTORS or not hello.ticket:
+        raise SpecError(f"a host has up to {MAX_ACTORS} slots and vCPUs, and a ticket")
+    return hello
+
+
+def _launch_of(started: hosts_pb2.WorkerStarted) -> Launch:
+    known = {outcome.value: outcome for outcome in LaunchOutcome}
+    return Launch(known.get(started.outcome, LaunchOutcome.UNKNOWN), started.reason)

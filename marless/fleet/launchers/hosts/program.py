@@ -1,0 +1,221 @@
+"""The program of a machine that dials in to a pool, and starts and ends workers there as the pool orders."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from importlib.metadata import version
+
+import grpc
+
+from marless.core import orphans
+from marless.core.errors import MarlessError, UnavailableError
+from marless.core.log import structlog
+from marless.fleet.handover import new_ticket
+from marless.fleet.launchers.base import LaunchOutcome
+from marless.fleet.launchers.hosts.host_workers import HostWorkers
+from marless.fleet.launchers.hosts.options import HostOptions
+from marless.fleet.launchers.hosts.surroundings import Identity, Notice, Surroundings
+from marless.rpc.client import Peer
+from marless.rpc.errors import from_rpc
+from marless.rpc.roles import Role
+from marless.rpc.v1 import hosts_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+
+RETRY_S = 2.0
+"""Seconds between two attempts to reach the pool, on average: hosts that lost it together come back one by one."""
+STOP_S = 20.0
+"""Seconds that workers may take to end their tasks when the program is told to stop."""
+Stream = grpc.aio.StreamStreamCall[hosts_pb2.HostMessage, hosts_pb2.HostOrder]
+_log = structlog.get_logger("marless.host")
+
+
+def run(options: HostOptions, surroundings: Surroundings) -> int:
+    """Run a host program to its end; returns its exit code."""
+    orphans.adopt()
+    orphans.end_of_dead_pools()
+    return asyncio.run(HostProgram(options, surroundings).run())
+
+
+class HostProgram:
+    """Serves a pool, and reconnects, until it is stopped or has been alone for too long."""
+
+    def __init__(self, options: HostOptions, surroundings: Surroundings) -> None:
+        self._options = options
+        self._surroundings = surroundings
+        self._ticket = new_ticket()
+        self._stream: Stream | None = None
+        """The stream of a pool that has admitted this host."""
+        self._writing = asyncio.Lock()
+        self._notice: Notice | None = None
+        self._alone = asyncio.Event()
+        """Set after too long a time without a pool."""
+        self._alone_later: asyncio.TimerHandle | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Returns 0 if it was stopped, or has had the machine ended; 1 if that failed."""
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        self._lost_pool()
+        deciding = [asyncio.create_task(each.wait()) for each in (stopped, self._alone)]
+        serving = asyncio.create_task(self._serve())
+        try:
+            await asyncio.wait([*deciding, serving], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()  # it never returns: an error of ours
+            if stopped.is_set():
+                await self._announce_end()
+        finally:
+            for task in (*deciding, serving):
+                task.cancel()
+            await asyncio.gather(*deciding, serving, return_exceptions=True)
+        return 0 if stopped.is_set() else await self._end_machine()
+
+    async def _serve(self) -> None:
+        identity = await self._surroundings.identify()
+        bench = HostWorkers(identity.machine, self._options.security.arguments())
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._keep_serving(identity, bench)
+        finally:
+            watching.cancel()
+            await bench.close()
+
+    async def _keep_serving(self, identity: Identity, bench: HostWorkers) -> None:
+        said = ""
+        while True:
+            try:
+                await self._session(identity, bench)
+            except MarlessError as error:
+                if self._stream or str(error) != said:
+                    _log.warning("pool.not_reached", pool=self._options.pool, reason=(said := str(error)))
+            finally:
+                if self._stream:
+                    self._lost_pool()
+                await bench.clear()
+            await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
+
+    async def _session(self, identity: Identity, bench: HostWorkers) -> None:
+        """Serve a pool until the stream ends; raises the domain error that it ended with."""
+        peer = Peer(self._options.pool, self._options.security, "its pool")
+        stub = {Role.ACTOR: ActorPoolServiceStub, Role.LEARNER: LearnerPoolServiceStub}[self._options.role](
+            peer.channel
+        )
+        stream: Stream = stub.Host(metadata=peer.metadata)
+        hello = hosts_pb2.HostHello(
+            host=identity.name,
+            ticket=self._ticket,
+            slots=self._options.slots,
+            vcpus=len(os.sched_getaffinity(0)),
+            machine=identity.machine,
+            version=version("marless"),
+        )
+        try:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream's end says why
+                await self._write(stream, hosts_pb2.HostMessage(hello=hello))
+                async for order in _orders(stream):
+                    await self._obey(order, stream, bench)
+            raise await _end_of(stream)
+        finally:
+            for report in self._reports:
+                report.cancel()
+            stream.cancel()
+            await peer.close()
+
+    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, bench: HostWorkers) -> None:
+        if order.HasField("program"):
+            await bench.use(order.program)
+            self._reached_pool(stream)
+            _log.info("pool.reached", pool=self._options.pool)
+            await self._tell_notice()
+        elif order.HasField("token"):
+            bench.hand(order.token.token)
+        elif order.HasField("start"):
+            self._report(self._start(order.start, stream, bench))
+        elif order.HasField("end"):
+            self._report(self._end(order.end, stream, bench))
+
+    def _report(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, bench: HostWorkers) -> None:
+        launch = await bench.start(order)
+        started = hosts_pb2.WorkerStarted(launch=order.launch, outcome=launch.outcome.value, reason=launch.reason)
+        await self._write(stream, hosts_pb2.HostMessage(started=started))
+        if launch.outcome is LaunchOutcome.ACCEPTED:
+            how = await bench.ended(order.launch)
+            await self._write(stream, hosts_pb2.HostMessage(ended=hosts_pb2.WorkerEnded(launch=order.launch, how=how)))
+
+    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, bench: HostWorkers) -> None:
+        if order.launch in bench:
+            await bench.end(order.launch, order.grace_s)
+        else:
+            ended = hosts_pb2.WorkerEnded(launch=order.launch, how="not started")
+            await self._write(stream, hosts_pb2.HostMessage(ended=ended))
+
+    async def _write(self, stream: Stream, message: hosts_pb2.HostMessage) -> None:
+        async with self._writing:  # two concurrent writes break a stream
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
+                await stream.write(message)
+
+    async def _watch(self) -> None:
+        async for notice in self._surroundings.notices():
+            _log.warning("machine.ends", why=notice.why, within_s=notice.seconds)
+            self._notice = notice
+            await self._tell_notice()
+
+    async def _tell_notice(self) -> None:
+        if self._stream and self._notice:
+            notice = hosts_pb2.HostNotice(why=self._notice.why, seconds=self._notice.seconds)
+            await self._write(self._stream, hosts_pb2.HostMessage(notice=notice))
+
+    async def _announce_end(self) -> None:
+        """Tell the pool, and give its workers time to end their tasks."""
+        self._notice = Notice("its host program was stopped", STOP_S)
+        await self._tell_notice()
+        if self._stream and self._reports:
+            await asyncio.wait(list(self._reports), timeout=STOP_S)
+
+    def _reached_pool(self, stream: Stream) -> None:
+        self._stream = stream
+        if self._alone_later:
+            self._alone_later.cancel()
+
+    def _lost_pool(self) -> None:
+        self._stream = None
+        self._alone_later = asyncio.get_running_loop().call_later(self._options.alone_s, self._alone.set)
+
+    async def _end_machine(self) -> int:
+        _log.warning("machine.ended", reason=f"no pool was reached for {self._options.alone_s:g} s")
+        command = self._options.end_command
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+            code = await process.wait()
+        except OSError as error:
+            _log.error("machine.not_ended", command=command, reason=error.strerror)
+            return 1
+        if code:
+            _log.error("machine.not_ended", command=command, reason=f"exit code {code}")
+        return 1 if code else 0
+
+
+async def _orders(stream: Stream) -> AsyncIterator[hosts_pb2.HostOrder]:
+    while (order := await stream.read()) is not grpc.aio.EOF:
+        yield order  # type: ignore[misc]  # the stub types EOF as an instance, not as a sentinel
+
+
+async def _end_of(stream: Stream) -> MarlessError:
+    """Why a stream has ended."""
+    code, details, trailer = await stream.code(), await stream.details(), await stream.trailing_metadata()
+    if code == grpc.StatusCode.OK:
+        return UnavailableError("its pool has ended the connection")
+    return from_rpc(grpc.aio.AioRpcError(code, None, trailer, details), "its pool")

@@ -1,0 +1,273 @@
+"""A job ready to run: its spec checked against its environment, with its schedule and its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any
+
+from marless.core.errors import SpecError
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
+from marless.jobs.scaling import registry as scaling_policies
+from marless.jobs.scaling.base import ActorScaling, ScalingContext
+from marless.jobs.schedules import registry as schedules
+from marless.jobs.schedules.base import Schedule
+from marless.jobs.schedules.stellaris import StellarisSchedule
+from marless.jobs.schedules.stellaris_config import StellarisConfig, makes_versions
+from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import Sharing
+from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.spec import JobSpec
+from marless.learning.algos import registry as algorithms
+from marless.learning.algos.algorithm import Setting, remembered, scopes
+from marless.learning.algos.learner import Scope
+from marless.learning.algos.off_policy.config import OffPolicyConfig
+from marless.learning.algos.state_sizes import published_bytes
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.data.trajectory import TrajectorySchema
+from marless.learning.envs import registry as environments
+from marless.learning.envs.base import EnvSpaces, check_spaces
+
+Examine = Callable[[str, Mapping[str, Any]], tuple[EnvSpaces, bool]]
+"""The spaces of the environment of this name with these options, and whether it has `save` and `load`."""
+_BYTES_PER_WEIGHT = 16
+"""Four float32 numbers: a weight, its gradient, and two optimizer moments."""
+_MANY_NUMBERS = 4096
+"""Numbers of an observation beyond which it is likely to be a picture."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of an update, and the scope whose learner runs it."""
+
+    scope: Scope
+    node: FunctionNode
+
+    @property
+    def index(self) -> int:
+        """Index of the scope, as in records."""
+        return self.scope.index
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """Everything that the coordinator needs to run a job; no tensors."""
+
+    spec: JobSpec
+    spaces: EnvSpaces
+    can_be_saved: bool
+    """True if the environment has `save` and `load`."""
+    with_state: bool
+    """True if trajectories carry the global state."""
+    scaling: ActorScaling
+    sharing: Sharing
+    schedule: Schedule
+    curvature: bool
+    """True if learners measure the curvature of each policy's objective in every round."""
+    noise: bool
+    """True if learners measure each policy's gradient noise scale in every round."""
+
+    @property
+    def carried(self) -> bool:
+        """True if episodes go on over rounds."""
+        return self.spec.actors.episodes == "carried"
+
+    def functions(self, groups: Sequence[Group]) -> tuple[Function, ...]:
+        """The functions that make up an update of these groups, as the algorithm declares them."""
+        config, spaces = self.spec.algorithm, self.spaces
+        algorithm, found = algorithms.algorithm(config.name), []
+        for scope in scopes(algorithm, config, spaces):
+            agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
+            served = tuple(group for group in groups if group.agents[0] in agents)
+            found += [Function(scope, node) for node in algorithm.functions(config, scope, served, spaces)]
+        return tuple(found)
+
+
+def advice(job: PreparedJob) -> str:
+    """Warnings about settings that work but may be unintended, one sentence each; "" if there are none."""
+    spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
+    context = _context(spec, job.spaces, groups)
+    algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
+    notes = (*job.spaces.notes, _cut_episodes(job), _apart(job), algorithm, spec.scaling.advice(context))
+    return ". ".join(filter(None, notes))
+
+
+def _cut_episodes(job: PreparedJob) -> str:
+    steps, episode = job.spec.actors.steps, job.spaces.max_steps
+    if job.carried or (episode is not None and steps >= episode):
+        return ""
+    if episode is None:
+        return (
+            f"actors.steps is {steps}, and how long an episode of {job.spec.env.name} lasts is unknown: every round "
+            f"starts fresh episodes, so training sees at most their first {steps} steps; set actors.episodes: carried"
+        )
+    return (
+        f"actors.steps is {steps}, an episode lasts up to {episode}: every round starts fresh episodes, so training "
+        f"never sees what comes after step {steps}; set actors.episodes: carried"
+    )
+
+
+def _apart(job: PreparedJob) -> str:
+    if job.can_be_saved or not job.carried:
+        return ""
+    return (
+        f"environment {job.spec.env.name} has no save() and load(): so that its episodes go on over rounds, its copies "
+        "are stepped one after another and continued by playing their actions again, which takes longer; add these "
+        "methods, or set actors.episodes: fresh if a round shows whole episodes"
+    )
+
+
+def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
+    """Build a job: create the environment once to read its spaces, and check the spec against them.
+
+    `examined` creates it, by default in this process; `marless.jobs.examining` does so in one of its own.
+    Raises SpecError if the job cannot run.
+    """
+    try:
+        spaces, can_be_saved = (examined or environments.examined)(spec.env.name, spec.env.arguments)
+        check_spaces(spaces)
+    except SpecError as error:
+        raise SpecError(f"env: {error}") from error
+    if spec.actors.episodes == "carried" and spaces.fresh_only:
+        raise SpecError(f"actors.episodes: {spaces.fresh_only}; set actors.episodes: fresh")
+    groups = initial_groups(spec.sharing.groups, spaces)
+    algorithm = algorithms.algorithm(spec.algorithm.name)
+    schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
+    _check_publish(spec, spaces, groups)
+    _check_nets(spec, spaces, groups)
+    _check_trajectory(spec, schema_of(spec, spaces))
+    if spec.scaling.within_budget and spec.stop.cost_usd is None:
+        raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
+    context = _context(spec, spaces, groups)
+    policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
+    algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
+    signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
+    curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
+    if isinstance(spec.schedule, StellarisConfig):
+        _check_asynchronous(spec)
+    return PreparedJob(
+        spec=spec,
+        spaces=spaces,
+        can_be_saved=can_be_saved,
+        with_state=algorithm.needs_state(spec.algorithm),
+        scaling=policy,
+        sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
+        schedule=schedules.made(spec.schedule),
+        curvature=curvature,
+        noise="noise" in signals,
+    )
+
+
+def _check_asynchronous(spec: JobSpec) -> None:
+    """Raise SpecError for what overlapping rollouts cannot do."""
+    if spec.actors.episodes == "carried":
+        raise SpecError(
+            "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
+            "actors.episodes: fresh, and actors.steps to the length of an episode"
+        )
+    made = schedules.made(spec.schedule)
+    assert isinstance(made, StellarisSchedule)
+    made.rule(spec.actors.count)
+
+
+def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
+    """The arrays of this job's trajectories: names, dtypes and shapes."""
+    actors, config = spec.actors, spec.algorithm
+    carried, with_state = actors.episodes == "carried", algorithms.algorithm(config.name).needs_state(config)
+    memory = remembered(config, spec.model, spaces, carried=carried)
+    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=carried, memory=memory)
+
+
+def replay_of(spec: JobSpec, spaces: EnvSpaces, scope: Scope) -> tuple[ReplaySchema, int] | None:
+    """The frames of a scope's replay, and how many it holds; None if the algorithm has no replay."""
+    config = spec.algorithm
+    if not isinstance(config, OffPolicyConfig):
+        return None
+    made = schema_of(spec, spaces)
+    return ReplaySchema(spaces, scope.classes, made.with_state, made.memory), config.replay.capacity
+
+
+def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
+    """Raises SpecError if an actor's trajectory is larger than an upload may be."""
+    least_bytes, actors = schema.bytes_with(0), spec.actors
+    if least_bytes <= MAX_TRAJECTORY_BYTES:
+        return
+    raise SpecError(
+        f"actors: {actors.envs} envs · {actors.steps} steps of {len(schema.spaces.agents)} agents make a trajectory of "
+        f"{least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
+        "actors.envs or actors.steps, and raise actors.count"
+    )
+
+
+def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
+    """Raises SpecError if the policies' MLPs, with gradients and optimizer moments, exceed a learner's memory."""
+    weights = 0
+    for group in groups:
+        agents = spaces.class_of(group.agents[0])
+        widths = (agents.obs_size, *spec.model.hidden, agents.action.n)
+        weights += sum(map(mul, widths, widths[1:]))
+    needed, given = weights * _BYTES_PER_WEIGHT, spec.functions.learner.memory_mb * 2**20
+    if needed > given:
+        raise SpecError(
+            f"model.hidden: to train {len(groups)} policies of {weights // len(groups):,} weights takes "
+            f"{needed / 2**20:,.0f} MiB, and functions.learner.memory_mb gives {given / 2**20:,.0f}; lower "
+            "model.hidden, share policies (sharing.groups), or raise functions.learner.memory_mb"
+        )
+
+
+def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
+    """Raises SpecError if the states that a learner publishes in a round are larger than a publish may be."""
+    algorithm = algorithms.algorithm(spec.algorithm.name)
+    for scope in scopes(algorithm, spec.algorithm, spaces):
+        served = [group for group in groups if spaces.class_of(group.agents[0]) in scope.agent_classes(spaces)]
+        weights = published_bytes(algorithm, spec.algorithm, scope, served, spaces, spec.nets)
+        if sum(weights.values()) > MAX_PUBLISH_BYTES:
+            seen = max(each.obs_size for each in scope.agent_classes(spaces))
+            pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""
+            raise SpecError(
+                f"model.hidden: the nets of {scope.name} weigh {sum(weights.values()) / 2**20:,.0f} MiB with their "
+                f"optimizer states (states: {len(weights)}, numbers observed: up to {seen:,}), and a round may publish "
+                f"{MAX_PUBLISH_BYTES / 2**20:,.0f}; share policies (sharing.groups: shared) or lower "
+                f"model.hidden{pixels}"
+            )
+
+
+def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_actors: int) -> Setting:
+    algorithm, actors, stop = algorithms.algorithm(spec.algorithm.name), spec.actors, spec.stop
+    of_actor = actors.envs * actors.steps
+    members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
+    schedule, sampled = spec.schedule, least_actors
+    round_steps = actors.count * of_actor
+    if isinstance(schedule, StellarisConfig) and makes_versions(spec.algorithm):
+        sampled, round_steps = schedule.batch, schedule.batch * of_actor  # a round is an update from these rollouts
+    bounds = [
+        *([stop.rounds * round_steps] if stop.rounds is not None else []),
+        *([stop.env_steps + round_steps] if stop.env_steps is not None else []),
+    ]
+    return Setting(
+        spaces=spaces,
+        model=spec.nets,
+        samples=sampled * of_actor * members,
+        steps=actors.steps,
+        memory_bytes=spec.functions.learner.memory_mb * 2**20,
+        scopes=scopes(algorithm, spec.algorithm, spaces),
+        with_state=algorithm.needs_state(spec.algorithm),
+        carried=actors.episodes == "carried",
+        round_steps=round_steps,
+        total_steps=min(bounds, default=None),
+    )
+
+
+def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> ScalingContext:
+    return ScalingContext(
+        max_actors=spec.actors.count,
+        agents=len(spaces.agents),
+        groups=groups,
+        rounds=spec.stop.rounds,
+        samples=spec.sharing.samples,
+        functions=spec.functions,
+        budget_usd=spec.stop.cost_usd,
+    )

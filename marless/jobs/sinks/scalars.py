@@ -1,0 +1,89 @@
+"""The scalars of a round, the same for every sink. The part of a name before the first "/" is its group.
+
+returns/{exploring,greedy,random}         undiscounted episode return, per agent, averaged over episodes
+wins/{exploring,greedy,random}            fraction of episodes won, if the environment reports wins
+agents/<agent>/{exploring,greedy,random}  undiscounted episode return of one agent, averaged over episodes
+policies/<policy>/<metric>                losses, KL, entropy, gradient norms of a policy or joint critic
+round/{number,actors,learners,episodes}   the round's number, from 1 on; numbers of actors, learners and episodes
+speed/env_steps_per_s                     env steps sampled in the round ÷ its wall-clock seconds
+seconds/{round,rollout,update,evaluation} wall-clock seconds of the round and its phases
+functions/<function>/{count,vcpu_s}       invocations of a function, and their vCPU seconds
+versions/{gradients,staleness,stalest,weight,waited_s,sampling,waiting,learning,dropped,lost}
+                                          under schedule stellaris: gradients of the version; mean and greatest
+                                          staleness; mean weight; mean seconds of waiting; rollouts under way, rollouts
+                                          that wait, learners under way; so far: rollouts too old, failures
+functions/{vcpu_s,cold}                   for all workers: vCPU seconds, and the number of cold starts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from marless.jobs import version_report
+from marless.jobs.record import RoundRecord
+from marless.jobs.sinks.base import Setting
+from marless.learning.data.returns import EpisodeReturns
+
+
+def scalars(record: RoundRecord, before: RoundRecord | None, random: EpisodeReturns | None) -> dict[str, float]:
+    """All scalars of a round; `before` is the previous round, `random` the random baseline."""
+    steps = record.env_steps - (before.env_steps if before else 0)
+    round_s = record.took_s
+    numbers: dict[str, float] = {
+        "round/number": record.round + 1,
+        "round/actors": record.actors,
+        "round/learners": len(record.groups),
+        "round/episodes": record.returns.episodes if record.returns else 0,
+        "seconds/round": round_s,
+        "seconds/rollout": record.phases.rollout,
+        "seconds/update": record.phases.update,
+        "seconds/evaluation": record.phases.evaluation,
+    }
+    if round_s > 0:
+        numbers["speed/env_steps_per_s"] = steps / round_s
+    for kind, returns in (("exploring", record.returns), ("greedy", record.evaluation), ("random", random)):
+        numbers |= _returns(kind, returns)
+    for policy, metrics in record.metrics.items():
+        numbers |= {f"policies/{policy}/{name}": value for name, value in metrics.items()}
+    if record.aggregation:
+        numbers |= version_report.scalars(record.aggregation)
+    return numbers | _functions(record)
+
+
+def _returns(kind: str, returns: EpisodeReturns | None) -> dict[str, float]:
+    if returns is None:
+        return {}
+    numbers = {f"agents/{agent}/{kind}": value for agent, value in returns.per_agent.items()}
+    if returns.win_rate is not None:
+        numbers[f"wins/{kind}"] = returns.win_rate
+    return numbers | {f"returns/{kind}": returns.mean}
+
+
+def _functions(record: RoundRecord) -> dict[str, float]:
+    numbers: dict[str, float] = {"functions/vcpu_s": 0.0, "functions/cold": 0}
+    for invocation in record.invocations:
+        count, vcpu_s = (f"functions/{invocation.function}/{what}" for what in ("count", "vcpu_s"))
+        numbers[count] = numbers.get(count, 0) + 1
+        numbers[vcpu_s] = numbers.get(vcpu_s, 0.0) + invocation.vcpu_s
+        if invocation.worker:  # otherwise it is part of a learner's invocation, which is counted itself
+            numbers["functions/vcpu_s"] += invocation.vcpu_s
+            numbers["functions/cold"] += invocation.cold
+    return numbers
+
+
+_LONGEST_TEXT = 1000
+"""Most characters of a text setting; a trained scheduler, for example, has some 70,000."""
+
+
+def settings(spec: Mapping[str, object]) -> dict[str, Setting]:
+    """A resolved spec as flat settings, such as "algorithm.lr"; lists become text, None values are left out."""
+    flat: dict[str, Setting] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": each for inner, each in settings(value).items()}
+        elif isinstance(value, bool | int | float):
+            flat[name] = value
+        elif value is not None:
+            text = str(value)
+            flat[name] = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return flat

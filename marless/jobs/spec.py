@@ -1,0 +1,367 @@
+"""JobSpec: everything that defines one training run, read from YAML and checked before any work starts.
+
+Error messages have one sentence per invalid field: where it is, what was given, what is allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from marless.core import documents
+from marless.core.errors import SpecError, shown
+from marless.core.measures import CurvatureSpec
+from marless.core.settings import Strict, name_of, named
+from marless.core.sizes import FunctionsSpec
+from marless.core.validation_messages import sentences
+from marless.jobs import prices as price_tables
+from marless.jobs.scaling import registry as scaling_policies
+from marless.jobs.scaling.base import ScalingConfig
+from marless.jobs.schedules import registry as schedules
+from marless.jobs.schedules.base import ScheduleConfig
+from marless.jobs.sections import (
+    ActorsSpec,
+    BillSpec,
+    CheckpointSpec,
+    EnvSpec,
+    EvaluationSpec,
+    LearnerSpec,
+    StartSpec,
+    StopSpec,
+)
+from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import SharingConfig
+from marless.jobs.sinks import registry as sinks
+from marless.jobs.sinks.base import SinkConfig
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.nets.model import ModelSpec
+from marless.learning.similarity.measures import similarity_type
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
+
+MOST_SINKS = 8
+JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+def _algorithm_type(name: str) -> type[AlgorithmConfig]:
+    return registry.algorithm(name).config_type
+
+
+def _scaling_type(name: str) -> type[ScalingConfig]:
+    return scaling_policies.scaling(name).config_type
+
+
+def _schedule_type(name: str) -> type[ScheduleConfig]:
+    return schedules.schedule(name).config_type
+
+
+def _sharing_type(name: str) -> type[SharingConfig]:
+    return sharing_policies.sharing(name).config_type
+
+
+def _sink_type(name: str) -> type[SinkConfig]:
+    return sinks.sink(name).config_type
+
+
+def _algorithm(value: object) -> AlgorithmConfig:
+    return named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
+
+
+def _scaling(value: object) -> ScalingConfig:
+    return named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
+
+
+def _schedule(value: object) -> ScheduleConfig:
+    return named(value, ScheduleConfig, _schedule_type, "schedule: {name: synchronous}", default="synchronous")
+
+
+def _sharing(value: object) -> SharingConfig:
+    return named(value, SharingConfig, _sharing_type, "sharing: {name: fixed}", default="fixed")
+
+
+def _sink(value: object) -> SinkConfig:
+    return named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
+
+
+def _few(value: object) -> object:
+    """Raises ValueError for too many sinks before any is looked up, which takes milliseconds each."""
+    if isinstance(value, list | tuple) and len(value) > MOST_SINKS:
+        raise ValueError(f"{len(value)} sinks; a job has {MOST_SINKS} at most")
+    return value
+
+
+class JobSpec(Strict):
+    """One training run. Equal specs and seeds give equal results in synchronous mode."""
+
+    name: str = Field("job", pattern=JOB_NAME, description="lower-case letters, digits and dashes")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    env: EnvSpec
+    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(_algorithm)]
+    model: ModelSpec = ModelSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+    actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]
+    schedule: Annotated[SerializeAsAny[ScheduleConfig], BeforeValidator(_schedule)] = Field(
+        "synchronous", validate_default=True, description="when rounds are rolled out and trained"
+    )
+    scaling: Annotated[SerializeAsAny[ScalingConfig], BeforeValidator(_scaling)] = Field(
+        "fixed", validate_default=True, description="how many actors the next round gets"
+    )
+    sharing: Annotated[SerializeAsAny[SharingConfig], BeforeValidator(_sharing)] = Field(
+        "fixed", validate_default=True, description="which agents share a policy and its learner"
+    )
+    curvature: CurvatureSpec = CurvatureSpec()  # type: ignore[call-arg]
+    functions: FunctionsSpec = FunctionsSpec()  # type: ignore[call-arg]
+    bill: BillSpec = BillSpec()  # type: ignore[call-arg]
+    evaluation: EvaluationSpec = EvaluationSpec()  # type: ignore[call-arg]
+    learner: LearnerSpec = LearnerSpec()  # type: ignore[call-arg]
+    checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
+    start: StartSpec = StartSpec()  # type: ignore[call-arg]
+    sinks: Annotated[
+        tuple[Annotated[SerializeAsAny[SinkConfig], BeforeValidator(_sink)], ...], BeforeValidator(_few)
+    ] = Field(
+        (),
+        description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own",
+    )
+    stop: StopSpec
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_fits_algorithm(cls, schedule: ScheduleConfig, info: ValidationInfo) -> ScheduleConfig:
+        algorithm = info.data.get("algorithm")  # missing if it is not valid
+        return schedule.fitted(algorithm) if algorithm else schedule
+
+    @model_validator(mode="after")
+    def _return_is_measured(self) -> JobSpec:
+        if self.stop.greedy_return is not None and self.evaluation.every == 0:
+            raise ValueError(
+                "stop.return and evaluation.every: 0 exclude each other: a return is reached only where it is "
+                "measured; evaluate every so many rounds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_sink_once(self) -> JobSpec:
+        if twice := {sink.name for sink in self.sinks if [other.name for other in self.sinks].count(sink.name) > 1}:
+            raise ValueError(f"sinks: {', '.join(sorted(twice))} is given twice; a job writes to each sink once")
+        return self
+
+    @property
+    def nets(self) -> ModelSpec:
+        """The model with `agent_id` decided: by default, an id is an input where agents share a policy from the start.
+
+        Not where a sharing policy may merge them later: they would then act by weights for ids of which each policy has
+        trained one.
+        """
+        if self.model.agent_id is not None:
+            return self.model
+        groups = self.sharing.groups
+        shared = groups == "shared" or (not isinstance(groups, str) and any(len(each) > 1 for each in groups.values()))
+        return self.model.model_copy(update={"agent_id": shared})
+
+    def to_json(self) -> str:
+        """The resolved spec as JSON, including all defaults."""
+        return self.model_dump_json(by_alias=True)
+
+    def to_yaml(self) -> str:
+        """The resolved spec as YAML, including all defaults."""
+        return documents.to_yaml(self.model_dump(mode="json", by_alias=True))
+
+
+def from_json(text: str) -> JobSpec:
+    """Parse the output of `JobSpec.to_json`; raises SpecError."""
+    return parse(documents.from_json(text, "spec"), "spec")
+
+
+def spaces_to_json(spaces: EnvSpaces) -> str:
+    """The spaces of a job's environment as JSON, for services that cannot create the environment."""
+    return json.dumps(dataclasses.asdict(spaces))
+
+
+def spaces_from_json(text: str) -> EnvSpaces:
+    """Parse the output of `spaces_to_json`; raises SpecError."""
+    from marless.learning.envs.base import check_spaces
+
+    try:
+        spaces = _spaces_type().validate_python(documents.from_json(text, "spaces", finite=False))
+    except ValidationError as error:
+        raise SpecError(f"spaces: {error.error_count()} fields are not fields of an environment's spaces") from None
+    check_spaces(spaces)
+    return spaces
+
+
+@cache
+def _spaces_type() -> TypeAdapter[EnvSpaces]:
+    from marless.learning.envs.base import EnvSpaces
+
+    return TypeAdapter(EnvSpaces)  # cached, because building it takes milliseconds
+
+
+def parse(document: object, source: str) -> JobSpec:
+    """Validate a parsed document; raises SpecError with one line per error, each starting with `source`."""
+    if not isinstance(document, Mapping):
+        given = "nothing" if document is None else shown(document)
+        raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
+    if isinstance(algorithm := document.get("algorithm"), Mapping) and "agent_id" in algorithm:
+        raise SpecError(f"{source}: algorithm.agent_id is model.agent_id now, for all algorithms; move it there")
+    try:
+        return JobSpec.model_validate(dict(document))
+    except ValidationError as error:
+        found = sentences(error, JobSpec, _inner_types(document))
+        raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
+
+
+def parse_resolved(document: object, source: str) -> JobSpec:
+    """Parse the spec.yaml in a run folder, which may be of an earlier version of marless.
+
+    There every field was written out. So one that is missing did not exist, and keeps the meaning that it had then:
+    agents' ids were an input where `algorithm.agent_id` said so, every round began new episodes, and critics were
+    scaled by PopArt.
+    """
+    if isinstance(document, Mapping):
+        read = dict(document)
+        model, actors, algorithm = (read.get(name) for name in ("model", "actors", "algorithm"))
+        given = dict(algorithm) if isinstance(algorithm, Mapping) else {}
+        if isinstance(model, Mapping) and "agent_id" not in model:
+            read["model"] = {**model, "agent_id": given.pop("agent_id", False)}
+        if given:
+            read["algorithm"] = _scaled_as_then(given) | given
+        if isinstance(actors, Mapping):
+            read["actors"] = {"episodes": "fresh", **actors}
+        document = read
+    return parse(document, source)
+
+
+def _scaled_as_then(algorithm: Mapping[str, Any]) -> dict[str, object]:  # Any: YAML
+    """How critics of this algorithm were scaled before there were settings for it."""
+    then: dict[str, object] = {"popart": True, "value_decay": 0.9}
+    try:
+        fields = _algorithm_type(str(algorithm.get("name"))).model_fields
+    except SpecError:
+        return {}  # validation reports it
+    return {name: value for name, value in then.items() if name in fields}
+
+
+_NAMED: tuple[tuple[str, Callable[[str], type[Strict]], str], ...] = (
+    ("schedule", _schedule_type, "synchronous"),
+    ("scaling", _scaling_type, "fixed"),
+    ("sharing", _sharing_type, "fixed"),
+)
+"""Sections whose type depends on their name, with the name that they have if none is given."""
+
+
+def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
+    """The config types of the sections whose type depends on their name, by the section's path in the job."""
+    types: dict[tuple[str, ...], type[Strict]] = {}
+    with suppress(SpecError):
+        types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
+    for section, type_of, default in _NAMED:
+        with suppress(SpecError):
+            types[section,] = type_of(str(name_of(document.get(section)) or default))
+    if isinstance(sharing := document.get("sharing"), Mapping) and "similarity" in sharing:
+        with suppress(SpecError):
+            types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
+    given = document.get("sinks")
+    for index, sink in enumerate(given[:MOST_SINKS] if isinstance(given, list | tuple) else ()):
+        with suppress(SpecError):
+            types["sinks", str(index)] = _sink_type(str(name_of(sink)))
+    return types
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read a job file ("-": standard input) and the files that it names, and apply `a.b=value` overrides.
+
+    Values of overrides are YAML. For use on the user's machine only, because it reads the files. Raises SpecError.
+    """
+    return of_document(documents.given(path), overrides, documents.name_of(path))
+
+
+def of_document(document: object, overrides: Sequence[str], source: str) -> JobSpec:
+    """Load a job from a parsed document, which is not modified. Raises SpecError."""
+    if isinstance(document, dict):
+        document = copy.deepcopy(document)
+        for override in overrides:
+            override_field(document, override)
+        document = with_files(document, source)
+    return parse(document, source)
+
+
+def load_resolved(path: Path) -> JobSpec:
+    """Read the spec.yaml of a run folder; it may be untrusted, so files named in it are not read.
+
+    Raises SpecError, NotFoundError, CorruptError or UnavailableError.
+    """
+    return parse_resolved(documents.stored(path), str(path))
+
+
+def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:
+    """The spec with its stop rules updated: each given rule replaces the one of the same name, null removes it.
+
+    Raises SpecError, each line starting with `source`, for invalid rules, and if no rule is left.
+    """
+    document = json.loads(spec.to_json())
+    return parse(document | {"stop": document["stop"] | rules if isinstance(rules, dict) else rules}, source)
+
+
+def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: YAML
+    """A job's document with the paths of the user's files replaced by their contents; runs on the user's machine.
+
+    A submitted job never contains paths, because the coordinator would read files of its own machine. Raises SpecError,
+    with one line per error, each starting with `source`, for a file that cannot be read or is invalid.
+    """
+    read = dict(document)
+    if isinstance(bill := read.get("bill"), Mapping) and isinstance(path := bill.get("prices"), str):
+        try:
+            read["bill"] = {**bill, "prices": price_tables.read(path)}
+        except SpecError as error:
+            raise SpecError("\n".join(f"{source}: bill.prices: {line}" for line in str(error).splitlines())) from None
+    if isinstance(scaling := read.get("scaling"), Mapping) and isinstance(name := scaling.get("name"), str):
+        read["scaling"] = _scaling_with_files(name, scaling, source)
+    return read
+
+
+def _scaling_with_files(name: str, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:  # Any: YAML
+    try:
+        config_type = _scaling_type(name)
+    except SpecError:
+        return section  # validation reports it with all other errors
+    try:
+        return config_type.with_files(section)
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
+
+
+def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML
+    """Set a field of a job's document, given as section.field=value (the value is YAML); raises SpecError."""
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise SpecError(f"--set {override!r}: write it as section.field=value")
+    *sections, field = key.split(".")
+    for section in sections:
+        inner = document.setdefault(section, {})
+        if isinstance(inner, str) and section in ("algorithm", "schedule", "scaling", "sharing", "similarity"):
+            inner = document[section] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise SpecError(f"--set {override!r}: {section} is {inner!r}, not a section with fields")
+        document = inner
+    try:
+        document[field] = documents.yaml_of(text, field)
+    except SpecError:
+        raise SpecError(f"--set {override!r}: {text!r} is not a YAML value") from None

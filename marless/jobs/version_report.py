@@ -1,0 +1,134 @@
+"""How an asynchronous run went: staleness of its gradients, what waited, what was lost, and how busy its slots were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from marless.jobs.record import AggregationRecord, GradientRecord, InvocationRecord, RoundRecord
+from marless.jobs.schedules import arrivals
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionReport:
+    """Sums and means over the versions of a run, or of a part of it."""
+
+    versions: int
+    gradients: int
+    staleness: float
+    """Mean of all gradients."""
+    stalest: int
+    weight: float
+    """Mean weight of all gradients."""
+    waited_s: float
+    """Mean seconds from a gradient's arrival until it was applied."""
+    because: Mapping[str, int]
+    """Number of versions by why they were made: see `marless.learning.aggregation.queue.Because`."""
+    dropped: int
+    """Rollouts that were too old to be learned from."""
+    lost: int
+    """Rollouts and gradients that failed."""
+    refused: int
+    """Gradients that came too late, or again."""
+    actors_busy: float
+    """Fraction of the actors' time in which a rollout ran, from its place in the queue to its end."""
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{count} by {name}" for name, count in sorted(self.because.items()))
+        return (
+            f"{self.versions} versions ({why}) from {self.gradients} gradients; staleness {self.staleness:.2f} on "
+            f"average, {self.stalest} at most; mean weight {self.weight:.3f}; a gradient waited {self.waited_s:.3f} s "
+            f"on average; {self.dropped} rollouts too old, {self.lost} rollouts or gradients lost, {self.refused} "
+            f"gradients refused; actors busy {self.actors_busy:.0%} of the time"
+        )
+
+
+def version_report(records: Sequence[RoundRecord]) -> VersionReport | None:
+    """How these successive versions went; None for a job of another schedule, or without a version."""
+    found = [(record, record.aggregation) for record in records if record.aggregation]
+    if not found:
+        return None
+    gradients = [gradient for _, each in found for gradient in each.gradients]
+    last = found[-1][1]
+    count = max(len(gradients), 1)
+    return VersionReport(
+        versions=len(found),
+        gradients=len(gradients),
+        staleness=sum(each.staleness for each in gradients) / count,
+        stalest=max((each.staleness for each in gradients), default=0),
+        weight=sum(each.weight for each in gradients) / count,
+        waited_s=sum(each.waited_s for each in gradients) / count,
+        because=dict(Counter(each.because for _, each in found)),
+        dropped=last.dropped,
+        lost=last.lost,
+        refused=last.refused,
+        actors_busy=busy([record for record, _ in found], "actor"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unused:
+    """Rollouts of a run that no version was made of: too old, lost, or still waiting when the job ended."""
+
+    rollouts: int
+    of: int
+    """All that have ended."""
+    share: float
+    """Of the actors' seconds, and so of what they cost."""
+
+
+def unused(records: Sequence[RoundRecord]) -> Unused | None:
+    """What was rolled out for nothing; None for a job of another schedule."""
+    made = [each.aggregation for each in records if each.aggregation]
+    if not made:
+        return None
+    used = {rollout for each in made for gradient in each.gradients for rollout in gradient.rollouts}
+    ended = {each.number for one in made for each in arrivals.read(one.arrivals) if each.kind == "rollout"}
+    seconds = {True: 0.0, False: 0.0}
+    for each in (invocation for record in records for invocation in record.invocations):
+        if each.function == "actor":
+            seconds[_rollout(each) in used] += max(each.end_s - each.start_s, 0.0)
+    total = sum(seconds.values())
+    return Unused(rollouts=len(ended - used), of=len(ended), share=seconds[False] / total if total else 0.0)
+
+
+def _rollout(actor: InvocationRecord) -> int:
+    """The number of an actor's rollout, from its id: "<job>/<rollout>/train/0"."""
+    return int(actor.id.split("/")[-3])
+
+
+def busy(records: Sequence[RoundRecord], function: str) -> float:
+    """Fraction of the actors' time in which invocations of a function were under way, 1 at most.
+
+    An invocation counts where it ended, so that single versions may show more or less than was busy.
+    """
+    ran_s = sum(
+        max(each.end_s - (each.queued_s or each.start_s), 0.0)
+        for record in records
+        for each in record.invocations
+        if each.function == function
+    )
+    slots_s = sum(record.actors * record.spent_s for record in records)
+    return min(ran_s / slots_s, 1.0) if slots_s > 0 else 0.0
+
+
+def scalars(aggregation: AggregationRecord) -> dict[str, float]:
+    """The numbers of one version, for sinks."""
+    gradients = aggregation.gradients
+    return {
+        "versions/gradients": len(gradients),
+        "versions/staleness": aggregation.mean_staleness,
+        "versions/stalest": max((each.staleness for each in gradients), default=0),
+        "versions/weight": _mean(gradients, "weight"),
+        "versions/waited_s": _mean(gradients, "waited_s"),
+        "versions/sampling": aggregation.sampling,
+        "versions/waiting": aggregation.waiting,
+        "versions/learning": aggregation.learning,
+        "versions/dropped": aggregation.dropped,
+        "versions/lost": aggregation.lost,
+    }
+
+
+def _mean(gradients: Sequence[GradientRecord], name: str) -> float:
+    return sum(float(getattr(each, name)) for each in gradients) / max(len(gradients), 1)

@@ -1,0 +1,207 @@
+"""Applies aggregated gradients to a published state: NumPy, so that it needs no learner and no torch.
+
+Adam divides a gradient by its running size. If every gradient is multiplied by one small weight, Adam divides that
+weight out again, and the step is as long as before. So a weight must act on the *step*. For gradients g_i of weights
+w_i, i = 1 … H:
+
+    ĝ = Σ w_i g_i / Σ w_i    the direction: stale gradients count less than fresh ones
+    s = (1/H) Σ w_i          the length: all of them stale, and the step is shorter
+    θ ← θ − s · lr · A(ĝ)    A: the direction of Adam, whose moments see ĝ, at the usual scale
+
+With plain gradient descent, A(g) = g, this is Yu et al. 2024 to the letter: θ ← θ − (lr/H) Σ w_i g_i. The other form,
+(1/H) Σ w_i A(g_i), was left out: each g_i alone is noisier than their mean, Adam's division by its size makes a step of
+full length of it, and the moments would have to be those before all of them, or depend on the order.
+
+With `step: separate` each gradient is a step of Adam of its own, of length w_i · lr and in order of arrival, as in the
+public code of that paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError
+from marless.core.net_step import NetStep, ReturnScale
+from marless.core.state import Arrays, PolicyState
+from marless.learning.aggregation.adam import adam_, clip_norm_
+from marless.learning.aggregation.arrays import Matrices
+from marless.learning.aggregation.units import rescale_, updated_moments
+from marless.learning.nets.layout import checked
+from marless.learning.nets.serial import not_finite
+
+_RETURNS = "returns"
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Several gradients as one."""
+
+    gradient: Arrays
+    """Σ w_i g_i / Σ w_i, array by array."""
+    scale: float
+    """(1/H) Σ w_i, the length of the step; 1 if all are fresh."""
+
+
+def combine(gradients: Sequence[Arrays], weights: Sequence[float]) -> Combined:
+    """Combine gradients of the same arrays; see the module's docstring. Sums are of float64, in the given order.
+
+    Raises ValueError for no gradients, as many weights as not, and weights that are not above 0; CorruptError for
+    gradients with other arrays than the first.
+    """
+    if not gradients or len(gradients) != len(weights) or not all(each > 0 for each in weights):
+        raise ValueError(f"{len(gradients)} gradients need as many weights above 0, got {list(weights)}")
+    total = sum(weights)
+    if len(gradients) == 1:
+        return Combined(gradients[0], weights[0])
+    mean = {}
+    for name, first in gradients[0].items():
+        mixed = np.zeros(first.shape)
+        for each, weight in zip(gradients, weights, strict=True):
+            if each.keys() != gradients[0].keys() or each[name].shape != first.shape:
+                raise CorruptError(f"gradients of {sorted(each)} and of {sorted(gradients[0])} cannot be averaged")
+            mixed += np.multiply(each[name], weight / total, dtype=np.float64)
+        mean[name] = mixed.astype(first.dtype)
+    return Combined(mean, total / len(weights))
+
+
+def applied(
+    state: PolicyState,
+    gradients: Sequence[Arrays],
+    weights: Sequence[float],
+    steps: Mapping[str, NetStep],
+    *,
+    separate: bool = False,
+) -> PolicyState:
+    """The state after one aggregation.
+
+    Args:
+        state: One version, as a learner publishes it; it does not change.
+        gradients: Of this state's name, as `Learner.gradients` gives them (`GradientOutput.gradients`).
+        weights: One each, in (0, 1].
+        steps: The step of each prefix; see `AlgorithmConfig.net_steps`.
+        separate: One step for each gradient, instead of one for their mean.
+
+    A single gradient of weight 1 gives what `Learner.apply` gives, up to the rounding of float32. Raises CorruptError
+    for gradients that do not fit the state.
+    """
+    check(state, gradients, steps)
+    nets = {prefix: _Net.of(state, prefix) for prefix in _prefixes(state, steps)}
+    for part in _parts(gradients, weights, separate=separate):
+        for prefix, net in nets.items():
+            net.step(part, steps[prefix])
+    acting, learning = dict(state.acting), dict(state.learning)
+    for net in nets.values():
+        net.write(acting, learning)
+    return PolicyState(acting, learning, state.metadata)
+
+
+def _parts(gradients: Sequence[Arrays], weights: Sequence[float], *, separate: bool) -> list[Combined]:
+    """What each step follows."""
+    if not separate:
+        return [combine(gradients, weights)]
+    return [combine([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
+
+
+def check(state: PolicyState, gradients: Sequence[Arrays], steps: Mapping[str, NetStep]) -> None:
+    """Raise CorruptError unless gradients have the arrays that a step of this state needs, all of them finite."""
+    expected: dict[str, tuple[tuple[int, ...], str]] = {}
+    for prefix in _prefixes(state, steps):
+        expected[prefix] = (Matrices.of(prefix, _weights(state, prefix)).size,), "float32"
+        if steps[prefix].returns is not None:
+            if (moments := state.learning.get(f"{prefix}.moments")) is None:
+                raise CorruptError(f"policy state: {prefix!r} has no moments of returns for its step to follow")
+            expected[f"{prefix}.{_RETURNS}"] = moments.shape, "float64"
+    for gradient in gradients:
+        found = {name: (array.shape, array.dtype.name) for name, array in gradient.items()}
+        if found != expected:
+            raise CorruptError(f"a gradient has {found}, and its policy needs {expected}")
+        if odd := not_finite(gradient):
+            raise CorruptError(f"a gradient's array {odd!r} holds NaN or infinite values")
+
+
+@dataclass
+class _Net:
+    """The parameters and the optimizer's state of one net, changed in place."""
+
+    matrices: Matrices
+    acts: bool
+    flat: NDArray[np.float32]
+    first: NDArray[np.float32]
+    second: NDArray[np.float32]
+    count: int
+    moments: NDArray[np.float64] | None
+    target: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, state: PolicyState, prefix: str) -> _Net:
+        weights, learning = _weights(state, prefix), state.learning
+        matrices = Matrices.of(prefix, weights)
+        size = (matrices.size,)
+        moments = learning.get(f"{prefix}.moments")
+        if moments is not None and moments.shape != (matrices.outputs, 3):
+            raise CorruptError(
+                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[matrices.outputs, 3]}"
+            )
+        return cls(
+            matrices=matrices,
+            acts=weights is state.acting,
+            flat=matrices.flat(weights),
+            first=checked(learning, f"{prefix}.first", size).copy(),
+            second=checked(learning, f"{prefix}.second", size).copy(),
+            count=_count(learning[f"{prefix}.count"], prefix),
+            moments=None if moments is None else moments.astype(np.float64),
+            target=checked(learning, f"{prefix}.target", size) if f"{prefix}.target" in learning else None,
+        )
+
+    def step(self, part: Combined, step: NetStep) -> None:
+        """Take one step; the critic's units follow the returns first."""
+        prefix = self.matrices.prefix
+        if step.returns is not None and self.moments is not None:
+            self._follow(part.gradient[f"{prefix}.{_RETURNS}"].astype(np.float64), step.returns)
+        gradient_D = part.gradient[prefix].astype(np.float32)
+        clip_norm_(gradient_D, step.max_grad_norm)
+        self.count += 1
+        lr = part.scale * step.lr
+        adam_(self.flat, self.first, self.second, self.count, gradient_D, lr=lr, eps=step.eps)
+        if step.target_steps is not None and self.count % step.target_steps == 0:
+            self.target = self.flat.copy()
+
+    def _follow(self, batch_K3: NDArray[np.float64], returns: ReturnScale) -> None:
+        assert self.moments is not None
+        before, self.moments = self.moments, updated_moments(self.moments, batch_K3, returns.decay)
+        if returns.popart:
+            rescale_(self.matrices.output_layer(self.flat), before, self.moments)
+
+    def write(self, acting: dict[str, NDArray[np.generic]], learning: dict[str, NDArray[np.generic]]) -> None:
+        """Put the arrays into the parts of a state, in place of the present ones."""
+        prefix = self.matrices.prefix
+        (acting if self.acts else learning).update(self.matrices.named(self.flat))
+        learning[f"{prefix}.first"], learning[f"{prefix}.second"] = self.first, self.second
+        learning[f"{prefix}.count"] = np.array(self.count, np.int64)
+        if self.moments is not None:
+            learning[f"{prefix}.moments"] = self.moments
+        if self.target is not None:
+            learning[f"{prefix}.target"] = self.target
+
+
+def _prefixes(state: PolicyState, steps: Mapping[str, NetStep]) -> list[str]:
+    """The nets of a state that take a step; raises CorruptError if there are none."""
+    found = [prefix for prefix in steps if f"{prefix}.count" in state.learning]
+    if not found:
+        raise CorruptError(f"policy state: it has no optimizer of any of {sorted(steps)}")
+    return found
+
+
+def _count(array: NDArray[np.generic], prefix: str) -> int:
+    if array.shape != () or array.dtype.kind not in "iu":
+        raise CorruptError(f"policy state: {prefix}.count is {array.dtype}{list(array.shape)}, expected a whole number")
+    return int(array)
+
+
+def _weights(state: PolicyState, prefix: str) -> Arrays:
+    """The part of a state that has the weights of a net: actors need those of policies only."""
+    return state.acting if any(name.startswith(f"{prefix}.") for name in state.acting) else state.learning

@@ -1,0 +1,238 @@
+"""The learner of the deterministic policy gradient family: MADDPG, whose critics read all agents, and IDDPG.
+
+They differ only in the inputs of critics and the agents that a critic serves, see `Critic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from marless.core.errors import CorruptError
+from marless.core.state import Arrays
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
+from marless.learning.algos.ddpg.config import DDPGConfig
+from marless.learning.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
+from marless.learning.algos.ddpg.heads import DeterministicHead, head
+from marless.learning.algos.ddpg.nets import RowNets
+from marless.learning.algos.ddpg.training import DDPGTraining, Ensemble, TrainedActorCritic
+from marless.learning.algos.learner import LearnerContext, RoundInput
+from marless.learning.algos.off_policy.learner import (
+    Kinds,
+    OffPolicyLearner,
+    PublishedNet,
+    Training,
+    follow_,
+    make_optimizer,
+)
+from marless.learning.algos.rates import value_at
+from marless.learning.algos.training.policy_batching import Stack, row_stacks
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets.acting import description
+from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_STOCHASTIC, STOCHASTIC
+from marless.learning.nets.adam import clip_norm_
+from marless.learning.nets.bank import Bank, Row
+from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.layout import NetLayout, checked, layout
+from marless.learning.nets.model import ModelSpec
+
+Critic = Literal["own", "joint"]
+"""own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
+_POLICY, _CRITIC, _TWIN = "policy", "critic", "twin"
+"""Prefixes of nets in published states."""
+
+
+@dataclass(frozen=True)
+class _Class:
+    """The policies of one agent class of the scope."""
+
+    agents: AgentClass
+    inputs: Inputs
+    """Inputs of the policies and, with the action, of critics that they share."""
+    head: DeterministicHead
+    policies: Bank[Row]
+    layout: NetLayout
+    codec: StateCodec
+
+    def sizes(self, *, ids: bool) -> Sizes:
+        """What critics read of each agent, with or without its id."""
+        seen = self.inputs.size(self.agents) if ids else self.agents.obs_size
+        return Sizes(len(self.agents.agents), seen, self.agents.action.n)
+
+    def chosen(self, inputs: RoundInput, samples: int, device: torch.device) -> list[Stack]:
+        """The stacks of the round's groups of this class, which train on batches of so many samples."""
+        mine = [group for group in inputs.groups if group.agents[0] in self.agents.agents]
+        return row_stacks(mine, self.agents, pooling=inputs.pooling, samples=samples, device=device)
+
+
+def _mixes(action: Discrete | Box, config: DDPGConfig) -> bool:
+    """True if exploring actors mix uniform actions into those of the policy."""
+    return isinstance(action, Discrete) and config.epsilon != 0
+
+
+class DDPGLearner(OffPolicyLearner):
+    """The learner of one scope of one job; see `marless.learning.algos.learner.Learner`."""
+
+    def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
+        classes = context.scope.agent_classes(context.spaces)
+        inputs = {k: Inputs.of(context.spaces.classes[k], context.model) for k in context.scope.classes}
+        explores = {
+            k: config.epsilon if _mixes(context.spaces.classes[k].action, config) else config.noise for k in inputs
+        }
+        kinds = Kinds(inputs=inputs, exploration=explores, with_state=False, team=False, together=critic == "joint")
+        super().__init__(config, context, kinds)
+        self._config = config
+        self._model, self._activation = context.model, context.model.activation
+        seen = zip(classes, inputs.values(), strict=True)
+        self._classes = tuple(_class(agents, each, config, context.model) for agents, each in seen)
+        sizes = [each.sizes(ids=critic == "own") for each in self._classes]
+        self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
+        self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
+        self._critics = {
+            prefix: PublishedNet(
+                StateCodec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True),
+                Bank(_itself),
+            )
+            for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
+        }
+        agents = tuple(agent for each in classes for agent in each.agents)
+        self._critic_names = tuple(f"critic.{agent}" for agent in agents) if critic == "joint" else ()
+
+    def _joint(self) -> tuple[str, ...]:
+        return self._critic_names
+
+    def _parts(self, name: str) -> Sequence[PublishedNet]:
+        critics = tuple(self._critics.values())
+        if name in self._critic_names:
+            return critics
+        mine = self._serves(name)
+        return (PublishedNet(mine.codec, mine.policies), *(() if self._critic_names else critics))
+
+    def _metadata(self, name: str) -> Mapping[str, str]:
+        if name in self._critic_names:
+            return {"kind": self._model.kind, "activation": self._activation}
+        mine = self._serves(name)
+        agents = mine.agents
+        acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
+        if _mixes(agents.action, self._config):
+            acts = EPSILON_STOCHASTIC
+        return description(agents, self._model, acts=acts, inputs=mine.inputs)
+
+    def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
+        ensembles = self._together(inputs, copies) if self._critic_names else self._apart(inputs, copies)
+        heads = [each.head for each in self._classes]
+        return DDPGTraining(self._config, self._scope.name, ensembles, heads, (inputs.seed, inputs.round))
+
+    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        prefixes = [part.codec.prefix for part in self._parts(name)]
+        if not gradients.keys() & prefixes:
+            raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {prefixes}")
+        for part in self._parts(name):
+            prefix = part.codec.prefix
+            if prefix in gradients:  # policies are not updated in every step
+                gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
+                gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
+                lr = self._lr(prefix, env_steps)
+                part.bank.change(name, partial(self._follow, gradient_1D=gradient_1D, lr=lr))
+
+    def _follow(self, row: Row, gradient_1D: torch.Tensor, lr: float) -> None:
+        clip_norm_(gradient_1D, self._config.max_grad_norm)
+        make_optimizer(self._config, row, lr=lr, steps=1).step(gradient_1D)
+        follow_(self._config, row)
+
+    def _serves(self, name: str) -> _Class:
+        """The class of a policy."""
+        return self._classes[self._scope.classes.index(self._class_of(name))]
+
+    def _lr(self, prefix: str, env_steps: int) -> float:
+        return value_at(self._config.lr if prefix == _POLICY else self._config.critic_lr, env_steps)
+
+    def _together(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
+        """One ensemble of all agents of all classes, with one critic per agent."""
+        seats = Stack.separate(self._critic_names, self._device)
+        critics = {prefix: _arranged(part.bank, [seats], copies)[0] for prefix, part in self._critics.items()}
+        actors, policies, first = [], [], 0
+        for index, each in enumerate(self._classes):
+            chosen = each.chosen(inputs, self._config.batch_size, self._device)
+            for stack, row in zip(chosen, _arranged(each.policies, chosen, copies), strict=True):
+                judges = [first + agent for agent in stack.agents.tolist()]
+                actors.append(self._actors(index, stack, row, critics[_CRITIC], judges))
+                policies.append(self._trained("policy", _POLICY, stack.names, row, inputs))
+            first += len(each.agents.agents)
+        return [self._ensemble(None, actors, policies, seats, critics, inputs)]
+
+    def _apart(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
+        """One ensemble per stack of policies, with one critic per policy."""
+        (mine,) = self._classes
+        chosen = mine.chosen(inputs, self._config.batch_size, self._device)
+        policies = _arranged(mine.policies, chosen, copies)
+        critics = {prefix: _arranged(part.bank, chosen, copies) for prefix, part in self._critics.items()}
+        ensembles = []
+        for i, stack in enumerate(chosen):
+            seats = stack.seated()
+            judged = {prefix: found[i] for prefix, found in critics.items()}
+            actors = self._actors(0, seats, policies[i], judged[_CRITIC], stack.owners)
+            trained = self._trained("policy", _POLICY, stack.names, policies[i], inputs)
+            ensembles.append(self._ensemble(stack, [actors], [trained], seats, judged, inputs))
+        return ensembles
+
+    def _ensemble(
+        self,
+        stack: Stack | None,
+        actors: Sequence[Actors],
+        policies: Sequence[TrainedActorCritic],
+        seats: Stack,
+        critics: Mapping[str, Row],
+        inputs: RoundInput,
+    ) -> Ensemble:
+        judges = [Critics(**self._nets(self._critic_layout, row, seats)) for row in critics.values()]
+        trained = [self._trained("critic", prefix, seats.names, row, inputs) for prefix, row in critics.items()]
+        nets = ActorCritics(self._inputs, actors, judges, regularisation=self._config.regularisation)
+        return Ensemble(stack=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
+
+    def _actors(self, index: int, stack: Stack, row: Row, critic: Row, judges: Sequence[int]) -> Actors:
+        """Make a stack of policies; `judges` are the indices of its rows' critics."""
+        mine = self._classes[index]
+        return Actors(
+            index=index,
+            stack=stack,
+            head=mine.head,
+            judges=RowNets(self._critic_layout, critic["flat"], self._activation, judges),
+            own=self._inputs.own(index).to(self._device)[stack.agents],
+            **self._nets(mine.layout, row, stack),
+        )
+
+    def _nets(self, shape: NetLayout, row: Row, stack: Stack) -> dict[str, RowNets]:
+        return {
+            key: RowNets(shape, row[tensor], self._activation, stack.owners)
+            for key, tensor in (("nets", "flat"), ("targets", "target"))
+        }
+
+    def _trained(
+        self, function: Literal["critic", "policy"], prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput
+    ) -> TrainedActorCritic:
+        lr, steps = self._lr(prefix, inputs.env_steps), self._gradient_steps(inputs)
+        optimizer = make_optimizer(self._config, row, lr=lr, steps=steps)
+        return TrainedActorCritic(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
+
+
+def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
+    shape = layout(inputs.size(agents), model, agents.action.n)
+    codec = StateCodec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
+    return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
+
+
+def _arranged(bank: Bank[Row], chosen: Sequence[Stack], copies: bool) -> list[Row]:
+    """The stacked rows of a bank, or copies of them."""
+    wanted = [(stack.names, stack.starts) for stack in chosen]
+    return bank.copies(wanted) if copies else bank.arrange(wanted)
+
+
+def _itself(row: Row) -> Row:
+    """The function of these banks: the stacked tensors themselves, as nets are made for each round."""
+    return row

@@ -1,0 +1,393 @@
+"""The base of learners of all off-policy families: a round is added to the replay buffer, then gradient steps draw
+from it.
+
+A round: insert its trajectories; once the buffer holds enough, `updates` times: draw, assemble a batch, take a gradient
+step, move target nets. A learner's state besides its nets is published as one joint state, `replay.<scope>`, which
+actors do not read; together with the replay file, it determines an update completely.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.core.errors import CorruptError, NotFoundError
+from marless.core.functions import FunctionRun
+from marless.core.group import Group
+from marless.core.interruption import check
+from marless.core.state import REPLAY, Arrays, PolicyState
+from marless.learning.algos.algorithm import remembered
+from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
+from marless.learning.algos.off_policy.batches import Batch
+from marless.learning.algos.off_policy.config import OffPolicyConfig
+from marless.learning.algos.off_policy.draws import BatchSource
+from marless.learning.algos.rates import Rate, value_at
+from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
+from marless.learning.algos.training.table import tabulate
+from marless.learning.data.frames import ReplaySchema
+from marless.learning.data.replay_buffer import ReplayBuffer
+from marless.learning.nets.adam import Adam
+from marless.learning.nets.bank import Bank, Row
+from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.layout import checked, generator
+from marless.learning.nets.rmsprop import RMSProp
+
+Metrics = dict[str, dict[str, float]]
+"""Metrics by published name, then by metric."""
+_STREAM = 4
+"""Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
+_EXPLORATION, _REWARDS = "exploration", "rewards"
+"""Names of arrays in states."""
+
+
+class Optimizer(Protocol):
+    """Takes gradient steps with stacked parameters, in place."""
+
+    def step(self, gradient_PD: Tensor) -> None:
+        """Take one step along a gradient [P, D]."""
+        ...
+
+
+@dataclass(frozen=True)
+class PublishedNet:
+    """One net of a published state: the codec of its row, and the bank that holds it."""
+
+    codec: StateCodec
+    bank: Bank[Any]  # Any: the family's own function type, which this module does not use
+
+
+class Training(Protocol):
+    """The stacked nets of a scope during one update, and their gradient steps."""
+
+    @property
+    def count(self) -> int:
+        """Env steps or episodes per batch."""
+        ...
+
+    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
+        """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws.
+
+        A priority NaN leaves that of its sample as it is.
+        """
+        ...
+
+    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
+        """The gradients [D] of `step` before limiting their norms, by name and net prefix; and priorities."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Means over the gradient steps so far."""
+        ...
+
+    def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
+        """The measurements of each policy (curvature, noise) that the round asks for, over a batch; metered."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """What distinguishes a family's use of the replay buffer."""
+
+    inputs: Mapping[int, Inputs]
+    """Inputs of the nets of each class, by index."""
+    exploration: Mapping[int, Rate]
+    """The actors' exploration parameter of each class, by index: ε, or a standard deviation."""
+    with_state: bool
+    """True if batches have the global state."""
+    team: bool
+    """True if batches have the rewards of the team, not of each agent."""
+    together: bool
+    """True if the agents of an env step are valued together, by a mixer or by joint critics."""
+
+
+class OffPolicyLearner(ABC):
+    """The learner of one scope; see `marless.learning.algos.learner.Learner`. Families define their nets and their
+    training.
+    """
+
+    def __init__(self, config: OffPolicyConfig, context: LearnerContext, kinds: Kinds) -> None:
+        self._settings = config
+        self._kinds = kinds
+        self._scope, self._spaces = context.scope, context.spaces
+        self._device = torch.device(context.device)
+        self._replay_name = f"replay.{context.scope.name}"
+        self._explores: dict[str, float] = {}
+        self._class_by_name: dict[str, int] = {}
+        memory = remembered(config, context.model, context.spaces, carried=context.carried)
+        schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
+        self._replay = _replay(config, schema, context.replay)
+        self._moments = self._no_rewards()
+        self._batches = BatchSource(
+            replay=self._replay,
+            schema=schema,
+            classes=tuple((k, context.spaces.classes[k], kinds.inputs[k]) for k in context.scope.classes),
+            config=config,
+            longest=context.spaces.max_steps,
+            team=kinds.team,
+            together=kinds.together,
+            with_dead_agents_rewarded=config.reward_rule.after_death,
+            units=context.model.memory,
+            device=self._device,
+        )
+
+    @abstractmethod
+    def _joint(self) -> tuple[str, ...]:
+        """Names of joint states, which are published in addition to policies and the replay's state."""
+
+    @abstractmethod
+    def _parts(self, name: str) -> Sequence[PublishedNet]:
+        """Codecs and banks of the nets of a policy or joint state."""
+
+    @abstractmethod
+    def _metadata(self, name: str) -> Mapping[str, str]:
+        """Metadata of a policy or joint state."""
+
+    @abstractmethod
+    def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
+        """Stack the nets for the round's groups; with `copies`, copies of them, so that held states do not change."""
+
+    @abstractmethod
+    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        """Take one optimizer step from the state held under `name`."""
+
+    def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
+        """See `Learner`."""
+        for group in groups:
+            k = self._spaces.classes.index(self._spaces.class_of(group.agents[0]))
+            self._class_by_name |= {group.policy: k, group.start: k}
+        return (*(group.policy for group in groups), *self._joint(), self._replay_name)
+
+    def initial(self, name: str, seed: int) -> PolicyState:
+        """See `Learner`. The replay buffer is initially empty."""
+        if name == self._replay_name:
+            empty = _replay(self._settings, self._batches.schema, None)
+            return _remembered(empty, self._no_rewards())
+        rng = generator(seed, name)
+        arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
+        return self._compose(name, arrays, self._exploration(name, 0))
+
+    def load(self, name: str, state: PolicyState) -> None:
+        """See `Learner`."""
+        if name == self._replay_name:
+            self._recall(state)
+            return
+        if dict(state.metadata) != dict(self._metadata(name)):
+            raise CorruptError(f"{name}: the state is of {dict(state.metadata)}, this job needs {self._metadata(name)}")
+        for part in self._parts(name):
+            row = part.codec.read(state.acting, state.learning)
+            part.bank.put(name, {key: tensor.to(self._device) for key, tensor in row.items()})
+        if name not in self._joint():
+            self._explores[name] = float(checked(state.acting, _EXPLORATION, (1,))[0])
+
+    def state(self, name: str) -> PolicyState:
+        """See `Learner`."""
+        if name == self._replay_name:
+            return _remembered(self._replay, self._moments)
+        arrays = [part.codec.write(part.bank.row(name)) for part in self._parts(name)]
+        return self._compose(name, arrays, self._explores.get(name, 0.0))
+
+    def update(self, inputs: RoundInput) -> UpdateOutput:
+        """See `Learner`."""
+        meter = PassTimer()
+        names = self.names(inputs.groups)
+        with meter.measure("post_process", (self._scope.name,)):
+            self._remember(inputs)
+        pending = self._compare(inputs)
+        training = self._training(inputs, copies=False)
+        metrics: Metrics = {name: {} for name in names}
+        if self._ready():
+            rng = draw_generator(inputs)
+            for batch in self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter):
+                check(inputs.stopped)
+                self._reprioritise(batch, training.step(batch, meter))
+            _merge(metrics, training.metrics())
+            if measuring.asked(inputs.measure):
+                [batch] = self._draws(inputs, rng, training.count, 1, PassTimer())
+                _merge(metrics, training.measured(inputs, batch, meter))
+        after = self._env_steps_after(inputs)
+        self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
+        metrics[self._replay_name] = self._replay.report()
+        distances, compared = _compared(pending)
+        return UpdateOutput(metrics, (*meter.runs(), *compared), distances)
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        """See `Learner`. The round is inserted into the replay buffer, of which there is only one version."""
+        meter = PassTimer()
+        with meter.measure("post_process", (self._scope.name,)):
+            self._remember(inputs)
+        if not self._ready():
+            return GradientOutput({}, {self._replay_name: self._replay.report()}, meter.runs())
+        training = self._training(inputs, copies=True)
+        [batch] = self._draws(inputs, draw_generator(inputs), training.count, 1, meter)
+        found, priority_E = training.gradients(batch, meter)
+        self._reprioritise(batch, priority_E)
+        after, policies = self._env_steps_after(inputs), {group.policy for group in inputs.groups}
+        gradients: dict[str, Arrays] = {
+            name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
+            | ({_EXPLORATION: np.array([self._exploration(name, after)], np.float32)} if name in policies else {})
+            for name, parts in found.items()
+        }
+        return GradientOutput(gradients, training.metrics() | {self._replay_name: self._replay.report()}, meter.runs())
+
+    def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        """See `Learner`; `gradients` also has the actors' next exploration parameter."""
+        self._apply(name, gradients, env_steps)
+        if name not in self._joint():
+            self._explores[name] = float(checked(gradients, _EXPLORATION, (1,))[0])
+
+    def _class_of(self, name: str) -> int:
+        """Index of the agent class of a policy; raises NotFoundError if no group had this name.
+
+        Before there are groups, policies have the names of their agents.
+        """
+        if name not in self._class_by_name and name in self._spaces.agents:
+            return self._spaces.classes.index(self._spaces.class_of(name))
+        if name not in self._class_by_name and len(self._scope.classes) > 1:
+            raise NotFoundError(
+                f"no group of this learner has a policy {name!r}; it knows {sorted(self._class_by_name)}"
+            )
+        return self._class_by_name.get(name, self._scope.classes[0])
+
+    def _compose(self, name: str, arrays: Sequence[tuple[Arrays, Arrays]], exploration: float) -> PolicyState:
+        acting = {key: array for part, _ in arrays for key, array in part.items()}
+        learning = {key: array for _, part in arrays for key, array in part.items()}
+        if name not in self._joint():
+            acting[_EXPLORATION] = np.array([exploration], np.float32)
+        return PolicyState(acting, learning, self._metadata(name))
+
+    def _no_rewards(self) -> RewardMoments:
+        return RewardMoments(self._scope.classes, self._settings.gamma, team=self._kinds.team)
+
+    def _remember(self, inputs: RoundInput) -> None:
+        known, rule = self._replay.counts.inserted, self._settings.reward_rule
+        trajectories = [rewarded(each, self._spaces, rule) for each in inputs.trajectories]
+        self._replay.insert(inputs.round, trajectories)
+        if self._replay.counts.inserted > known:
+            self._moments.add([with_dead_agents_rewarded(each, rule) for each in trajectories])
+
+    def _recall(self, state: PolicyState) -> None:
+        moments = self._no_rewards()
+        sums = state.learning.get(_REWARDS)
+        if sums is None or sums.shape != moments.sums.shape:
+            raise CorruptError(
+                f"{self._replay_name}: the state holds no moments of the rewards of {self._scope.name}; an earlier "
+                "version of marless wrote it, which scaled rewards otherwise: train the job anew"
+            )
+        moments.sums[:] = sums
+        self._replay.restore(state.learning)
+        self._moments = moments
+
+    def _ready(self) -> bool:
+        return self._replay.size >= max(self._settings.warmup, 1)
+
+    def _draws(
+        self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: PassTimer
+    ) -> Iterator[Batch]:
+        """Draw `times` batches, metered as post-processing."""
+        beta = value_at(self._settings.replay.beta, inputs.env_steps)
+        batches = self._batches.draws(rng, count, times, self._moments, beta)
+        while True:
+            with meter.measure("post_process", (self._scope.name,)):
+                together = next(batches, None)
+            if together is None:
+                return
+            yield from together
+
+    def _reprioritise(self, batch: Batch, priority_E: Tensor | None) -> None:
+        if priority_E is not None:
+            self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
+
+    def _gradient_steps(self, inputs: RoundInput) -> int:
+        """Number of gradient steps of an update."""
+        return self._settings.gradient_steps(_sampled(inputs))
+
+    def _env_steps_after(self, inputs: RoundInput) -> int:
+        """The job's env steps when the next round begins."""
+        return inputs.env_steps + _sampled(inputs)
+
+    def _exploration(self, name: str, env_steps: int) -> float:
+        """The exploration parameter of a policy in a round that begins after so many env steps of the job."""
+        if name in self._joint():
+            return 0.0
+        return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
+
+    def _compare(self, inputs: RoundInput) -> list[similarity.PendingMeasurement]:
+        """Start to measure the similarity of the agents of each class, if the round asks for it."""
+        if inputs.measure.similarity is None:
+            return []
+        pending = []
+        for k in self._scope.classes:
+            table = partial(tabulate, inputs.trajectories, k, False)
+            pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
+        return pending
+
+
+def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) -> Optimizer:
+    """Make the config's optimizer for `steps` gradient steps with the nets of a stacked row."""
+    if config.optimizer == "rmsprop":
+        return RMSProp(row["flat"], row["second"], row["count"], lr=lr, eps=config.optimizer_eps)
+    eps = config.optimizer_eps
+    return Adam(row["flat"], row["first"], row["second"], row["count"], steps=steps, lr=lr, eps=eps)
+
+
+def follow_(config: OffPolicyConfig, row: Row) -> None:
+    """Update the target nets of a stacked row after a gradient step.
+
+    Either by `target_tau` of the difference in every step (Lillicrap et al. 2016, algorithm 1), or by a copy every
+    `target_every` steps of the net (Mnih et al. 2015).
+    """
+    if config.target_every is None:
+        row["target"].lerp_(row["flat"], config.target_tau)
+        return
+    due_P = row["count"].remainder(config.target_every) == 0
+    if due_P.any():
+        row["target"][due_P] = row["flat"][due_P]
+
+
+def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) -> ReplayBuffer:
+    spec = config.replay
+    alpha = spec.alpha if spec.draw == "prioritised" else None
+    return ReplayBuffer(schema, spec.capacity, path, alpha=alpha, unit=spec.unit)
+
+
+def _sampled(inputs: RoundInput) -> int:
+    """Env steps of the round."""
+    return sum(trajectory.env_steps for trajectory in inputs.trajectories)
+
+
+def draw_generator(inputs: RoundInput) -> np.random.Generator:
+    """The random generator of all draws from the replay in a round."""
+    return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
+
+
+def _remembered(replay: ReplayBuffer, moments: RewardMoments) -> PolicyState:
+    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
+
+
+def _merge(metrics: Metrics, more: Metrics) -> None:
+    for name, numbers in more.items():
+        metrics.setdefault(name, {}).update(numbers)
+
+
+def _compared(
+    pending: Sequence[similarity.PendingMeasurement],
+) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
+    distances: dict[str, NDArray[np.float64]] = {}
+    runs: list[FunctionRun] = []
+    for each in pending:
+        found, ran = each.result()
+        distances |= found
+        runs += ran
+    return distances, runs

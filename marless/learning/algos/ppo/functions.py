@@ -1,0 +1,315 @@
+"""The two training functions of a PPO update: a stack of policies, or a stack of critics, over a round's samples.
+
+They share only their inputs, so that a learner may run them concurrently. Shapes: P nets of the stack, D parameters,
+R rows, S samples per net and round, M samples of a minibatch, T time steps of a segment, K outputs of a critic.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from marless.core.interruption import Stopped, check, never
+from marless.learning.algos.ppo import losses, normalise, truncation, value
+from marless.learning.algos.ppo.config import ActorCriticConfig, PPOConfig
+from marless.learning.algos.rates import value_at
+from marless.learning.algos.training.samples import Samples, weights
+from marless.learning.algos.training.step_metrics import PRESENT, step_means
+from marless.learning.curvature.lanczos import Product
+from marless.learning.curvature.memory import hessian_product
+from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
+from marless.learning.envs.base import Box, Discrete
+from marless.learning.nets import adam, heads, stacked
+from marless.learning.nets.bank import Row
+from marless.learning.nets.layout import NetLayout
+
+Metrics = dict[str, Tensor]
+"""Values per net, [P], by metric."""
+Score = Callable[..., Tensor]
+"""A function of (log π, log π_old, advantage, weight), each [P, M], and of settings, which are numbers."""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The loss of policies without the entropy bonus."""
+
+    loss: Score
+    """The loss per policy, [P]."""
+    gradient: Score | None = None
+    """Its gradient with respect to log π, [P, M]; None leaves it to autograd."""
+    settings: tuple[str, ...] = ()
+    """Fields of the algorithm's config whose values, those of schedules included, both functions get, in this order."""
+
+    def slope(self, log_prob_PM: Tensor, *rest: object) -> Tensor:
+        """The gradient of the loss with respect to log π, [P, M], given the arguments of `loss`."""
+        return self.differentiated(log_prob_PM, *rest) if self.gradient is None else self.gradient(log_prob_PM, *rest)
+
+    def differentiated(self, log_prob_PM: Tensor, *rest: object) -> Tensor:
+        """The slope, always by autograd."""
+        leaf_PM = log_prob_PM.detach().requires_grad_()
+        (gradient_PM,) = torch.autograd.grad(self.loss(leaf_PM, *rest).sum(), leaf_PM)
+        return gradient_PM
+
+    def check(self, *values: float) -> None:
+        """Raise AssertionError unless `gradient` is what autograd finds; `values` are those of `settings`."""
+        rng = torch.Generator().manual_seed(0)
+        log_prob_PM, advantage_PM, old_PM = torch.randn(3, 2, 500, generator=rng).unbind()
+        old_PM = log_prob_PM + 0.3 * old_PM
+        weight_PM = torch.rand(2, 500, generator=rng) / 500
+        rest = old_PM, advantage_PM, weight_PM, *values
+        found_PM, expected_PM = self.slope(log_prob_PM.clone(), *rest), self.differentiated(log_prob_PM, *rest)
+        error = (found_PM - expected_PM).abs().max().item()
+        if found_PM.shape != expected_PM.shape or not error <= 1e-4 * expected_PM.abs().max().item():
+            raise AssertionError(
+                f"the gradient of {self.loss.__name__} is not the one that autograd finds: they differ by {error:.2g}, "
+                f"where the largest is {expected_PM.abs().max().item():.2g}; correct it, or leave it to autograd "
+                "(Surrogate without `gradient`)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """The settings of one round's training, with the values of schedules."""
+
+    lr: float
+    adam_eps: float
+    max_grad_norm: float
+    surrogate: Mapping[str, float]
+    """Those that the policies' loss gets; see `Surrogate.settings`."""
+    entropy: float
+    truncation: truncation.Truncation = "none"
+    """How ratios are limited over a group of learners, see `marless.learning.algos.ppo.truncation`."""
+    truncation_rho: float = 1.0
+    value_clip: float | None
+    huber: float | None
+    target_steps: int | None = None
+    """Optimizer steps between two updates of a policy's target network; None if it has none."""
+
+    @classmethod
+    def at(cls, env_steps: int, config: ActorCriticConfig, surrogate: Sequence[str]) -> RoundSettings:
+        """The settings of a config after this many env steps; `surrogate` names those that the policies' loss gets."""
+        return cls(
+            lr=value_at(config.lr, env_steps),
+            adam_eps=config.adam_eps,
+            max_grad_norm=config.max_grad_norm,
+            surrogate={name: value_at(getattr(config, name), env_steps) for name in surrogate},
+            entropy=value_at(config.entropy, env_steps),
+            truncation=config.truncation if isinstance(config, PPOConfig) else "none",
+            truncation_rho=config.truncation_rho if isinstance(config, PPOConfig) else 1.0,
+            value_clip=config.value_clip,
+            huber=config.huber,
+        )
+
+
+class _Trained(ABC):
+    """P nets, their optimizer, and the loop over epochs and minibatches."""
+
+    norm: ClassVar[str]
+    """Name of the gradient norm's metric."""
+
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str) -> None:
+        self.tensors = tensors
+        self.net = stacked.net(layout, tensors["flat"], activation)
+
+    def train(
+        self,
+        samples: Samples,
+        orders: Sequence[Tensor],
+        minibatches: int,
+        settings: RoundSettings,
+        stopped: Stopped = never,
+    ) -> Metrics:
+        """Train the nets in place; `orders` has one order of the units per epoch.
+
+        Metrics are means over the last epoch. Raises StoppedError between minibatches once `stopped` returns True.
+        """
+        optimizer = self._optimizer(settings, steps=len(orders) * minibatches)
+        seen: list[Metrics] = []
+        for epoch, order_S in enumerate(orders):
+            samples.shuffle(order_S)
+            for batch in samples.minibatches(minibatches):
+                check(stopped)
+                metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
+                metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
+                if "alive" in batch:  # a minibatch may have no sample of a net's agents
+                    metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
+                optimizer.step(self.net.gradient_PD)
+                self._follow(settings)
+                seen.append(metrics)
+        return step_means(seen[-minibatches:])
+
+    def gradient(self, samples: Samples, order: Tensor, settings: RoundSettings) -> tuple[Tensor, Metrics]:
+        """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
+        samples.shuffle(order)
+        (batch,) = samples.minibatches(1)
+        metrics = self._gradient(batch, settings, measure=True)
+        metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
+        return self.net.gradient_PD, metrics
+
+    def step(self, gradient_PD: Tensor, settings: RoundSettings) -> None:
+        """Take one optimizer step along a gradient, whose norm is limited in place."""
+        adam.clip_norm_(gradient_PD, settings.max_grad_norm)
+        self._optimizer(settings, steps=1).step(gradient_PD)
+        self._follow(settings)
+
+    def _follow(self, settings: RoundSettings) -> None:
+        """Update target networks after a step, where there are any and it is time."""
+        if settings.target_steps is None:
+            return
+        due_P = self.tensors["count"].remainder(settings.target_steps) == 0
+        if due_P.any():
+            self.tensors["target"][due_P] = self.tensors["flat"][due_P]
+
+    def _optimizer(self, settings: RoundSettings, steps: int) -> adam.Adam:
+        t = self.tensors
+        return adam.Adam(
+            t["flat"], t["first"], t["second"], t["count"], steps=steps, lr=settings.lr, eps=settings.adam_eps
+        )
+
+    def _forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Outputs [P, K, M] of a batch."""
+        return self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
+
+    @abstractmethod
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        """Write the loss's gradient to the net's buffer; returns metrics if `measure`, else {}."""
+
+
+class PolicyFunction(_Trained):
+    """Trains policies with the clipped surrogate and the entropy bonus.
+
+    Samples: features, action, log_prob, advantage, [alive], [legal], [least] (log-probabilities of other learners'
+    policies, for truncation); and the memory of segments that go on.
+    """
+
+    norm = "grad_norm"
+    surrogate: ClassVar[Surrogate] = Surrogate(losses.surrogate, losses.surrogate_gradient, ("clip",))
+
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box) -> None:
+        super().__init__(tensors, layout, activation)
+        self._action = action
+        self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
+        self.discrete = isinstance(action, Discrete)
+
+    def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The gradient [P, D] of E[log π(a|s)·A], which is maximised, over a batch; overwritten by the next call."""
+        log_prob_PM, _ = self._evaluate(batch)
+        d_log_prob_PM = batch["advantage"].squeeze(1) * weights(batch, log_prob_PM)
+        self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
+        return self.net.gradient_PD
+
+    def hessian(self, batch: Mapping[str, Tensor]) -> Product:
+        """Products with the Hessian of E[log π(a|s)·A] over a batch; see `Measurable`."""
+        net, flat_PD = self.net, self.tensors["flat"]
+        advantage_PM = batch["advantage"].squeeze(1)
+        weight_PM = advantage_PM * weights(batch, advantage_PM)
+
+        def objective(output_PAM: Tensor) -> OutputObjective:
+            if not self.discrete:
+                return GaussianScore(output_PAM, batch["action"], flat_PD[:, -net.layout.free :], weight_PM)
+            legal_PAM = batch["legal"] > 0 if "legal" in batch else None
+            return CategoricalScore(output_PAM, batch["action"].long(), legal_PAM, weight_PM)
+
+        return hessian_product(net, flat_PD, batch, objective)
+
+    def log_probs(self, seen: Mapping[str, Tensor], owner: Tensor | None = None) -> Tensor:
+        """Log-probabilities of actions, [rows, S]; no gradient follows, and none that was prepared is lost.
+
+        `seen` has the rows "features", "action" and, if there are, "legal", "resets" and "memory". Row i uses policy
+        `owner[i]`, or policy i if `owner` is None.
+        """
+        flat_PD = self.tensors["flat"] if owner is None else self.tensors["flat"][owner]
+        net = stacked.net(self.net.layout, flat_PD, self.net.activation)
+        head = heads.head(self._action, flat_PD, net.gradient_PD)
+        action = seen["action"].long() if self.discrete else seen["action"]
+        legal_PAS = seen["legal"] > 0 if "legal" in seen else None
+        if "resets" in seen:
+            output_PAS = net.forward(seen["features"], seen["resets"], seen.get("memory"))
+        else:
+            output_PAS = net.evaluate(seen["features"])
+        return head.evaluate(output_PAS, action, legal_PAS)[0]
+
+    def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of a batch's actions and entropies, each [P, M]."""
+        action = batch["action"].long() if self.discrete else batch["action"]
+        legal_PAM = batch["legal"] > 0 if "legal" in batch else None
+        return self._head.evaluate(self._forward(batch), action, legal_PAM)
+
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        log_prob_PM, entropy_PM = self._evaluate(batch)
+        old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
+        weight_PM, given = weights(batch, old_PM), settings.surrogate
+        how, rho, used_PM = settings.truncation, settings.truncation_rho, log_prob_PM
+        if how != "none":
+            used_PM = truncation.truncated(log_prob_PM, old_PM, batch["least"].squeeze(1), rho, how)
+        rest = old_PM, advantage_PM, weight_PM, *given.values()
+        metrics: Metrics = {}
+        if measure:
+            metrics = {
+                "policy_loss": self.surrogate.loss(used_PM, *rest),
+                "entropy": (entropy_PM * weight_PM).sum(dim=1),
+                "approx_kl": losses.approximate_kl(log_prob_PM, old_PM, weight_PM),
+            }
+            if "clip" in given:
+                metrics["clip_fraction"] = losses.clip_fraction(log_prob_PM, old_PM, weight_PM, given["clip"])
+            if how != "none":
+                metrics["truncated_fraction"] = truncation.fraction(log_prob_PM, used_PM, weight_PM)
+        d_log_prob_PM = self.surrogate.slope(used_PM, *rest)
+        if how != "none":
+            d_log_prob_PM = truncation.gradient_through(d_log_prob_PM, log_prob_PM, used_PM)
+        self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
+        return metrics
+
+
+class CriticFunction(_Trained):
+    """Trains critics by regression on returns. Samples: features, target, old (both normalised), [alive]."""
+
+    norm = "critic_grad_norm"
+
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        value_PKM = self._forward(batch)
+        target_PKM, old_PKM = batch["target"], batch["old"]
+        weight_PKM = weights(batch, target_PKM)
+        tensors = value_PKM, target_PKM, weight_PKM, old_PKM
+        clip, huber = settings.value_clip, settings.huber
+        metrics = {"value_loss": value.value_loss(*tensors, clip=clip, huber=huber)} if measure else {}
+        self.net.backward(value.value_gradient(*tensors, clip=clip, huber=huber))
+        return metrics
+
+    def values(self, features: Tensor, owner: Tensor | None = None, resets: Tensor | None = None) -> Tensor:
+        """Values in units of the reward, [rows, K, S], of features [rows, I, S].
+
+        Row i uses critic `owner[i]`, or critic i if `owner` is None. `resets` as in `Net`, per row.
+        """
+        net, moments = self.net, self.tensors["moments"]
+        if owner is not None:
+            net, moments = stacked.net(net.layout, self.tensors["flat"][owner], net.activation), moments[owner]
+        mean, std = normalise.mean_and_std(moments)
+        return net.evaluate(features, resets) * std.float() + mean.float()
+
+    def rescale(self, batch_PK3: Tensor, *, decay: float, popart: bool) -> None:
+        """Add a round's returns (`normalise.batch_moments`) to the running moments, of weight `decay`.
+
+        With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else
+        they move with the mean and deviation of the returns.
+        """
+        moments_PK3 = self.tensors["moments"]
+        mean_PK1, std_PK1 = normalise.mean_and_std(moments_PK3)
+        moments_PK3.copy_(normalise.update_moments(moments_PK3, batch_PK3, decay))
+        if not popart:
+            return
+        new_mean_PK1, new_std_PK1 = normalise.mean_and_std(moments_PK3)
+        layer_PKH = self.net.output_layer
+        layer_PKH *= (std_PK1 / new_std_PK1).float()
+        layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
+
+    def normalised(self, value_PKS: Tensor) -> Tensor:
+        """Convert values or returns to the critics' normalised units."""
+        mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
+        return (value_PKS - mean_PK1.float()) / std_PK1.float()

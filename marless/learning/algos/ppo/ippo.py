@@ -1,0 +1,57 @@
+"""Independent PPO (de Witt et al. 2020): every policy has a critic of its own agents' observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.learning.algos.algorithm import AlgorithmConfig, Setting
+from marless.learning.algos.learner import Learner, LearnerContext, Scope
+from marless.learning.algos.ppo.config import PPOConfig, ppo_functions
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
+
+
+class IPPOConfig(PPOConfig):
+    """Settings of IPPO."""
+
+    name: Literal["ippo"] = Field("ippo", description="this algorithm")
+
+
+class IPPO:
+    """Independent PPO, as an `Algorithm`."""
+
+    config_type: type[AlgorithmConfig] = IPPOConfig
+
+    def needs_state(self, config: AlgorithmConfig) -> bool:
+        """False: critics see observations."""
+        return False
+
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
+        """Raise SpecError for more minibatches than samples or, with recurrent nets, segments; all spaces will do."""
+        IPPOConfig.model_validate(config).check_setting(setting)
+
+    def joint(self, config: AlgorithmConfig) -> bool:
+        """See `Algorithm`."""
+        return False
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, then critics and policies in parallel."""
+        return ppo_functions(scope, groups, critics=[group.policy for group in groups])
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """See `Algorithm`."""
+        from marless.learning.algos.ppo.learner import PPOLearner
+
+        config = IPPOConfig.model_validate(config)
+        return PPOLearner(self, config, context, critic="own")
+
+
+ALGORITHM = IPPO()

@@ -1,0 +1,398 @@
+"""The learner of the PPO family: post-process → critics and policies, all nets of one shape in one stacked pass.
+
+IPPO and MAPPO differ only in the inputs of critics and the agents that a critic serves, see `Critic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.core.errors import CorruptError
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.state import Arrays, PolicyState
+from marless.learning.algos.algorithm import Algorithm
+from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
+from marless.learning.algos.ppo.config import ActorCriticConfig, PPOConfig
+from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings
+from marless.learning.algos.ppo.post_process import (
+    Judge,
+    Tensors,
+    critic_passes,
+    critic_samples,
+    estimate,
+    identified,
+    policy_samples,
+    upload,
+    with_ids,
+)
+from marless.learning.algos.ppo.replayed_actions import PeerPolicies, log_probs, ratios
+from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.graph import Graph, Pass, threads_for
+from marless.learning.algos.training.policy_batching import Stack, drawn_stacks, stacks
+from marless.learning.algos.training.rewards import rewarded
+from marless.learning.algos.training.samples import Samples
+from marless.learning.algos.training.table import tabulate
+from marless.learning.nets import actions
+from marless.learning.nets.acting import description
+from marless.learning.nets.bank import Bank
+from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.layout import generator, layout
+
+Critic = Literal["own", "state", "joint"]
+"""own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
+critic of the global state for the whole class, with one output per agent."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The training of one stack."""
+
+    trained: PolicyFunction | CriticFunction
+    samples: Samples
+    orders: Sequence[Tensor]
+    """Order of the samples in each epoch."""
+    metrics: Metrics
+    """Metrics from post-processing."""
+    returns: Tensor | None = None
+    """For critics: see `post_process.CriticSamples`."""
+
+
+@dataclass
+class _Work:
+    """The results of post-processing, for the functions after it."""
+
+    jobs: dict[_Key, _Job] = field(default_factory=dict)
+    similarity: similarity.PendingMeasurement = field(default_factory=lambda: similarity.PendingMeasurement(None, ""))
+
+
+_Function = Literal["critic", "policy"]
+_Key = tuple[_Function, tuple[str, ...]]
+"""A function, and the names of the stack that it trains."""
+_Compute = Callable[[_Key, _Job], Metrics]
+_FunctionT = TypeVar("_FunctionT")
+_Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_FunctionT]]
+"""See `Bank.arrange`."""
+Reports = dict[str, dict[str, float]]
+"""Metrics by published name, then by metric."""
+_RETURNS = "critic.returns"
+
+
+class PPOLearner:
+    """The learner of one agent class of one job; see `marless.learning.algos.learner.Learner`.
+
+    On a CPU, stacks of policies and critics are trained in parallel on torch's inter-op threads. It is fastest with one
+    thread inside each operation: `torch.set_num_threads(1)` and OPENBLAS_NUM_THREADS=1. Results do not depend on the
+    number of threads.
+    """
+
+    policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
+    """Trains a stack of policies; learners with another loss override it."""
+    has_target: ClassVar[bool] = False
+    """True if policies have a target network."""
+    weighs_advantages: ClassVar[bool] = False
+    """True if V-trace weighs advantages by π/μ, because the loss of policies has another ratio."""
+
+    def __init__(
+        self, algorithm: Algorithm, config: ActorCriticConfig, context: LearnerContext, *, critic: Critic
+    ) -> None:
+        """Make a learner; `algorithm` declares the functions of an update."""
+        (agent_class,) = context.scope.agent_classes(context.spaces)
+        model, spaces = context.model, context.spaces
+        self._algorithm, self._config, self._context = algorithm, config, context
+        self._configs: Mapping[_Function, ActorCriticConfig] = {"policy": config, "critic": config.of_critics()}
+        self._class = agent_class
+        (self._class_index,) = context.scope.classes
+        self._critic = critic
+        self._device = torch.device(context.device)
+        self._joint = f"critic.{agent_class.name}"
+        self._remembers = model.remembers
+        action, activation = agent_class.action, model.activation
+        self._inputs = Inputs.of(agent_class, model)
+        known = len(self._inputs.known)
+        acting = layout(agent_class.obs_size + known, model, action.n, actions.free_parameters(action))
+        sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
+        judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
+        self._policy_codec = StateCodec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)
+        self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True)
+        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
+        self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
+        self._metadata = description(agent_class, model, inputs=self._inputs)
+
+    def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
+        """See `Learner`."""
+        return (*(group.policy for group in groups), *((self._joint,) if self._critic == "joint" else ()))
+
+    def initial(self, name: str, seed: int) -> PolicyState:
+        """See `Learner`. Policies start almost uniform (output gain 0.01)."""
+        rng = generator(seed, name)
+        return self._compose([codec.write(codec.fresh(rng)) for codec, _ in self._parts(name)])
+
+    def load(self, name: str, state: PolicyState) -> None:
+        """See `Learner`."""
+        if dict(state.metadata) != self._metadata:
+            raise CorruptError(f"{name}: the state is of {dict(state.metadata)}, this job needs {self._metadata}")
+        for codec, bank in self._parts(name):
+            row = codec.read(state.acting, state.learning)
+            bank.put(name, {key: tensor.to(self._device) for key, tensor in row.items()})
+
+    def state(self, name: str) -> PolicyState:
+        """See `Learner`."""
+        return self._compose([codec.write(bank.row(name)) for codec, bank in self._parts(name)])
+
+    def update(self, inputs: RoundInput) -> UpdateOutput:
+        """See `Learner`."""
+
+        def train(key: _Key, job: _Job) -> Metrics:
+            settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
+            return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
+
+        uses, minibatches = self._uses(inputs), self._config.minibatches
+        return self._run(inputs, uses, minibatches, train, self._policies.arrange, self._critics.arrange)
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
+        found: dict[str, dict[str, NDArray[np.generic]]] = {name: {} for name in self.names(inputs.groups)}
+
+        def differentiate(key: _Key, job: _Job) -> Metrics:
+            function, names = key
+            settings = self._settings(function, inputs.env_steps)
+            gradient_PD, metrics = job.trained.gradient(job.samples, job.orders[0], settings)
+            for row, name in enumerate(names):
+                found[name][function] = gradient_PD[row].cpu().numpy().copy()
+                if job.returns is not None:
+                    found[name][_RETURNS] = job.returns[row].cpu().numpy().copy()
+            return metrics
+
+        uses = (self._rewarded(inputs),)
+        output = self._run(inputs, uses, 1, differentiate, self._policies.copies, self._critics.copies)
+        return GradientOutput(found, output.metrics, output.runs, output.distances)
+
+    def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""
+        parts, config = self._parts(name), self._config
+        expected: dict[str, tuple[tuple[int, ...], str]]
+        expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
+        if "critic" in expected and config.value_normalisation:
+            expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
+        given = {key: tensor.to(self._device) for key, tensor in _checked(name, gradients, expected).items()}
+
+        def step_policy(function: PolicyFunction) -> None:
+            function.step(given["policy"].unsqueeze(0), self._settings("policy", env_steps))
+
+        def step_critic(function: CriticFunction) -> None:
+            if _RETURNS in given:
+                function.rescale(given[_RETURNS].unsqueeze(0), decay=config.value_decay, popart=config.popart)
+            function.step(given["critic"].unsqueeze(0), self._settings("critic", env_steps))
+
+        if "policy" in expected:
+            self._policies.change(name, step_policy)
+        if "critic" in expected:
+            self._critics.change(name, step_critic)
+
+    def _parts(self, name: str) -> list[tuple[StateCodec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
+        policy, critic = (self._policy_codec, self._policies), (self._critic_codec, self._critics)
+        if name == self._joint and self._critic == "joint":
+            return [critic]
+        return [policy] if self._critic == "joint" else [policy, critic]
+
+    def _compose(self, parts: list[tuple[Arrays, Arrays]]) -> PolicyState:
+        acting = {name: array for part, _ in parts for name, array in part.items()}
+        learning = {name: array for _, part in parts for name, array in part.items()}
+        return PolicyState(acting, learning, self._metadata)
+
+    def _run(
+        self,
+        inputs: RoundInput,
+        uses: Sequence[RoundInput],
+        minibatches: int,
+        compute: _Compute,
+        policies: _Arrange[PolicyFunction],
+        critics: _Arrange[CriticFunction],
+    ) -> UpdateOutput:
+        """Run the functions of an update on each of `uses`; `compute` is called for critics and policies with their
+        samples. Reports are those of the last one.
+        """
+        threads = threads_for(self._device, self._policy_codec.layout.size, inputs, minibatches)
+        graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
+        metrics: Reports = {name: {} for name in self.names(inputs.groups)}
+        for given in uses:
+            chosen, work = self._stacks(given, parts=max(1, threads // 2)), _Work()
+            prepare = partial(self._prepare, work, given, chosen, policies, critics)
+            passes = [Pass("post_process", (self._context.scope.name,), prepare)]
+            passes += self._passes(work, given, [stack.names for stack in chosen], compute)
+            for each, found in zip(passes, graph.run(passes), strict=True):
+                _report(metrics, each.names, found)
+        distances, compared = work.similarity.result()
+        return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
+
+    def _rewarded(self, inputs: RoundInput) -> RoundInput:
+        """The same with the rewards that policies are trained on."""
+        rule, spaces = self._config.reward_rule, self._context.spaces
+        return replace(inputs, trajectories=[rewarded(each, spaces, rule) for each in inputs.trajectories])
+
+    def _uses(self, inputs: RoundInput) -> Sequence[RoundInput]:
+        """The samples that an update trains on, one after another, with their rewards: those of the round."""
+        return (self._rewarded(inputs),)
+
+    def _corrected(
+        self, policies: Sequence[tuple[Stack, PolicyFunction]], tensors: Tensors, segments: Segments | None
+    ) -> tuple[Tensors, Tensor | None]:
+        """The tensors to train on, and the ratios [N, T, B] of V-trace; None without it."""
+        if self._config.advantage == "gae":
+            return tensors, None
+        return tensors, ratios(log_probs(policies, tensors, segments), tensors)
+
+    def _passes(
+        self, work: _Work, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
+    ) -> list[Pass[Metrics]]:
+        """The passes after post-processing: critics, policies and, if asked for, measurements of policies."""
+
+        def train(key: _Key) -> Metrics:
+            return work.jobs[key].metrics | compute(key, work.jobs[key])
+
+        def measure(names: tuple[str, ...]) -> Metrics:
+            job = work.jobs["policy", names]
+            assert isinstance(job.trained, PolicyFunction)
+            return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
+
+        judging = [(self._joint,)] if self._critic == "joint" else stacked
+        keys: list[_Key] = [("critic", names) for names in judging]
+        keys += [("policy", names) for names in stacked]
+        measured = stacked if measuring.asked(inputs.measure) else ()
+        trainings = [Pass(*key, partial(train, key)) for key in keys]
+        return [*trainings, *(Pass("curvature", names, partial(measure, names)) for names in measured)]
+
+    def _functions(self, inputs: RoundInput) -> tuple[FunctionNode, ...]:
+        """The functions that the algorithm declares, and the measurements of policies that the round asks for."""
+        context, groups = self._context, inputs.groups
+        declared = self._algorithm.functions(self._config, context.scope, groups, context.spaces)
+        if not measuring.asked(inputs.measure):
+            return declared
+        return (*declared, *(FunctionNode("curvature", g.policy, after=(f"policy/{g.policy}",)) for g in groups))
+
+    def _prepare(
+        self,
+        work: _Work,
+        inputs: RoundInput,
+        chosen: Sequence[Stack],
+        policies: _Arrange[PolicyFunction],
+        critics: _Arrange[CriticFunction],
+    ) -> Metrics:
+        """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
+        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
+        trained = policies([(stack.names, stack.starts) for stack in chosen])
+        tensors = identified(upload(table, self._device), self._inputs.known)
+        segments = Segments.of(tensors) if self._remembers else None
+        passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
+        tensors, ratio_NTB = self._corrected(list(zip(chosen, trained, strict=True)), tensors, segments)
+        estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
+        advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
+        orders = _Orders(self._configs, inputs, self._device)
+        for each in passes:
+            found = critic_samples(each, estimates, tensors, segments, self._config)
+            order = orders.of("critic", found.samples)
+            job = _Job(each.function, found.samples, order, found.metrics, found.returns)
+            work.jobs["critic", each.names] = job
+        for stack, function in zip(chosen, trained, strict=True):
+            peers = self._peers(stack, inputs)
+            samples = policy_samples(stack, advantage_N1S, estimates.value, tensors, segments, self._config, peers)
+            work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
+        return {}
+
+    def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
+        """The stacks of the round's groups; without shared policies, samples are not drawn."""
+        groups, agents, device = inputs.groups, self._class, self._device
+        copies = sum(each.batch for each in inputs.trajectories) if self._remembers else None
+        if inputs.pooling == "pooled" or all(len(group.agents) == 1 for group in groups):
+            return stacks(groups, agents, parts=parts, device=device, copies=copies)
+        samples = sum(each.env_steps for each in inputs.trajectories)
+        seed = (inputs.seed, inputs.round)
+        return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
+
+    def _peers(self, stack: Stack, inputs: RoundInput) -> list[PeerPolicies] | None:
+        """The policies of other learners by which a stack's ratios are truncated; None: they are not."""
+        config = self._config
+        if not isinstance(config, PPOConfig) or config.truncation == "none":
+            return None
+        found, shape = [], self._policy_codec.layout
+        for weights in inputs.peers:
+            absent = tuple(i for i, name in enumerate(stack.starts) if name not in weights)
+            rows = [
+                np.zeros(shape.size, np.float32) if i in absent else shape.from_arrays("policy", weights[name])
+                for i, name in enumerate(stack.starts)
+            ]
+            flat_PD = torch.from_numpy(np.stack(rows)).to(self._device)
+            found.append(PeerPolicies(self._policies.built({"flat": flat_PD}), absent))
+        return found
+
+    def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
+        """The stacks of critics, with the stacks of policies that they serve."""
+        if self._critic == "joint":
+            names = (self._joint,)
+            return [(names, arrange([(names, names)])[0], None)]
+        functions = arrange([(stack.names, stack.starts) for stack in chosen])
+        return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
+
+    def _seen(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """The critics' inputs at samples and at bootstrap rows."""
+        if self._critic == "own":
+            return tensors["obs"], tensors["boot_obs"]
+        seen = tensors["state"], tensors["boot_state"]
+        if self._critic == "joint":
+            return seen
+        state, boots = (each.expand(len(self._class.agents), -1, -1) for each in seen)
+        return with_ids(state, self._inputs.known), with_ids(boots, self._inputs.known)
+
+    def check_gradients(self) -> None:
+        """See `marless.learning.algos.contract.HandWritten`."""
+        self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
+
+    def _settings(self, function: _Function, env_steps: int) -> RoundSettings:
+        return RoundSettings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)
+
+
+class _Orders:
+    """The order of the samples, or segments, in each epoch, the same for all stacks with the same number."""
+
+    def __init__(
+        self, configs: Mapping[_Function, ActorCriticConfig], inputs: RoundInput, device: torch.device
+    ) -> None:
+        self._configs, self._inputs, self._device = configs, inputs, device
+        self._known: dict[int, list[Tensor]] = {}
+
+    def of(self, function: _Function, samples: Samples) -> list[Tensor]:
+        """One order per epoch; raises SpecError for fewer samples, or segments, than minibatches."""
+        count, config = samples.count, self._configs[function]
+        config.check_minibatches(count, samples.remembers)
+        if count not in self._known:
+            rng = np.random.default_rng([self._inputs.seed, self._inputs.round])
+            epochs = max(each.epochs for each in self._configs.values())
+            orders = [torch.from_numpy(rng.permutation(count)) for _ in range(epochs)]
+            self._known[count] = [order.to(self._device) for order in orders]
+        return self._known[count][: config.epochs]
+
+
+def _report(metrics: Reports, names: tuple[str, ...], measured: Metrics) -> None:
+    for metric, values_P in measured.items():
+        for name, number in zip(names, values_P.tolist(), strict=True):
+            metrics[name][metric] = number
+
+
+def _checked(name: str, given: Arrays, expected: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Tensor]:
+    """Copies of gradients; raises CorruptError unless they have these shapes and dtypes."""
+    found = {key: (array.shape, array.dtype.name) for key, array in given.items()}
+    if found != expected:
+        raise CorruptError(f"gradients of {name!r} are {found}, expected {dict(expected)}")
+    return {key: torch.tensor(array) for key, array in given.items()}

@@ -1,0 +1,258 @@
+"""The first function of a PPO update: computes advantages, returns and training samples from trajectories and critics.
+
+Shapes: N agents of the class, T time, B copies, S = T · B, K bootstrap rows, R rows, I features + 1, P nets of a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from marless.learning.algos.ppo import gae, normalise, value, vtrace
+from marless.learning.algos.ppo.config import ActorCriticConfig
+from marless.learning.algos.ppo.functions import CriticFunction, Metrics
+from marless.learning.algos.ppo.replayed_actions import PeerPolicies, least_log_prob
+from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.algos.training.samples import Samples, weights
+from marless.learning.algos.training.table import Table
+from marless.learning.algos.training.turns import Turns
+
+Tensors = Mapping[str, Tensor]
+"""A `Table` on the learner's device, without the fields that are None."""
+
+
+def upload(table: Table, device: torch.device) -> Tensors:
+    """Copy a table to the device; on the CPU, memory is shared instead."""
+    arrays = {field.name: getattr(table, field.name) for field in fields(table)}
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+
+
+def identified(tensors: Tensors, known: Sequence[str]) -> Tensors:
+    """The same, with the agents' ids among the inputs of policies."""
+    return {**tensors, **{name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}}
+
+
+def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
+    """Inputs with the one-hot ids of the class's agents before the row of ones; the same if no agent is known."""
+    if not known:
+        return x_NIS
+    ids_NKS = torch.eye(len(known), device=x_NIS.device).unsqueeze(2).expand(-1, -1, x_NIS.shape[2])
+    return torch.cat([x_NIS[:, :-1], ids_NKS, x_NIS[:, -1:]], dim=1)
+
+
+@dataclass(frozen=True)
+class CriticPass:
+    """A stack of critics with its inputs for a round."""
+
+    names: tuple[str, ...]
+    function: CriticFunction
+    stack: Stack | None
+    """The stack of policies that the critics serve, one each; None: one joint critic with one output per agent."""
+    features: Tensor
+    """[P, I, samples], inputs for training."""
+    seen: Tensor
+    """[rows, I, samples], inputs for values, see `Stack.seen`; for recurrent critics, the frames of `Segments`."""
+    boot_seen: Tensor
+    """[rows, I, bootstrap rows], inputs for bootstrap values; empty for recurrent critics, whose frames have them."""
+    resets: Tensor | None
+    """bool [rows, T', copies]: memory is reset before a frame; None for perceptrons."""
+
+    def pool(self, x_N1S: Tensor) -> Tensor:
+        """Convert samples of the agents to samples of the critics, [P, outputs, samples]."""
+        return self.stack.pool(x_N1S) if self.stack else x_N1S.transpose(0, 1)
+
+    def judge(self, seen: Tensor, out_NS: Tensor) -> None:
+        """Write the values of the agents that the critics serve."""
+        if self.stack:
+            self.stack.spread(self.function.values(seen, self.stack.owner, self.resets), out_NS)
+        else:
+            out_NS.copy_(self.function.values(seen, resets=self.resets)[0])
+
+
+Judge = tuple[tuple[str, ...], CriticFunction, Stack | None]
+"""Names of a stack of critics, its function, and the stack that it serves, as in `CriticPass`."""
+
+
+def critic_passes(
+    judges: Sequence[Judge], sources: tuple[Tensor, Tensor], segments: Segments | None
+) -> list[CriticPass]:
+    """Combine stacks of critics with their inputs: samples [N, I, S] and bootstrap rows [N, I, K], or [1, ...] of the
+    global state for a joint critic, whose stack is None.
+
+    A joint critic serves all agents and trains on each env step once, so its samples are neither pooled nor drawn.
+    """
+    features, boots = sources
+    frames = features
+    if segments is not None:
+        frames, boots = segments.frames(features, boots), boots[:, :, :0]
+    passes = []
+    for names, function, stack in judges:
+        resets = None if segments is None else segments.resets(stack, agents=len(features))
+        if stack is None:
+            passes.append(CriticPass(names, function, None, features, frames, boots, resets))
+            continue
+        seen = stack.seen(frames)
+        trained = seen if segments is None and stack.owner is None else stack.pool(features)
+        boot_seen = stack.seen(boots) if segments is None else boots
+        passes.append(CriticPass(names, function, stack, trained, seen, boot_seen, resets))
+    return passes
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What is estimated of all samples, each [N, 1, S]."""
+
+    value: Tensor
+    """By the critics, before they are trained."""
+    correction: Tensor
+    """What the returns add to the values."""
+    advantage: Tensor
+    """Of the actions, for policies; the correction, unless it weighs them by a ratio that the loss of policies has."""
+
+
+def estimate(
+    passes: Sequence[CriticPass],
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+    ratio_NTB: Tensor | None = None,
+) -> Estimates:
+    """Estimate values and advantages: by `gae`, or by `vtrace` with the ratios π/μ, [N, T, B]."""
+    reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
+    value_NS, boot_value_NK = _values(passes, tensors, segments)
+    value_NTB = value_NS.view_as(reward_NTB)
+    after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
+    ends_NTB = terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death))
+    gamma, gae_lambda, rho, c = config.gamma, config.gae_lambda, config.vtrace_rho, config.vtrace_c
+    if (turns := _turns(tensors)) is not None:
+        after_NTB = turns.through(reward_NTB, torch.full_like(reward_NTB, gamma), after_NTB)
+    if ratio_NTB is None:
+        given = reward_NTB, value_NTB, after_NTB, ends_NTB
+        correction_NTB = advantage_NTB = gae.advantages(*given, gamma=gamma, gae_lambda=gae_lambda, turns=turns)
+    else:
+        delta_NTB = reward_NTB + gamma * after_NTB - value_NTB
+        delta_NTB = delta_NTB if turns is None else turns.errors(delta_NTB)
+        decays = {"gamma": gamma, "gae_lambda": gae_lambda}
+        correction_NTB = vtrace.corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c, turns=turns)
+        advantage_NTB = vtrace.advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
+    correction_N1S, advantage_N1S = (each.flatten(1).unsqueeze(1) for each in (correction_NTB, advantage_NTB))
+    return Estimates(value_NS.unsqueeze(1), correction_N1S, advantage_N1S)
+
+
+def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
+    """bool [N, T, B]: the agent is absent in the next step, so that nothing later is an advantage of this one."""
+    left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
+    if "alive" in tensors:
+        left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
+    return left_NTB & ~tensors["waits"].roll(-1, dims=1) if "waits" in tensors else left_NTB
+
+
+def _turns(tensors: Tensors) -> Turns | None:
+    return Turns.of(tensors["waits"], tensors["open"], ~tensors["cut"]) if "waits" in tensors else None
+
+
+def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
+    """Values of all samples, [N, S], and of the bootstrap rows, [N, K]."""
+    agents, new = tensors["reward"].shape[0], tensors["reward"].new_empty
+    if segments is not None:
+        frame_NJ = new(agents, len(segments.source))
+        for critics in passes:
+            critics.judge(critics.seen, frame_NJ)
+        return frame_NJ[:, segments.at_sample], frame_NJ[:, segments.at_boot]
+    value_NS = new(agents, tensors["cut"].numel())
+    boot_value_NK = new(agents, tensors["boot_index"].shape[0])
+    for critics in passes:
+        critics.judge(critics.seen, value_NS)
+        critics.judge(critics.boot_seen, boot_value_NK)
+    return value_NS, boot_value_NK
+
+
+@dataclass(frozen=True)
+class CriticSamples:
+    """The training samples of a stack of critics."""
+
+    samples: Samples
+    returns: Tensor | None
+    """float64 [P, K, 3], moments of the returns, by which the critics were rescaled; None without normalisation."""
+    metrics: Metrics
+    """Explained variance of the values before training."""
+
+
+def critic_samples(
+    critics: CriticPass,
+    estimates: Estimates,
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+) -> CriticSamples:
+    """Make the critics' samples from the values and corrections of `estimate`, whose sums are the returns.
+
+    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
+    """
+    value_N1S, correction_N1S = estimates.value, estimates.correction
+    parts = {} if (counted := _judged(tensors, config)) is None else {"alive": critics.pool(counted)}
+    value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + correction_N1S)
+    weight_PKS = weights(parts, return_PKS)
+    metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
+    moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
+    before_PKS = critics.function.normalised(value_PKS)  # the net's outputs, unless its last layer is rescaled
+    if moments_PK3 is not None:
+        critics.function.rescale(moments_PK3, decay=config.value_decay, popart=config.popart)
+    parts["target"] = critics.function.normalised(return_PKS)
+    parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
+    samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
+    return CriticSamples(samples, moments_PK3, metrics)
+
+
+def _judged(tensors: Tensors, config: ActorCriticConfig) -> Tensor | None:
+    """[N, 1, S], 1 for samples that critics are trained on, else 0; None if they are on all."""
+    if not config.credit_after_death:
+        return tensors.get("alive")
+    if "waits" not in tensors:
+        return None  # the dead have values too
+    return (~(tensors["waits"] | tensors["open"])).flatten(1).unsqueeze(1).float()
+
+
+def policy_samples(
+    stack: Stack,
+    advantage_N1S: Tensor,
+    value_N1S: Tensor,
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+    peers: Sequence[PeerPolicies] | None = None,
+) -> Samples:
+    """Make the training samples of a stack of policies; with `peers` (which may be none), for ratios truncated by them.
+
+    Where an episode goes on, recurrent policies start from the memory with which they acted (stored state). Critics
+    start from an empty one, see docs/algorithms/ppo.md. Advantages are differences of returns and of `value`, and as
+    exact as those.
+    """
+    names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
+    parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
+    parts["advantage"] = stack.pool(advantage_N1S)
+    if config.advantage_normalisation:
+        advantage_PS, value_PS = parts["advantage"].squeeze(1), stack.pool(value_N1S).squeeze(1)
+        weight_PS = weights(parts, advantage_PS)
+        parts["advantage"] = normalise.standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)
+    if peers is not None:
+        parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
+    memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
+    return _samples(parts, stack, len(tensors["reward"]), segments, memory)
+
+
+def _samples(
+    parts: Mapping[str, Tensor],
+    stack: Stack | None,
+    agents: int,
+    segments: Segments | None,
+    memory_PHB: Tensor | None = None,
+) -> Samples:
+    if segments is None:
+        return Samples(parts)
+    first = stack.pool(segments.own_first.expand(agents, -1, -1)) if stack else segments.first
+    return Samples({**parts, "first": first}, segments.steps, memory_PHB)

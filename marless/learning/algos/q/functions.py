@@ -1,0 +1,187 @@
+"""A stack of Q nets with their target nets: values of a batch, and training.
+
+Shapes: P nets of the stack, I inputs + 1, A actions, K outputs (A, with a dueling head A + 1), T time steps of C
+columns, M = T · C, F = (T + 1) · C; see `marless.learning.algos.off_policy.batches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marless.learning.algos.training.samples import weights
+from marless.learning.curvature.lanczos import Product
+from marless.learning.curvature.memory import hessian_product
+from marless.learning.nets.actions import ILLEGAL_LOGIT
+from marless.learning.nets.bank import Row
+from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.stacked import net
+
+
+@dataclass(frozen=True, kw_only=True)
+class QInputs:
+    """The inputs of a stack of Q nets from one draw."""
+
+    features: Tensor
+    """float32 [P, I, F]."""
+    action: Tensor
+    """int64 [P, 1, M]."""
+    legal: Tensor | None
+    """bool [P, A, F]; None if every action always is."""
+    steps: int
+    """T."""
+    returned: Tensor | None = None
+    """bool [P, 1, F], the agent comes back; None if agents never leave."""
+    turn: Tensor | None = None
+    """int64 [P, 1, F], time step of the agent's last turn, whose value counts; None: each step's own."""
+    memory: Tensor | None = None
+    """float32 [P, H, C], memory of the nets before the first step; None: empty."""
+
+    @property
+    def width(self) -> int:
+        """C."""
+        return self.features.shape[2] // (self.steps + 1)
+
+    def turns(self) -> Tensor | None:
+        """int64 [P, 1, F], the columns whose values count; None: each its own."""
+        if self.turn is None:
+            return None
+        columns_F = torch.arange(self.features.shape[2], device=self.features.device)
+        return self.turn * self.width + columns_F % self.width
+
+    def resets(self) -> Tensor:
+        """bool [1 or P, T + 1, C]: memory is reset at the first step of a column, which is an episode or a part of one,
+        and where agents come back.
+        """
+        shape = self.steps + 1, self.width
+        if self.returned is None:
+            resets = torch.zeros(1, *shape, dtype=torch.bool, device=self.features.device)
+        else:
+            resets = self.returned.reshape(-1, *shape).clone()
+        resets[:, 0] = True
+        return resets
+
+
+class QFunction:
+    """P Q nets and their target nets, over the tensors of a bank's rows."""
+
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
+        self.tensors = tensors
+        self.net = net(layout, tensors["flat"], activation)
+        self._target = net(layout, tensors["target"], activation)
+        self._remembers = layout.memory > 0
+        self._dueling = dueling
+
+    def values(self, seen: QInputs, *, double: bool) -> tuple[Tensor, Tensor]:
+        """Q of the actions taken, and of the best legal next actions by the target nets, each [P, M].
+
+        With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
+        2016, eq. 4). `backward` refers to the last call.
+        """
+        width, features, self._turns = seen.width, seen.features, seen.turns()
+        legal_PAM = None if seen.legal is None else seen.legal[:, :, width:]
+        if seen.steps == 1 and not self._remembers:  # successors need no gradient, so they get passes of their own
+            now, after = features[:, :, :width], features[:, :, width:]
+            best_PAM = self._values(self.net.forward(after)) if double else None
+            after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
+            q_PAM = self._values(self.net.forward(now))
+        else:
+            q_PAF = self._at_turns(self._values(self.net.forward(features, seen.resets(), seen.memory)))
+            target_PAF = self._at_turns(self._values(self._target.forward(features, seen.resets(), seen.memory)))
+            target_PAM = target_PAF[:, :, width:]
+            after_PM = best(q_PAF[:, :, width:] if double else None, target_PAM, legal_PAM)
+            q_PAM = q_PAF[:, :, :-width]
+        self._chosen, self._forward = (seen.action, q_PAM.shape[1]), self._columns(seen)
+        return q_PAM.gather(1, seen.action).squeeze(1), after_PM
+
+    def backward(self, d_chosen_PM: Tensor) -> None:
+        """Write the loss's gradient to the net's buffer, given that with respect to the values of the actions taken."""
+        action_P1M, actions = self._chosen
+        d_q_PAF = d_chosen_PM.new_zeros(len(d_chosen_PM), actions, self._forward)
+        d_q_PAF.scatter_(1, action_P1M, d_chosen_PM.unsqueeze(1))
+        if self._turns is not None:
+            d_q_PAF = torch.zeros_like(d_q_PAF).scatter_add_(2, self._turns.expand_as(d_q_PAF), d_q_PAF)
+        self.net.backward(at_outputs(d_q_PAF) if self._dueling else d_q_PAF)
+
+    def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """See `Measurable`; the objective is minus half the squared TD error. For the batch, see `hessian`."""
+        output_PKM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
+        gradient_PKM, _ = self._score(batch, output_PKM).gradient()
+        self.net.backward(gradient_PKM)
+        return self.net.gradient_PD
+
+    def hessian(self, batch: Mapping[str, Tensor]) -> Product:
+        """See `Measurable`. A batch has "features", "action", "error" (the TD error) and "share" (the derivative of the
+        value in the TD error with respect to the action's value), the last two [P, 1, M].
+        """
+        return hessian_product(self.net, self.tensors["flat"], batch, lambda output: self._score(batch, output))
+
+    def _score(self, batch: Mapping[str, Tensor], output_PKM: Tensor) -> ChosenScore:
+        share_P1M = batch["share"]
+        slope_P1M = -weights(batch, share_P1M) * share_P1M
+        action_P1M = batch["action"].long()
+        return ChosenScore(
+            slope_P1M * batch["error"], slope_P1M * share_P1M, action_P1M, output_PKM, dueling=self._dueling
+        )
+
+    def _at_turns(self, q_PAF: Tensor) -> Tensor:
+        return q_PAF if self._turns is None else q_PAF.gather(2, self._turns.expand_as(q_PAF))
+
+    def _values(self, output_PKM: Tensor) -> Tensor:
+        return dueling(output_PKM) if self._dueling else output_PKM
+
+    def _columns(self, seen: QInputs) -> int:
+        """Columns of the last forward pass: samples and, for episodes or recurrent nets, the last successors."""
+        return seen.action.shape[2] + (seen.width if seen.steps > 1 or self._remembers else 0)
+
+
+def best(choice_PAM: Tensor | None, value_PAM: Tensor, legal_PAM: Tensor | None) -> Tensor:
+    """The value of the best legal action, [P, M]; the best by `choice` or, if it is None, by the values themselves."""
+    judged_PAM = value_PAM if choice_PAM is None else choice_PAM
+    if legal_PAM is not None:
+        judged_PAM = judged_PAM.masked_fill(~legal_PAM, ILLEGAL_LOGIT)
+    _, best_P1M = judged_PAM.max(dim=1, keepdim=True)  # ten times faster than argmax over this axis
+    return value_PAM.gather(1, best_P1M).squeeze(1)
+
+
+def dueling(output_PKM: Tensor) -> Tensor:
+    """Q = V + A − mean A, [P, K − 1, M], of outputs V, A₁, A₂ … (Wang et al. 2016, eq. 9)."""
+    advantage_PAM = output_PKM[:, 1:]
+    return output_PKM[:, :1] + advantage_PAM - advantage_PAM.mean(dim=1, keepdim=True)
+
+
+def at_outputs(d_q_PAM: Tensor) -> Tensor:
+    """The gradient with respect to the outputs, [P, A + 1, M], given that with respect to the result of `dueling`."""
+    return torch.cat([d_q_PAM.sum(dim=1, keepdim=True), d_q_PAM - d_q_PAM.mean(dim=1, keepdim=True)], dim=1)
+
+
+class ChosenScore:
+    """An objective of the values of the actions taken, given its first and second derivatives there, [P, 1, M].
+
+    See `OutputObjective`. For −w·δ²/2 they are −w·δ and −w.
+    """
+
+    def __init__(
+        self, slope_P1M: Tensor, bend_P1M: Tensor, action_P1M: Tensor, like_PKM: Tensor, *, dueling: bool
+    ) -> None:
+        self._slope_P1M, self._bend_P1M, self._action_P1M = slope_P1M, bend_P1M, action_P1M
+        self._like_PKM = like_PKM
+        self._dueling = dueling
+
+    def gradient(self) -> tuple[Tensor, None]:
+        """The first derivative, at the actions taken."""
+        return self._placed(self._slope_P1M), None
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
+        """The second derivative times the flow of the values of the actions taken."""
+        flow_PAM = dueling(flow_PKM) if self._dueling else flow_PKM
+        return self._placed(self._bend_P1M * flow_PAM.gather(1, self._action_P1M)), None
+
+    def _placed(self, at_chosen_P1M: Tensor) -> Tensor:
+        nets, outputs, samples = self._like_PKM.shape
+        placed_PAM = at_chosen_P1M.new_zeros(nets, outputs - self._dueling, samples)
+        placed_PAM.scatter_(1, self._action_P1M, at_chosen_P1M)
+        return at_outputs(placed_PAM) if self._dueling else placed_PAM

@@ -1,0 +1,80 @@
+"""Settings of what agents are rewarded for: their own rewards, or those of the team. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from marless.core.errors import SpecError
+from marless.learning.algos.algorithm import AlgorithmConfig, Setting
+
+TeamReward = Literal["auto", "sum", "mean"]
+"""auto: the environment's own team reward or, if it has none, the sum; sum, mean: of the rewards of all agents (mean:
+of those alive before the step)."""
+
+
+@dataclass(frozen=True)
+class RewardRule:
+    """The rewards that policies are trained on."""
+
+    team: TeamReward | None = None
+    """How the team's reward is computed; None: every agent has its own reward."""
+    after_death: bool = False
+    """True if agents that left the episode still earn the team's rewards."""
+    joint: bool = False
+    """True if the team has one value, which its reward belongs to, whoever is alive."""
+
+
+def sum_advice(how: str, setting: Setting) -> str:
+    """A warning if the team's reward is a sum because the environment does not say what the team earns; else ""."""
+    spaces = setting.spaces
+    if how != "auto" or spaces.team_reward or spaces.rewards != "unknown" or len(spaces.agents) == 1:
+        return ""
+    return (
+        "env.name declares no reward of the team, so algorithm.team_reward: auto adds up those of all agents alive; if "
+        "they all get the same reward, set algorithm.team_reward: mean, which is that reward, however many are alive; "
+        "if each gets its own, set sum"
+    )
+
+
+def together(*advice: str) -> str:
+    """Several warnings as one text."""
+    return ". ".join(filter(None, advice))
+
+
+class RewardConfig(AlgorithmConfig):
+    """Base of the settings of algorithms that train every agent on a reward of its own."""
+
+    team_reward: Literal["none", "auto", "sum", "mean"] = Field(
+        "none",
+        description="none: each agent has its own reward; else all have the team's: the environment's own, or the sum "
+        "(auto), the sum, or the mean over agents that are alive",
+    )
+    credit_after_death: bool = Field(
+        False, description="agents that left the episode still earn the team's reward; needs team_reward"
+    )
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        """The rewards that policies are trained on."""
+        return RewardRule(None if self.team_reward == "none" else self.team_reward, self.credit_after_death)
+
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`; also warns of a sum that may count one reward several times."""
+        return together(super().advice(setting), sum_advice(self.team_reward, setting))
+
+    @model_validator(mode="after")
+    def _credit_is_the_teams(self) -> RewardConfig:
+        if self.credit_after_death and self.team_reward == "none":
+            raise ValueError("credit_after_death gives agents that died the team's reward; set team_reward: auto too")
+        return self
+
+    def check_reward(self, setting: Setting) -> None:
+        """Raise SpecError for a team's reward among competitors."""
+        if self.team_reward != "none" and setting.spaces.rewards == "competitive":
+            raise SpecError(
+                f"algorithm.team_reward {self.team_reward} rewards all agents alike, and those of env.name compete; "
+                "set algorithm.team_reward: none"
+            )

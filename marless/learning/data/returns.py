@@ -1,0 +1,144 @@
+"""Returns of episodes that ended in several actors: their sums, their means, and the standard errors of these.
+
+The spread of returns is kept as Σ (x − mean)², which adds up without loss: from Σ x² nothing is left of the spread of
+returns that are large and differ little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReturns:
+    """Undiscounted episode returns. "Per agent" means averaged over the agents of an episode."""
+
+    episodes: int
+    mean: float
+    """Per agent, averaged over episodes."""
+    per_agent: Mapping[str, float]
+    """Mean return of each agent, averaged over episodes."""
+    standard_error: float | None
+    """Standard error of `mean`, from the episodes' means over their agents; None for one episode."""
+    wins: int | None = None
+    """Episodes that were won; None if the environment does not report wins."""
+
+    @property
+    def win_rate(self) -> float | None:
+        """Fraction of episodes that were won; None if the environment does not report wins."""
+        return None if self.wins is None else self.wins / self.episodes
+
+
+def returns_of(actors: Iterable[EpisodeSums]) -> EpisodeReturns | None:
+    """Combine the returns of all actors' episodes; None if no episode ended."""
+    known = Sums.of(list(actors))
+    if not known.episodes:
+        return None
+    means = {agent: total / known.episodes for agent, total in sorted(known.return_sum.items())}
+    return EpisodeReturns(
+        episodes=known.episodes,
+        mean=sum(means.values()) / len(means),
+        per_agent=means,
+        standard_error=standard_error(known.mean_scatter, known.episodes),
+        wins=known.wins if known.judged == known.episodes else None,
+    )
+
+
+class EpisodeSums(Protocol):
+    """Sums over the episodes that ended in one actor; see `marless.learning.data.episodes.EpisodeStats`."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that ended."""
+        ...
+
+    @property
+    def return_sum(self) -> Mapping[str, float]:
+        """Sum of returns, per agent."""
+        ...
+
+    @property
+    def return_scatter(self) -> Mapping[str, float]:
+        """Sum of squared differences of returns from their mean, per agent."""
+        ...
+
+    @property
+    def mean_scatter(self) -> float:
+        """The same of the episodes' mean returns over all agents."""
+        ...
+
+    @property
+    def judged(self) -> int:
+        """Number of episodes with a known result (won or not); 0 if the environment does not report wins."""
+        ...
+
+    @property
+    def wins(self) -> int:
+        """Number of episodes won."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The sums over several actors' episodes, as an `EpisodeSums`."""
+
+    episodes: int
+    return_sum: Mapping[str, float]
+    return_scatter: Mapping[str, float]
+    mean_scatter: float
+    judged: int
+    wins: int
+
+    @classmethod
+    def of(cls, actors: Sequence[EpisodeSums]) -> Sums:
+        """The sums of all these actors together."""
+        returns: defaultdict[str, float] = defaultdict(float)
+        for each in actors:
+            for agent, value in each.return_sum.items():
+                returns[agent] += value
+        scatter, mean_scatter = scatters(actors)
+        return cls(
+            episodes=sum(each.episodes for each in actors),
+            return_sum=dict(returns),
+            return_scatter=scatter,
+            mean_scatter=mean_scatter,
+            judged=sum(each.judged for each in actors),
+            wins=sum(each.wins for each in actors),
+        )
+
+
+def scatters(actors: Sequence[EpisodeSums]) -> tuple[dict[str, float], float]:
+    """`return_scatter` and `mean_scatter` of several actors' episodes together."""
+    known = [each for each in actors if each.episodes]
+    counts = [each.episodes for each in known]
+    agents = dict.fromkeys(agent for each in actors for agent in each.return_sum)
+    by_agent = {
+        agent: _merged(counts, [(each.return_sum[agent], each.return_scatter[agent]) for each in known])
+        for agent in agents
+    }
+    means = [(math.fsum(each.return_sum.values()) / len(each.return_sum), each.mean_scatter) for each in known]
+    return by_agent, _merged(counts, means)
+
+
+def _merged(counts: Sequence[int], parts: Sequence[tuple[float, float]]) -> float:
+    """Σ (x − mean)² of all parts, from (Σ x, Σ (x − mean)²) of each (Chan, Golub and LeVeque 1983, eq. 2.1b)."""
+    if not counts:
+        return 0.0  # no episode has ended
+    mean = math.fsum(total for total, _ in parts) / sum(counts)
+    moved = [total / count - mean for count, (total, _) in zip(counts, parts, strict=True)]
+    # a product beyond float64 is infinite, a power of it an exception
+    return sum(scatter + count * (by * by) for count, (_, scatter), by in zip(counts, parts, moved, strict=True))
+
+
+def standard_error(scatter: float, episodes: int) -> float | None:
+    """Standard error of a mean over episodes, from Σ (x − mean)²: the deviation of the population is estimated (n − 1).
+
+    None for one episode, which says nothing of it, and for returns whose squares are beyond float64.
+    """
+    if episodes < 2 or not math.isfinite(scatter):
+        return None
+    return math.sqrt(scatter / (episodes - 1) / episodes)

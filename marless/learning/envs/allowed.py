@@ -1,0 +1,92 @@
+"""The allow-list of `pettingzoo/<module>`: which modules may be imported and called, decided by name before any import.
+
+Making an environment runs its code, and the name may come from an untrusted job, policy file or request. Allowed are
+PettingZoo's own environments, and the modules that the operator of this process lists in `MARLESS_ENV_MODULES` or
+`--env-modules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from marless.core.allowed_modules import MODULE, VARIABLE, modules
+from marless.core.errors import SpecError
+from marless.learning.envs.pettingzoo import names
+
+USUAL = ("parallel_env", "env")
+"""The usual names of constructors in PettingZoo's modules; the first is preferred."""
+_OWN = re.compile(r"(?:pettingzoo\.(?:atari|butterfly|classic|mpe|sisl)|mpe2)\.[a-z][a-z0-9_]*_v[0-9]+")
+"""PettingZoo's environments and those of mpe2, the successor of its MPE family: their names end in a version."""
+_PUBLIC = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_LONGEST_SHOWN = 80
+MASK_OPTION = "env.mask"
+"""The option by which a job's `env.mask` reaches the adapter, wherever options go: to workers, policies, evaluations.
+
+It is no identifier, so it cannot be an option of an environment itself.
+"""
+OWN_PATH_OPTIONS = frozenset({"auto_rom_install_path"})
+"""Options of PettingZoo's own environments that name a file or a directory of the machine."""
+
+
+@dataclass(frozen=True)
+class ConstructorPlace:
+    """The location of an environment's constructor in an allowed module."""
+
+    module: str
+    attributes: tuple[str, ...]
+    """Names to look for, in order of preference."""
+    own: bool
+    """True for one of PettingZoo's own environments, False for a module that the operator allowed."""
+
+    def check_constructor(self, name: str, found: object) -> None:
+        """Raise SpecError unless `found`, the module's attribute `name`, is a callable defined in an allowed module.
+
+        `parallel_env` and `env` may be defined elsewhere, because they are usually made by a wrapper of PettingZoo.
+        """
+        if isinstance(found, ModuleType) or not callable(found):
+            raise SpecError(f"{self.module}:{name} builds no environment: it is no function or class")
+        home = getattr(found, "__module__", None)
+        if name not in USUAL and not (isinstance(home, str) and _is_among(home, modules())):
+            raise SpecError(
+                f"{self.module}:{name} is not defined in a module that {VARIABLE} allows; name a function or class "
+                "where it is defined"
+            )
+
+    def check_options(self, options: Sequence[str]) -> None:
+        """Raise SpecError for options of PettingZoo's own environments that name files; others are not checked."""
+        for option in options:
+            if self.own and option in OWN_PATH_OPTIONS:
+                raise SpecError(f"option {option!r} is not allowed: it names a file of the machine; leave it out")
+
+
+def place(path: str) -> ConstructorPlace:
+    """Parse `<module>` or `<module>:<callable>`; raises SpecError for what may not be imported or called.
+
+    Of PettingZoo's own environments, the packages before the name may be left out.
+    """
+    module, separator, attribute = path.partition(":")
+    if not (MODULE.fullmatch(module) and _is_among(module, modules())):
+        module = names.module(module)
+    own = _OWN.fullmatch(module) is not None
+    if not own and not (MODULE.fullmatch(module) and _is_among(module, modules())):
+        raise SpecError(_refusal(module))
+    if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
+        wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
+        raise SpecError(f"{attribute[:_LONGEST_SHOWN]!r} is not allowed after {module}: give {wanted}")
+    return ConstructorPlace(module, (attribute,) if separator else USUAL, own)
+
+
+def _is_among(module: str, allowed: Sequence[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def _refusal(module: str) -> str:
+    shown = repr(module if len(module) <= _LONGEST_SHOWN else f"{module[:_LONGEST_SHOWN]}…")
+    return (
+        f"module {shown} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
+        "multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that "
+        f"whoever runs this process trusts and lists: {VARIABLE}=cogrid, or --env-modules of coordinator and actor pool"
+    )

@@ -1,0 +1,86 @@
+"""Options that several games share, and checks that raise SpecError with one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marless.core.errors import SpecError, shown
+from marless.core.limits import MAX_AGENTS
+
+MAX_CYCLES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticleOptions:
+    """Options of every game."""
+
+    max_cycles: int = 25
+    """Env steps after which an episode is truncated."""
+    continuous_actions: bool = False
+    """False: 5 moves (none, left, right, down, up), and words to say. True: a strength in [0, 1] for each of them."""
+
+    def __post_init__(self) -> None:
+        check_count("max_cycles", self.max_cycles, most=MAX_CYCLES)
+        check_flag("continuous_actions", self.continuous_actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SightOptions(ParticleOptions):
+    """Options of the games in which agents may observe their nearest neighbours only."""
+
+    num_agent_neighbors: int | None = None
+    """Number of other agents that an agent observes, nearest first; zeros if there are fewer. None: all, in order."""
+    num_landmark_neighbors: int | None = None
+    """The same of landmarks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_agent_neighbors", "num_landmark_neighbors"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+
+    def places(self, landmarks: int, others: int) -> tuple[int, int]:
+        """How many landmarks and other agents have a place in an observation, in a game that has this many."""
+        agents, marks = self.num_agent_neighbors, self.num_landmark_neighbors
+        return landmarks if marks is None else marks, others if agents is None else agents
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamOptions(SightOptions):
+    """Options of the games for any number of (good) agents, mpe2's `N`."""
+
+    agents: int
+    """Number of (good) agents."""
+    landmarks: int | None = None
+    """Number of landmarks; None: as many as agents, which is the only choice in mpe2."""
+
+    def __post_init__(self) -> None:
+        check_count("agents", self.agents)
+        if self.landmarks is not None:
+            check_count("landmarks", self.landmarks)
+        super().__post_init__()
+
+    @property
+    def marks(self) -> int:
+        """The number of landmarks."""
+        return self.agents if self.landmarks is None else self.landmarks
+
+
+def check_count(name: str, value: object, *, least: int = 1, most: int = MAX_AGENTS) -> None:
+    """Raise SpecError unless the option is a whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpecError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if value > most:
+        raise SpecError(f"{name} may be {most:,} at most, got {shown(value)}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise SpecError unless the option is true or false."""
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be true or false, got {shown(value)}")
+
+
+def check_ratio(name: str, value: object) -> None:
+    """Raise SpecError unless the option is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise SpecError(f"{name} must be a number from 0 to 1, got {shown(value)}")

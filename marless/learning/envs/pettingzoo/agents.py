@@ -1,0 +1,120 @@
+"""The agents of a PettingZoo environment: their classes, their rows there, and the codec of each class.
+
+Rows follow from the agents' names alone, with numbers in them compared as numbers: agent_2 comes before agent_10. The
+order in which an environment lists its agents may be that of a set, which differs between processes, while
+trajectories, episode logs and replays have no names.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marless.core.errors import SpecError
+from marless.learning.envs.base import AgentClass, Discrete
+from marless.learning.envs.pettingzoo.masks import MaskChoice, in_info
+from marless.learning.envs.pettingzoo.spaces import SpaceCodec, codec
+
+# Any stands for PettingZoo's objects, because third-party ones need not subclass anything.
+ParallelEnv = Any
+
+
+class Seats:
+    """Maps each agent to its class and its row there, and each class to its codec."""
+
+    def __init__(
+        self, env: ParallelEnv, observations: Mapping[Any, Any], infos: Mapping[Any, Any], choice: MaskChoice
+    ) -> None:
+        """Read the spaces of all possible agents, after a reset with these answers. Raises SpecError."""
+        if not hasattr(env, "possible_agents"):
+            raise SpecError("does not declare possible_agents, so its agents cannot be known in advance")
+        self.codecs: list[SpaceCodec] = []
+        self.notes: list[str] = []
+        """What a user should know of how masks were found."""
+        self._members: list[list[Any]] = []
+        for agent in sorted(env.possible_agents, key=lambda agent: _in_order(_name(agent))):
+            mine, notes = _codec(env, agent, observations, choice)
+            if mine not in self.codecs:
+                self.codecs.append(mine)
+                self._members.append([])
+                self.notes += notes
+            self._members[self.codecs.index(mine)].append(agent)
+        self._find_masks(infos, choice)
+        self.unmasked = choice.auto and not self.masked
+        """True if masks were looked for, and none was found."""
+        self._seat = {a: (k, i) for k, agents in enumerate(self._members) for i, a in enumerate(agents)}
+        self.classes = self._classes()
+        self.discrete = tuple(isinstance(each.action, Discrete) for each in self.classes)
+        """Whether the actions of each class are discrete, so that masks apply to them."""
+
+    @property
+    def masked(self) -> str:
+        """Where masks are, class by class; "" if there are none."""
+        sources = {str(each.mask_source): None for each in self.codecs if each.mask_source}
+        return "; ".join(sources)
+
+    def _find_masks(self, infos: Mapping[Any, Any], choice: MaskChoice) -> None:
+        """Look in the infos after a reset for the masks of classes that observe none."""
+        for k, (mine, members) in enumerate(zip(self.codecs, self._members, strict=True)):
+            for info in (infos.get(agent) for agent in members):
+                if mine.mask_source is None and info and self.codecs[k].mask_source is None:
+                    source, notes = in_info(info, mine.action, choice)
+                    self.codecs[k] = replace(mine, mask_source=source)
+                    self.notes += notes
+        if not choice.auto and choice.key is not None and not self.masked:
+            raise SpecError(
+                f"env.mask: {choice.key!r} is an entry of no agent's observations, nor of its info after a reset"
+            )
+
+    def __contains__(self, agent: Any) -> bool:
+        return agent in self._seat
+
+    def __getitem__(self, agent: Any) -> tuple[int, int]:
+        """Class and row of an agent; raises SpecError for one that the environment did not declare."""
+        if agent not in self._seat:
+            raise SpecError(f"agent {agent!r} takes part, which is not among its possible_agents")
+        return self._seat[agent]
+
+    def _classes(self) -> tuple[AgentClass, ...]:
+        """The agent classes, named after their first agent without its number."""
+        classes: list[AgentClass] = []
+        for mine, members in zip(self.codecs, self._members, strict=True):
+            agents = tuple(_name(agent) for agent in members)
+            name = re.sub(r"_?\d+$", "", agents[0]) or "agent"
+            if name in [c.name for c in classes]:
+                name = f"{name}_{len(classes)}"
+            classes.append(AgentClass(name, agents, mine.obs_size, mine.action_space))
+        return tuple(classes)
+
+
+def _name(agent: Any) -> str:
+    return agent if isinstance(agent, str) else f"agent_{agent}"
+
+
+def _in_order(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts names with the numbers in them as numbers."""
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _codec(
+    env: ParallelEnv, agent: Any, observations: Mapping[Any, Any], choice: MaskChoice
+) -> tuple[SpaceCodec, list[str]]:
+    try:
+        with warnings.catch_warnings():  # without spaces, PettingZoo warns before it raises
+            warnings.simplefilter("ignore")
+            space, action = env.observation_space(agent), env.action_space(agent)
+    except AttributeError:
+        if agent not in observations or not hasattr(env, "action_spaces"):
+            raise SpecError(f"does not declare the spaces of agent {agent!r}") from None
+        shape = np.shape(observations[agent])
+        space, action = spaces.Box(-np.inf, np.inf, shape), env.action_space(agent)
+    try:
+        return codec(space, action, choice)
+    except SpecError as error:
+        raise SpecError(f"agent {agent!r}: {error}") from None

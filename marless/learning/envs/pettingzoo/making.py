@@ -1,0 +1,123 @@
+"""Finds and builds PettingZoo environments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from marless.core.errors import SpecError, shown, unknown_name
+from marless.learning.envs import allowed
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.envs.pettingzoo import names
+
+try:
+    from gymnasium import error as gymnasium_error
+    from pettingzoo import AECEnv
+    from pettingzoo.utils import conversions
+
+    from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
+    from marless.learning.envs.pettingzoo.agents import ParallelEnv
+    from marless.learning.envs.pettingzoo.masks import parse_choice
+except ModuleNotFoundError as missing:
+    raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
+
+_INSTALLED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "pettingzoo.atari": "pettingzoo[atari]",
+        "pettingzoo.butterfly": "pettingzoo[butterfly]",
+        "pettingzoo.classic": "pettingzoo[classic]",
+        "pettingzoo.sisl": "pettingzoo[sisl]",
+        "mpe2": "marless[mpe]",
+        "cogrid": "marless[overcooked]",
+    }
+)
+"""pip requirement that installs each module; messages recommend nothing else."""
+
+
+def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: int, mask: object) -> BatchedEnv:
+    """Make `batch` copies of the environment at `place`, with masks as the job's `env.mask` says.
+
+    Raises SpecError if it cannot be found, built or used.
+    """
+    place.check_options(list(options))
+    module = _imported(place)
+    construct = _constructor(place, module)
+    _check_options(options, _known_options(module, construct))
+    return PettingZooEnv([_build(construct, options) for _ in range(batch)], parse_choice(mask))
+
+
+def _imported(place: allowed.ConstructorPlace) -> ModuleType:
+    name = place.module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise SpecError(_not_found(place, error.name or name)) from None
+    except ImportError as error:
+        if place.own and name not in names.installed():  # a family that has moved, such as pettingzoo.mpe
+            raise SpecError(names.unknown(name)) from None
+        raise SpecError(f"{name} cannot be imported: {error}") from None
+
+
+def _constructor(place: allowed.ConstructorPlace, module: ModuleType) -> Callable[..., ParallelEnv]:
+    for name in place.attributes:
+        if hasattr(module, name):
+            constructor: Callable[..., ParallelEnv] = getattr(module, name)
+            place.check_constructor(name, constructor)
+            return constructor
+    if place.attributes == allowed.USUAL:
+        raise SpecError(
+            f"{place.module} has neither 'parallel_env' nor 'env'; name what builds it: <module>:<callable>"
+        )
+    raise SpecError(f"{place.module} has no {place.attributes[0]!r}; name what builds it: <module>:<callable>")
+
+
+def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
+    """The message for a module that cannot be imported because `missing` is not installed.
+
+    Its commands come from `_INSTALLED_BY` alone, because the module's name may be untrusted input.
+    """
+    module = place.module
+    known = next((extra for name, extra in _INSTALLED_BY.items() if f"{module}.".startswith(f"{name}.")), "")
+    hint = f": pip install '{known}'" if known else ""
+    if not f"{module}.".startswith(f"{missing}."):
+        return f"{module} needs {missing!r}, which is not installed{hint}"
+    parent = missing.rpartition(".")[0]
+    if not parent:
+        return f"there is no module {missing!r} on this machine{hint}"
+    if place.own:
+        return names.unknown(module)
+    siblings = pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", ()))
+    return unknown_name("module", missing, [f"{parent}.{each.name}" for each in siblings if each.name[0] != "_"])
+
+
+def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for option in options:
+        if known and option not in known:
+            raise SpecError(unknown_name("option", option, known))
+
+
+def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:
+    try:
+        env = construct(**options)
+    except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
+        raise SpecError(f"cannot be built with options {shown(dict(options))}: {error}") from error
+    if not isinstance(env, AECEnv):
+        return env
+    simultaneous = env.metadata.get("is_parallelizable", False)
+    return conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
+
+
+def _known_options(module: ModuleType, construct: Callable[..., Any]) -> list[str]:
+    """Names of the options, from the signature behind PettingZoo's usual `**kwargs` wrappers; [] if it is unknown."""
+    for candidate in (construct, getattr(module, "raw_env", construct)):
+        try:
+            parameters = inspect.signature(candidate).parameters.values()
+        except (TypeError, ValueError):  # as of a class written in C
+            return []
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            return [p.name for p in parameters]
+    return []

@@ -1,0 +1,167 @@
+"""Makes environments by name.
+
+`mpe/<game>`, `smac/<map>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of
+PettingZoo and of packages that the operator allows (`marless.learning.envs.allowed`). Other packages register
+environments in the entry-point group `marless.envs`: the entry's name is the environment's name, its object a callable
+`(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from marless.core.errors import MarlessError, SpecError, told, unknown_name
+from marless.learning.envs import allowed, cartpole, games, mpe, smac
+from marless.learning.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
+
+Options = Mapping[str, Any]  # Any: options are YAML values
+Factory = Callable[[Options, int], BatchedEnv]
+OptionsType = TypeVar("OptionsType")
+
+ENTRY_POINTS = "marless.envs"
+PETTINGZOO = "pettingzoo/"
+"""Prefix before a module's name, e.g. `pettingzoo/multiwalker_v9`; see `marless.learning.envs.allowed`."""
+
+
+def make(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
+    """Make `batch` copies of an environment; raises SpecError for an unknown name, and for all of its errors.
+
+    Without `with_state`, frames need not carry a global state, and do not where it would cost something.
+    """
+    if batch < 1:
+        raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
+    factory = _factory(name)
+    if allowed.MASK_OPTION in options and not name.startswith(PETTINGZOO):
+        raise SpecError(
+            f"environment {name}: its masks are part of its spaces, so env.mask has no meaning; leave it out"
+        )
+    with _blaming(name):
+        env = factory(options, batch)
+        if not with_state and isinstance(env, StateOnDemand):
+            env.without_state()
+        return env
+
+
+def make_carried(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
+    """Make copies whose episodes go on over rounds, as `make` does; those that cannot be saved are kept apart.
+
+    They are then stepped one after another, and saved as their seeds and actions (`marless.learning.envs.apart`).
+    """
+    env = make(name, options, batch, with_state=with_state)
+    if isinstance(env, Saved):
+        return env
+    env.close()
+    from marless.learning.envs.apart import Apart  # imported here: few environments need it
+
+    return Apart(partial(make, name, options, 1, with_state=with_state), batch)
+
+
+def spaces(name: str, options: Options) -> EnvSpaces:
+    """Make an environment once to read its spaces; raises SpecError as `make` does."""
+    return examined(name, options)[0]
+
+
+def examined(name: str, options: Options) -> tuple[EnvSpaces, bool]:
+    """Make an environment once; returns its spaces, and whether it can be saved. Raises SpecError as `make` does."""
+    env = make(name, options, 1)
+    with _blaming(name, "closed"):
+        try:
+            return env.spaces, isinstance(env, Saved)
+        finally:
+            env.close()
+
+
+@contextmanager
+def _blaming(name: str, what: str = "made with these options") -> Iterator[None]:
+    """Turn every error of an environment into a SpecError.
+
+    This includes SystemExit and its like, which would otherwise end the service that makes the environment.
+    """
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(f"environment {name}: {error}") from error
+    except MarlessError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # raised by Ctrl-C, not by the environment
+        raise SpecError(f"environment {name}: cannot be {what}: {told(error)}") from error
+
+
+def is_ours(name: str) -> bool:
+    """True for an environment whose code is part of marless."""
+    return name in _OURS
+
+
+def one_by_one(name: str) -> bool:
+    """True if the copies of this environment are Python objects that are stepped one after another."""
+    return name.startswith(PETTINGZOO)
+
+
+def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:
+    """Make an options dataclass; raises SpecError, with the nearest match, for an unknown option."""
+    known = [field.name for field in dataclasses.fields(options_type)]  # type: ignore[arg-type]  # any dataclass
+    for option in options:
+        if option not in known:
+            raise SpecError(unknown_name("option", option, known))
+    return options_type(**options)
+
+
+def _ours(env: Callable[[OptionsType, int], BatchedEnv], options_type: type[OptionsType]) -> Factory:
+    def made(options: Options, batch: int) -> BatchedEnv:
+        return env(read_options(options_type, options), batch)
+
+    return made
+
+
+_OURS: Mapping[str, Factory] = MappingProxyType(
+    {
+        "mpe/simple": _ours(mpe.Simple, mpe.SimpleOptions),
+        "mpe/simple_adversary": _ours(mpe.SimpleAdversary, mpe.AdversaryOptions),
+        "mpe/simple_crypto": _ours(mpe.SimpleCrypto, mpe.CryptoOptions),
+        "mpe/simple_push": _ours(mpe.SimplePush, mpe.PushOptions),
+        "mpe/simple_reference": _ours(mpe.SimpleReference, mpe.ReferenceOptions),
+        "mpe/simple_speaker_listener": _ours(mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
+        "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
+        "mpe/simple_tag": _ours(mpe.SimpleTag, mpe.TagOptions),
+        "mpe/simple_world_comm": _ours(mpe.SimpleWorldComm, mpe.WorldCommOptions),
+        "game/cartpole": _ours(cartpole.CartPole, cartpole.CartPoleOptions),
+        "game/matrix": _ours(games.Matrix, games.MatrixOptions),
+        "game/two_step": _ours(games.TwoStep, games.NoOptions),
+        "game/target": _ours(games.Target, games.TargetOptions),
+        **{f"smac/{name}": _ours(partial(smac.make, each), smac.BattleOptions) for name, each in smac.MAPS.items()},
+    }
+)
+
+
+def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
+    place = allowed.place(path)  # checked before PettingZoo is imported
+    from marless.learning.envs.pettingzoo import making
+
+    own = {name: value for name, value in options.items() if name != allowed.MASK_OPTION}
+    return making.adapt(place, own, batch, options.get(allowed.MASK_OPTION, "auto"))
+
+
+def _factory(name: str) -> Factory:
+    if name in _OURS:
+        return _OURS[name]
+    if name.startswith(PETTINGZOO):
+        return partial(_adapted, name.removeprefix(PETTINGZOO))
+    from importlib import metadata  # imported here: it would cost every actor 2.5 MB
+
+    theirs = metadata.entry_points(group=ENTRY_POINTS)
+
+    def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called, so that `make` reports its errors
+        factory: Factory = theirs[name].load()
+        return factory(options, batch)
+
+    if name in theirs.names:
+        return loaded
+    raise SpecError(unknown_name("environment", name, [*_OURS, *theirs.names, f"{PETTINGZOO}<module>"]))

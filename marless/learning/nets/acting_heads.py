@@ -1,0 +1,226 @@
+"""Action selection from a net's outputs, greedy and exploring. NumPy only.
+
+Shapes: N agents (of parameters also 1, if all share them), B environment copies, A actions or action components. A
+head may write into the outputs it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError
+from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, FloatArray
+from marless.learning.nets import actions
+from marless.learning.nets.layout import checked
+
+HALF_LOG_2PI = np.float32(0.9189385332046727)
+STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
+EPSILON_STOCHASTIC = "epsilon_stochastic"
+"""Values of the metadata key "acts": how actions are chosen."""
+EXPLORATION = "exploration"
+"""Name of the array with the exploration parameter of non-stochastic policies, ε or σ; float32 [1]."""
+
+
+class ActingHead(Protocol):
+    """A way to choose actions."""
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """Exploring actions, int32 [N, B] or (normalised) float32 [N, B, A], and log-probabilities, float32 [N, B].
+
+        Log-probabilities are 0 for policies that are not stochastic, whose learners do not use them.
+        """
+        ...
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """The best actions."""
+        ...
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """Logits or Q values [N, B, A]; or (normalised) means, with the log deviations [N, A] if there are any."""
+        ...
+
+
+class ActingCategorical:
+    """Outputs are logits of discrete actions."""
+
+    def __init__(self) -> None:
+        self._offset_NB = np.empty((0, 0), np.intp)
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`."""
+        logits_NAB = _legal(output_NAB, mask_NBA)
+        logits_NAB -= logits_NAB.max(axis=1, keepdims=True)
+        cumulative_NAB = np.exp(logits_NAB).cumsum(axis=1)
+        total_NB = cumulative_NAB[:, -1]
+        # Inverse transform sampling with a threshold in (0, total], so that no action of probability 0 is drawn.
+        threshold_NB = rng.random(total_NB.shape, np.float32)
+        np.subtract(1, threshold_NB, out=threshold_NB)
+        threshold_NB *= total_NB
+        action_NB = (cumulative_NAB < threshold_NB[:, None]).sum(axis=1, dtype=np.int32)
+        log_prob_NB = logits_NAB.take(action_NB * np.intp(total_NB.shape[1]) + self._offsets(logits_NAB))
+        log_prob_NB -= np.log(total_NB)
+        return action_NB, log_prob_NB
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return _best(output_NAB, mask_NBA)
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
+
+    def _offsets(self, logits_NAB: FloatArray) -> NDArray[np.intp]:
+        agents, choices, batch = logits_NAB.shape
+        if self._offset_NB.shape != (agents, batch):
+            self._offset_NB = np.arange(agents)[:, None] * (choices * batch) + np.arange(batch)
+        return self._offset_NB
+
+
+class EpsilonCategorical:
+    """Outputs are logits of discrete actions; exploration takes a random legal action with probability ε."""
+
+    def __init__(self, epsilon_N1: FloatArray) -> None:
+        self._policy, self._random = ActingCategorical(), EpsilonGreedy(epsilon_N1)
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`; learners of such policies use no log-probabilities, which are 0."""
+        sampled_NB, _ = self._policy.sample(output_NAB, mask_NBA, rng)
+        own_NB = sampled_NB.astype(np.int32, copy=False)
+        return self._random.mixed(own_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(own_NB.shape, np.float32)
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return _best(output_NAB, mask_NBA)
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return self._policy.outputs(output_NAB, mask_NBA)
+
+
+class ActingGaussian:
+    """Outputs are the means of a diagonal Gaussian with free log standard deviations."""
+
+    def __init__(self, log_std_NA: FloatArray) -> None:
+        self._log_std_NA = log_std_NA
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`; actions are not clipped yet."""
+        log_std_NA1 = self._log_std_NA[:, :, None]
+        noise_NAB = rng.standard_normal(output_NAB.shape, dtype=np.float32)
+        log_prob_NB: FloatArray = np.square(noise_NAB).sum(axis=1)
+        log_prob_NB *= -0.5
+        log_prob_NB -= (log_std_NA1 + HALF_LOG_2PI).sum(axis=1)
+        noise_NAB *= np.exp(log_std_NA1)
+        action_NAB = np.add(output_NAB, noise_NAB, out=noise_NAB)
+        return np.ascontiguousarray(action_NAB.transpose(0, 2, 1)), log_prob_NB
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return np.ascontiguousarray(output_NAB.transpose(0, 2, 1))
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return output_NAB.transpose(0, 2, 1), self._log_std_NA
+
+
+class EpsilonGreedy:
+    """Outputs are Q values of discrete actions; exploration takes a random legal action with probability ε."""
+
+    def __init__(self, epsilon_N1: FloatArray) -> None:
+        self._epsilon_N1 = epsilon_N1
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`."""
+        best_NB = _best(output_NAB, mask_NBA)
+        return self.mixed(best_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(best_NB.shape, np.float32)
+
+    def mixed(
+        self, own_NB: NDArray[np.int32], choices: int, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> NDArray[np.int32]:
+        """Replace each action with probability ε by a random legal one of all `choices`; returns int32 [N, B]."""
+        explores_NB = rng.random(own_NB.shape, np.float32) < self._epsilon_N1
+        if mask_NBA is None:
+            any_NB = rng.integers(choices, size=own_NB.shape, dtype=np.int32)
+        else:
+            lots_NBA = np.where(mask_NBA, rng.random(mask_NBA.shape, np.float32), np.float32(-1))
+            any_NB = lots_NBA.argmax(axis=2).astype(np.int32)
+        return np.where(explores_NB, any_NB, own_NB)
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return _best(output_NAB, mask_NBA)
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
+
+
+class Deterministic:
+    """The tanh of the outputs is the (normalised) action; exploration adds noise of standard deviation σ, clipped."""
+
+    def __init__(self, sigma_N1: FloatArray) -> None:
+        self._sigma_N11 = sigma_N1[:, :, None]
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingHead`."""
+        action_NBA = self.greedy(output_NAB, mask_NBA)
+        action_NBA += self._sigma_N11 * rng.standard_normal(action_NBA.shape, dtype=np.float32)
+        return np.clip(action_NBA, -1, 1, out=action_NBA), np.zeros(action_NBA.shape[:2], np.float32)
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingHead`."""
+        return np.ascontiguousarray(np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1))
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """See `ActingHead`."""
+        return np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1), None
+
+
+def head(
+    acts: str,
+    action: Discrete | Box,
+    free_NF: FloatArray,
+    owners: Sequence[Mapping[str, NDArray[np.generic]]],
+) -> ActingHead:
+    """The head of policy states' metadata "acts"; raises CorruptError if it is none, or does not fit the actions."""
+    discrete = isinstance(action, Discrete)
+    if acts == STOCHASTIC:
+        return ActingCategorical() if discrete else ActingGaussian(free_NF)
+    if acts not in ((EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC,)):
+        raise CorruptError(f"policy state: it acts {acts!r}, which is no way to choose {type(action).__name__} actions")
+    exploration_N1 = np.stack([checked(arrays, EXPLORATION, (1,)) for arrays in owners])
+    if not discrete:
+        return Deterministic(exploration_N1)
+    return EpsilonGreedy(exploration_N1) if acts == EPSILON_GREEDY else EpsilonCategorical(exploration_N1)
+
+
+def free_parameters(acts: str, action: Discrete | Box) -> int:
+    """How many free parameters the nets of a way to act have: those of a Gaussian."""
+    return actions.free_parameters(action) if acts == STOCHASTIC else 0
+
+
+def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
+    if mask_NBA is not None:
+        output_NAB[~mask_NBA.transpose(0, 2, 1)] = actions.ILLEGAL_LOGIT
+    return output_NAB
+
+
+def _best(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> NDArray[np.int32]:
+    best_NB: NDArray[np.int32] = _legal(output_NAB, mask_NBA).argmax(axis=1).astype(np.int32)
+    return best_NB

@@ -1,0 +1,268 @@
+"""The nets of policies in NumPy, stacked over the agents of a class, with one batched product per layer.
+
+Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, H units, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError
+from marless.learning.envs.base import BoolArray, FloatArray
+from marless.learning.nets.kinds import GRU, MLP, Ops, kind_of
+from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
+
+_PREFIX = "policy"
+
+
+class ActingNet(Protocol):
+    """The nets of all agents of a class, evaluated together in the allocated number of environment copies."""
+
+    remembers: bool
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """Allocate buffers for `agents` agents and `batch` copies, and reset memory; returns the input buffer.
+
+        That is float32 [N, I + 1, B], to which inputs are written; its last row of ones must not be changed.
+        """
+        ...
+
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        """Reset the memory of these agents in these copies."""
+        ...
+
+    def memory(self) -> FloatArray | None:
+        """A copy of the memory, float32 [N, H, B]; None for nets without."""
+        ...
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """Continue with this memory, after `allocate`; raises CorruptError if it does not fit."""
+        ...
+
+    def output(self) -> FloatArray:
+        """Evaluate the inputs written, to a new array [N, K, B]; recurrent nets advance by one step."""
+        ...
+
+
+class ActingPerceptrons:
+    """Layers [N, outputs, inputs + 1] with an activation between them."""
+
+    remembers = False
+
+    def __init__(self, layers: Sequence[FloatArray], activation: str) -> None:
+        self._layers = layers
+        self._activate = ACTIVATE[activation]
+        self._buffers: list[FloatArray] = []
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        # The last row of each buffer stays 1: it carries the bias (see `Layout`).
+        self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
+        return self._buffers[0]
+
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        """See `ActingNet`; without effect."""
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return None
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        raise CorruptError("there is a memory of nets that have none")
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
+            hidden = target[:, :-1]
+            np.matmul(layer, source, out=hidden)
+            self._activate(hidden, hidden)
+        result: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
+        return result
+
+
+class ActingGatedUnits:
+    """A recurrent net: a perceptron whose outputs are added to a GRU's gates, and an output layer; see `nets.gru`."""
+
+    remembers = True
+
+    def __init__(self, body: ActingPerceptrons, memory: FloatArray, output: FloatArray) -> None:
+        self._body = body
+        self._memory, self._output = memory, output
+        self._hidden_NHB = np.empty((0, 0, 0), np.float32)
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        self._hidden_NHB = np.zeros((agents, self._memory.shape[2], batch), np.float32)
+        self._hidden_NHB[:, -1] = 1
+        return self._body.allocate(agents, batch)
+
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB[:, :-1].swapaxes(1, 2)[anew_NB] = 0
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return self._hidden_NHB[:, :-1].copy()
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        kept = self._hidden_NHB[:, :-1]
+        kept[...] = checked_memory(hidden_NHB, kept.shape)
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        gates, recurrent = self._body.output(), np.matmul(self._memory, self._hidden_NHB)
+        units, hidden = gates.shape[1] // GATES, self._hidden_NHB[:, :-1]
+        switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
+        switches += recurrent[:, : 2 * units]
+        _sigmoid(switches)
+        new += np.multiply(switches[:, :units], recurrent[:, 2 * units :], out=recurrent[:, 2 * units :])
+        np.tanh(new, out=new)
+        hidden -= new
+        hidden *= switches[:, units:]
+        hidden += new
+        result: FloatArray = np.matmul(self._output, self._hidden_NHB)
+        return result
+
+
+class AnyKind:
+    """Nets of any kind, by the kind's own definition."""
+
+    def __init__(self, layout: NetLayout, matrices: Sequence[FloatArray], activation: str) -> None:
+        self.remembers = layout.memory > 0
+        self._kind, self._ops = kind_of(layout.kind), numpy_ops(activation)
+        self._layers = [partial(_affine, matrix) for matrix in matrices]
+        self._inputs, self._units = layout.inputs, layout.memory
+        self._input = self._hidden_NHB = np.empty((0, 0, 0), np.float32)
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        self._hidden_NHB = np.zeros((agents, self._units, batch), np.float32)
+        self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
+        return self._input
+
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB.swapaxes(1, 2)[anew_NB] = 0
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return self._hidden_NHB.copy() if self.remembers else None
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB = checked_memory(hidden_NHB, self._hidden_NHB.shape).copy()
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        found, memory = self._kind.step(self._ops, self._layers, self._input[:, :-1], self._hidden_NHB)
+        if self.remembers:
+            self._hidden_NHB = memory
+        result: FloatArray = found
+        return result
+
+
+def checked_memory(hidden_NHB: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """The memory; raises CorruptError unless it has this shape and is finite."""
+    if hidden_NHB.shape != shape or not np.isfinite(hidden_NHB).all():
+        raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(shape)}")
+    return hidden_NHB
+
+
+def numpy_ops(activation: str) -> Ops:
+    """The operations of kinds, in NumPy."""
+    return Ops(
+        activate=partial(_new, ACTIVATE[activation]),
+        tanh=np.tanh,
+        sigmoid=_new_sigmoid,
+        exp=np.exp,
+        join=partial(np.concatenate, axis=1),
+    )
+
+
+def _new(activate: Callable[[FloatArray, FloatArray], None], x: FloatArray) -> FloatArray:
+    out = np.empty_like(x)
+    activate(x, out)
+    return out
+
+
+def _new_sigmoid(x: FloatArray) -> FloatArray:
+    out = x.copy()
+    _sigmoid(out)
+    return out
+
+
+def _affine(matrix: FloatArray, x: FloatArray) -> FloatArray:
+    found: FloatArray = np.matmul(matrix[:, :, :-1], x)
+    found += matrix[:, :, -1:]
+    return found
+
+
+def stacked(
+    owners: Sequence[Mapping[str, NDArray[np.generic]]],
+    *,
+    kind: str,
+    activation: str,
+    inputs: int,
+    outputs: int,
+    free: int,
+    hidden: tuple[int, ...] = (),
+) -> tuple[ActingNet, FloatArray]:
+    """Stack the nets of policy states; also returns their free parameters [N, free].
+
+    The sizes of hidden layers of kinds of marless are those of the first state's weights; for others, `hidden` has
+    them. Raises CorruptError if a state does not fit, SpecError for a kind that is not installed.
+    """
+    ours = kind in (MLP, GRU)
+    if not ours and not hidden:
+        raise CorruptError(f"the policy state does not say how many units its {kind} net has")
+    layout = layout_of(kind, inputs, hidden_of(owners[0], kind) if ours else hidden, outputs, free)
+    flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
+    parts = zip(layout.spans, layout.shapes, strict=True)
+    matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
+    free_NF = flat_ND[:, layout.size - free :]
+    if kind == GRU:
+        *body, memory, output = matrices
+        return ActingGatedUnits(ActingPerceptrons(body, activation), memory, output), free_NF
+    if kind != MLP:
+        return AnyKind(layout, matrices, activation), free_NF
+    return ActingPerceptrons(matrices, activation), free_NF
+
+
+def hidden_of(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
+    """Units of each hidden layer of a kind of marless, from its weights, which `Layout.from_arrays` checks.
+
+    Raises CorruptError if there are no weights.
+    """
+    depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
+    weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
+    rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]
+    if depth < (2 if kind == GRU else 1) or not all(rows):
+        raise CorruptError("the policy state holds no weights to act with")
+    return (*rows[:-1], rows[-1] // GATES) if kind == GRU else tuple(rows)
+
+
+def _sigmoid(x: FloatArray) -> None:
+    """x ← σ(x), as in `marless.learning.nets.kernels`."""
+    x *= 0.5
+    np.tanh(x, out=x)
+    x += 1
+    x *= 0.5
+
+
+def _relu(x: FloatArray, out: FloatArray) -> None:
+    np.maximum(x, 0, out=out)
+
+
+def _tanh(x: FloatArray, out: FloatArray) -> None:
+    np.tanh(x, out=out)
+
+
+ACTIVATE: dict[str, Callable[[FloatArray, FloatArray], None]] = {"tanh": _tanh, "relu": _relu}
+"""Activation → what writes φ(x) to `out`; its twin for learners is in `marless.learning.nets.activations`."""

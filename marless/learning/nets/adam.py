@@ -1,0 +1,69 @@
+"""Adam over the stacked flat parameters of several nets, each with a step count and a gradient norm of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from marless.learning.nets import kernels
+
+BETA1, BETA2 = 0.9, 0.999
+_AT_ONCE = 1024
+"""Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
+
+
+def clip_norm_(gradient_PD: Tensor, limit: float) -> Tensor:
+    """Scale each net's gradient [P, D] in place to an L2 norm of at most `limit`; returns the norms before, [P]."""
+    norm_P: Tensor | None = kernels.clip_(gradient_PD, limit)
+    if norm_P is not None:
+        return norm_P
+    norm_P1: Tensor = torch.linalg.vector_norm(gradient_PD, dim=1, keepdim=True)
+    gradient_PD.mul_((limit / norm_P1.clamp_min(1e-6)).clamp_(max=1.0))
+    return norm_P1.squeeze(1)
+
+
+class Adam:
+    """`steps` steps at one learning rate; updates the caller's parameters and moments in place.
+
+    With the bias corrections c₁, c₂ of a net's own count, the step −lr · (m / c₁) / (√(v / c₂) + ε) is
+    −lr · m / (a·√v + b) with a = c₁ / √c₂ and b = c₁·ε, which are computed for all steps in advance.
+    Source: Kingma & Ba 2015, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        flat_PD: Tensor,
+        first_PD: Tensor,
+        second_PD: Tensor,
+        count_P: Tensor,
+        *,
+        steps: int,
+        lr: float,
+        eps: float,
+    ) -> None:
+        self._flat_PD, self._first_PD, self._second_PD, self._count_P = flat_PD, first_PD, second_PD, count_P
+        counts_SP1 = count_P.unsqueeze(1) + torch.arange(1, steps + 1, device=count_P.device).view(-1, 1, 1)
+        self._lr = lr
+        correction1 = 1 - BETA1**counts_SP1
+        self._a = _each((correction1 / (1 - BETA2**counts_SP1).sqrt()).to(flat_PD.dtype))
+        self._b = _each((correction1 * eps).to(flat_PD.dtype))
+
+    def step(self, gradient_PD: Tensor) -> None:
+        """Take one step along a gradient [P, D]; raises StopIteration after `steps` steps."""
+        self._count_P += 1
+        a_P1, b_P1 = next(self._a), next(self._b)
+        moments = self._first_PD, self._second_PD
+        if kernels.adam_(self._flat_PD, *moments, gradient_PD, a_P1, b_P1, (BETA1, BETA2), self._lr):
+            return
+        self._first_PD.lerp_(gradient_PD, 1 - BETA1)
+        self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
+        denominator_PD = torch.addcmul(b_P1, self._second_PD.sqrt(), a_P1)
+        self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-self._lr)
+
+
+def _each(constant_SP1: Tensor) -> Iterator[Tensor]:
+    """The constants [P, 1] of one step after the other."""
+    for some_SP1 in torch.split(constant_SP1, _AT_ONCE):
+        yield from some_SP1.unbind(0)

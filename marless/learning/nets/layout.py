@@ -1,0 +1,291 @@
+"""The layout of a net's parameters in one flat vector: positions, initial values and names.
+
+A layer is one matrix [outputs, inputs + 1] whose last column is the bias: nets take their input *feature-major*,
+[features + 1, samples], with a last row of ones, so that a layer is one matrix product and so is its gradient.
+NumPy only: actors and learners read the same vector through the same layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError, SpecError
+from marless.learning.nets.kinds import GRU, MLP, kind_of
+
+if TYPE_CHECKING:  # at run time it would import pydantic into actors
+    from marless.learning.nets.model import ModelSpec
+
+FloatArray = NDArray[np.float32]
+GATES = 3
+"""Number of gates of a gated recurrent unit: r, z and n."""
+MEMORY = ".memory"
+"""Suffix of the name of the matrix from memory to gates."""
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """A random generator that depends on the seed and the name alone, also across processes and machines."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
+
+
+class ParameterLayout(Protocol):
+    """The positions of parameters in a flat vector."""
+
+    @property
+    def inputs(self) -> int:
+        """I, number of inputs without the row of ones."""
+        ...
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Units of each hidden layer; in a recurrent net, the last one is the recurrent layer."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """K, number of outputs."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Number of parameters outside of all layers: the log standard deviations of a Gaussian policy."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        ...
+
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        """Initial parameters, float32 [D]: orthogonal weights (Saxe et al. 2014), all else 0.
+
+        With `biased`, biases below the output layer are uniform in ± 1/√inputs, as those of torch's `Linear`.
+        """
+        ...
+
+    def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
+        """Named copies: `prefix.i.weight` [out, in] and `prefix.i.bias` [out] of layer i, and `prefix.free`."""
+        ...
+
+    def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
+        """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
+        ...
+
+
+class NetLayout(ParameterLayout, Protocol):
+    """The positions of a net's parameters in its flat vector, for any kind of net."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the net, see `marless.learning.nets.kinds`."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """H, numbers that the net remembers of each episode; 0 for nets without memory."""
+        ...
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix, the output layer's last."""
+        ...
+
+    @property
+    def spans(self) -> tuple[slice, ...]:
+        """Position of each matrix in the flat vector."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Matrices(ABC):
+    """A flat float32 vector of matrices [outputs, inputs + 1], one after another, then `free` further parameters."""
+
+    inputs: int
+    hidden: tuple[int, ...]
+    outputs: int
+    free: int = 0
+    """See `ParameterLayout`."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each matrix among named arrays; by default they are numbered from 0."""
+        return tuple(map(str, range(len(self.shapes))))
+
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        """Initial weights of a matrix, [outputs, inputs]: orthogonal, with gain √2 below the output layer."""
+        outputs, inputs = self.shapes[matrix]
+        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
+        return gain * _orthogonal(rng, outputs, inputs - 1)
+
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """Position of each matrix in the flat vector."""
+        ends = np.cumsum([0, *(o * i for o, i in self.shapes)]).tolist()
+        return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    @cached_property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return int(self.spans[-1].stop) + self.free
+
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        """See `ParameterLayout`."""
+        flat_D = np.zeros(self.size, np.float32)
+        for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
+            matrix = flat_D[span].reshape(shape)
+            matrix[:, :-1] = self._weights(i, rng, output_gain)
+            if biased and i < len(self.shapes) - 1:
+                matrix[:, -1] = rng.uniform(-1.0, 1.0, shape[0]) / np.sqrt(shape[1] - 1)
+        return flat_D
+
+    def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
+        """See `ParameterLayout`."""
+        arrays = {}
+        for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
+            matrix = flat_D[span].reshape(shape)
+            arrays[f"{prefix}.{name}.weight"] = np.ascontiguousarray(matrix[:, :-1])
+            arrays[f"{prefix}.{name}.bias"] = matrix[:, -1].copy()
+        if self.free:
+            arrays[f"{prefix}.free"] = flat_D[-self.free :].copy()
+        return arrays
+
+    def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
+        """See `ParameterLayout`."""
+        parts = [  # all are checked before the vector is allocated, because untrusted sizes may be huge
+            (
+                checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1)),
+                checked(arrays, f"{prefix}.{name}.bias", (shape[0],)),
+            )
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
+        flat_D = np.empty(self.size, np.float32)
+        for (weight, bias), span, shape in zip(parts, self.spans, self.shapes, strict=True):
+            matrix = flat_D[span].reshape(shape)
+            matrix[:, :-1], matrix[:, -1] = weight, bias
+        if self.free:
+            flat_D[-self.free :] = checked(arrays, f"{prefix}.free", (self.free,))
+        return flat_D
+
+
+@dataclass(frozen=True)
+class Layout(_Matrices):
+    """The layout of a perceptron: one matrix per layer."""
+
+    kind: ClassVar[str] = MLP
+    memory: ClassVar[int] = 0
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each layer."""
+        sizes = (self.inputs, *self.hidden, self.outputs)
+        return tuple((o, i + 1) for i, o in pairwise(sizes))
+
+
+@dataclass(frozen=True)
+class GRULayout(_Matrices):
+    """The layout of a recurrent net: dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
+
+    The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates r, z, n, 3·H rows in
+    this order, and `i.memory`, from the memory to the same gates: torch.nn.GRU's weights and biases, row by row. As
+    there, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
+    """
+
+    kind: ClassVar[str] = GRU
+
+    @property
+    def units(self) -> int:
+        """H, number of recurrent units."""
+        return self.hidden[-1]
+
+    @property
+    def memory(self) -> int:
+        """See `NetLayout`."""
+        return self.units
+
+    @cached_property
+    def body(self) -> Layout:
+        """The layers below the recurrence: a perceptron whose outputs are added to the gates; the first parameters."""
+        return Layout(self.inputs, self.hidden[:-1], GATES * self.units)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix: the layers below, the memory, the output layer."""
+        return (*self.body.shapes, (GATES * self.units, self.units + 1), (self.outputs, self.units + 1))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Layers are numbered from 0."""
+        last = len(self.hidden) - 1
+        return (*self.body.names, f"{last}{MEMORY}", str(last + 1))
+
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        outputs, inputs = self.shapes[matrix]
+        if matrix == len(self.shapes) - 1:
+            return output_gain * _orthogonal(rng, outputs, inputs - 1)
+        if matrix < len(self.hidden) - 1:
+            return float(np.sqrt(2.0)) * _orthogonal(rng, outputs, inputs - 1)
+        return np.concatenate([_orthogonal(rng, self.units, inputs - 1) for _ in range(GATES)])
+
+
+@dataclass(frozen=True)
+class KindLayout(_Matrices):
+    """The layout of a net of any kind, by the matrices that it declares."""
+
+    kind: str = ""
+
+    @property
+    def memory(self) -> int:
+        """See `NetLayout`."""
+        return kind_of(self.kind).memory(self.hidden)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix; raises SpecError for a kind whose output layer has other outputs."""
+        declared = tuple(kind_of(self.kind).matrices(self.inputs, self.hidden, self.outputs))
+        if not declared or declared[-1][0] != self.outputs:
+            raise SpecError(
+                f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
+            )
+        return tuple((o, i + 1) for o, i in declared)
+
+
+def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
+    """The layout of a net of the kind and hidden layers of a job's `model`."""
+    return layout_of(model.kind, inputs, tuple(model.hidden), outputs, free)
+
+
+def layout_of(kind: str, inputs: int, hidden: tuple[int, ...], outputs: int, free: int = 0) -> NetLayout:
+    """The layout of a net; raises SpecError for an unknown kind."""
+    if kind in (MLP, GRU):
+        return (GRULayout if kind == GRU else Layout)(inputs, hidden, outputs, free)
+    return KindLayout(inputs, hidden, outputs, free, kind)
+
+
+def checked(arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...]) -> FloatArray:
+    """`arrays[name]` if it is float32 of this shape; raises CorruptError otherwise."""
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype != np.float32:
+        found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise CorruptError(f"policy state: {name} is {found}, expected float32{list(shape)}")
+    return array.astype(np.float32, copy=False)
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.float64]:
+    tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(tall)
+    q *= np.sign(np.diag(r))  # makes the decomposition unique, and the distribution uniform (Mezzadri 2007)
+    return q if rows >= columns else q.T

@@ -1,0 +1,63 @@
+"""The section `model` of a job: the nets of its policies and critics. Imports no NumPy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from marless.core.errors import SpecError
+from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
+from marless.core.settings import Strict
+from marless.learning.nets.kinds import GRU, MLP, kind_of
+
+Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+"""Units of a layer."""
+
+
+class ModelSpec(Strict):
+    """The nets of every policy and critic: perceptrons, or recurrent nets."""
+
+    net: str = Field("mlp", max_length=MAX_NAME, description="kind of net: mlp, or one of another package")
+    hidden: tuple[Width, ...] = Field(
+        (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
+    )
+    activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
+    recurrent: Literal["none", "gru"] = Field(
+        "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
+    )
+    agent_id: bool | None = Field(
+        None,
+        description="the agent's id within its class is an additional input; null: where sharing.groups lets agents "
+        "share a policy",
+    )
+
+    @field_validator("net")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            kind_of(name)
+        except SpecError as error:
+            raise ValueError(f"{error}") from None
+        return name
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> Self:
+        if self.recurrent == GRU and self.net not in (MLP, GRU):
+            raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The kind of the nets, see `marless.learning.nets.kinds`."""
+        return GRU if self.recurrent == GRU else self.net
+
+    @property
+    def memory(self) -> int:
+        """H, numbers that a net remembers of each episode; 0 if it has no memory."""
+        return kind_of(self.kind).memory(tuple(self.hidden))
+
+    @property
+    def remembers(self) -> bool:
+        """True if nets have a memory of the episode."""
+        return self.memory > 0

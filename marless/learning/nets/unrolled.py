@@ -1,0 +1,126 @@
+"""Nets of any kind in torch, by the kind's own definition, step by step; autograd finds the gradients.
+
+Shapes: P nets, D parameters, I inputs + 1, H units of memory, K outputs, T steps, B copies, M = T·B samples.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from marless.learning.nets.activations import activation as activation_of
+from marless.learning.nets.kinds import Ops, kind_of
+from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.stacked import matrices
+
+_CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
+
+
+class Unrolled:
+    """P nets; see `nets.stacked.Net`. `forward` raises ValueError if nets with memory get no `resets`."""
+
+    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str) -> None:
+        """Make the nets; raises SpecError for an unknown activation."""
+        activation_of(activation)
+        self.layout = layout
+        self.activation = activation
+        self.gradient_PD = torch.zeros_like(flat_PD)
+        self._flat_PD = flat_PD
+        self._leaf_PD = self._input_PIM = self._output_PKM = flat_PD.new_empty(0)
+
+    @property
+    def output_layer(self) -> Tensor:
+        """See `Net`."""
+        return matrices(self.layout, self._flat_PD)[-1]
+
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """See `Net`."""
+        self._leaf_PD = self._flat_PD.detach().requires_grad_()
+        self._input_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach().requires_grad_()
+        self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, self._input_PIM, resets, memory)
+        return self._output_PKM.detach()
+
+    def backward(self, d_output_PKM: Tensor) -> None:
+        """See `Net`. It can be called once after each `forward`, whose graph is freed."""
+        (gradient_PD,) = pulled_back(d_output_PKM, self._output_PKM, self._leaf_PD)
+        written = self.layout.size - self.layout.free
+        self.gradient_PD[:, :written] = gradient_PD[:, :written]
+
+    def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
+        """See `marless.learning.nets.stacked.FeedForward`."""
+        (gradient_PIM,) = pulled_back(d_output_PKM, self._output_PKM, self._input_PIM)
+        return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
+
+    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
+        """See `Net`."""
+        whole = resets is not None and self.layout.memory > 0  # samples of one episode stay together
+        with torch.no_grad():
+            chunks = [input_PIS] if whole else torch.split(input_PIS, _CHUNK, dim=2)
+            found = [outputs(self.layout, self._flat_PD, self.activation, each, resets) for each in chunks]
+        return torch.cat(found, dim=2)
+
+
+def outputs(
+    layout: NetLayout,
+    flat_PD: Tensor,
+    activation: str,
+    input_PIM: Tensor,
+    resets: Tensor | None = None,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """Outputs [P, K, M] as those of `Net.forward`, by operations that autograd can differentiate any number of times;
+    an input [1, I, M] is that of all nets.
+
+    Raises ValueError if a net with memory gets no `resets`.
+    """
+    kind, ops = kind_of(layout.kind), torch_ops(activation)
+    layers = [partial(_affine, matrix) for matrix in matrices(layout, flat_PD)]
+    x_PIM = input_PIM[:, :-1].expand(len(flat_PD), -1, -1)
+    if not layout.memory:
+        found_PKM, _ = kind.step(ops, layers, x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
+        return _tensor(found_PKM)
+    if resets is None:
+        raise ValueError("a net with memory depends on where it forgets: resets are missing")
+    keep = (~resets).to(flat_PD.dtype)
+    keep_PTB = keep if keep.dim() == 3 else keep.unsqueeze(0)
+    memory_PHB = x_PIM.new_zeros(len(x_PIM), layout.memory, keep.shape[-1]) if memory is None else memory
+    found = []
+    for t, x_PIB in enumerate(x_PIM.reshape(*x_PIM.shape[:2], *keep.shape[-2:]).unbind(2)):
+        kept_PHB = memory_PHB * keep_PTB[:, t].unsqueeze(1) if t else memory_PHB
+        output_PKB, memory_PHB = kind.step(ops, layers, x_PIB, kept_PHB)
+        found.append(_tensor(output_PKB))
+    return torch.cat(found, dim=2)
+
+
+def pulled_back(
+    at_output: Tensor, output: Tensor, leaf: Tensor, *, create_graph: bool = False, retain_graph: bool | None = None
+) -> tuple[Tensor, ...]:
+    """The product of `at_output`, of the shape of `output`, with the Jacobian of `output` by `leaf`.
+
+    As `torch.autograd.grad(output, leaf, at_output)`, bit for bit. That imports sympy to compare two shapes: a second
+    in every process that calls it.
+    """
+    along = (output * at_output).sum()
+    return torch.autograd.grad(along, leaf, create_graph=create_graph, retain_graph=retain_graph)
+
+
+def torch_ops(activation: str) -> Ops:
+    """The operations of kinds, in torch; raises SpecError for an unknown activation."""
+    return Ops(
+        activate=activation_of(activation).differentiable,
+        tanh=torch.tanh,
+        sigmoid=torch.sigmoid,
+        exp=torch.exp,
+        join=partial(torch.cat, dim=1),
+    )
+
+
+def _affine(matrix: Tensor, x: Tensor) -> Tensor:
+    return matrix[:, :, :-1] @ x + matrix[:, :, -1:]
+
+
+def _tensor(output: object) -> Tensor:
+    assert isinstance(output, Tensor)  # a kind returns what its layers return
+    return output

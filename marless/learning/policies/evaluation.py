@@ -1,0 +1,102 @@
+"""Evaluates a team on whole episodes in this process, together with the random baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from marless.core.errors import SpecError
+from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.returns import EpisodeReturns, returns_of, standard_error
+from marless.learning.data.rollout import play
+from marless.learning.envs import registry
+from marless.learning.envs.base import BatchedEnv
+from marless.learning.policies.team import Team
+
+LIMIT_S = 60.0
+"""Seconds for which an evaluation waits for the end of an episode."""
+BATCH = 64
+"""Maximum number of environment copies that are stepped together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamScore:
+    """The returns of an evaluation, with standard errors."""
+
+    returns: EpisodeReturns
+    standard_errors: Mapping[str, float | None]
+    """Standard errors of `returns.per_agent`, over episodes; None for one episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamEvaluation:
+    """A team's score, and that of random actions on the same number of episodes with the same initial states."""
+
+    team: TeamScore
+    chance: TeamScore
+
+
+def evaluate(
+    team: Team,
+    env: str | None = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    episodes: int,
+    seed: int,
+    explore: bool = False,
+    told: Callable[[int, int], None] | None = None,
+    limit_s: float = LIMIT_S,
+) -> TeamEvaluation:
+    """Run `episodes` episodes with the team, and as many with uniformly random legal actions.
+
+    Args:
+        env: Name of the environment; None: the one that the team was trained in.
+        options: Added to the options of training, if the environment is the same.
+        explore: Sample actions instead of acting greedily.
+        told: Called with the number of episodes that have ended, and the total.
+        limit_s: Seconds without the end of an episode after which play is given up.
+
+    Raises SpecError if the environment is unknown or cannot be made, if the team does not fit it, or if its episodes do
+    not end.
+    """
+    copies = environment(team, env, options, batch=min(episodes, BATCH))
+    try:
+        policies = team.acting(copies.spaces)
+        ended, ended_by_chance = (partial(_tell, told, before, 2 * episodes) for before in (0, episodes))
+        bounded = partial(play, copies, episodes=episodes, seed=seed, limit_s=limit_s)
+        played = bounded(policies, explore=explore, ended=ended)
+        chance = bounded(None, ended=ended_by_chance) if played.episodes else played
+        if not chance.episodes:
+            raise SpecError(
+                f"environment {env or team.origin.env}: no episode ended for {limit_s:g} s, so there is no return to "
+                "report; end episodes by a time limit in the environment, or allow more seconds (--limit-s)"
+            )
+        return TeamEvaluation(team=_score(played), chance=_score(chance))
+    finally:
+        copies.close()
+
+
+def _tell(told: Callable[[int, int], None] | None, before: int, total: int, episodes: int) -> None:
+    if told:
+        told(before + episodes, total)
+
+
+def environment(team: Team, env: str | None, options: Mapping[str, object] | None, *, batch: int) -> BatchedEnv:
+    """Make the environment that a team was trained in, or `env`; `options` are added to those of its training.
+
+    Raises SpecError if it is unknown or cannot be made.
+    """
+    name = env or team.origin.env
+    if not name:
+        raise SpecError("the environment that these policies were trained in is not known; give one, e.g. --env NAME")
+    trained = team.origin.env_options if name == team.origin.env else {}
+    return registry.make(name, {**trained, **(options or {})}, batch)
+
+
+def _score(stats: EpisodeStats) -> TeamScore:
+    returns = returns_of([stats])
+    if returns is None:
+        raise SpecError("an evaluation needs at least one episode")
+    errors = {agent: standard_error(scatter, stats.episodes) for agent, scatter in stats.return_scatter.items()}
+    return TeamScore(returns=returns, standard_errors=errors)
