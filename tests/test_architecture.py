@@ -1,6 +1,7 @@
 """The house's arrows, as a gate: who may import whom, and which processes start without torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,6 +208,18 @@ def test_the_root_holds_storeys_only():
         path.name for path in (ROOT / "marless").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert here == {*STOREYS, "__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("storey", STOREYS)
+def test_each_storey_has_a_page_that_names_what_is_there(storey):
+    text = (ROOT / "marless" / storey / "README.md").read_text("utf-8")
+    assert text.count("\n") <= 60
+    for name in re.findall(r"`([a-z_/]+\.py|[a-z_/]+/)`", text):
+        assert any((place / name).exists() for place in (ROOT, ROOT / "marless" / storey)) or _below(storey, name), name
+
+
+def _below(storey: str, name: str) -> bool:
+    return any((ROOT / "marless" / storey).glob(f"*/{name}")) or any((ROOT / "marless" / storey).glob(f"*/*/{name}"))
 
 
 @pytest.mark.parametrize("depth", [2, 3])

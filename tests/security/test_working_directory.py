@@ -31,7 +31,7 @@ def place(tmp_path) -> Path:
     info = place / "evil-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n", "utf-8")
-    (info / "entry_points.txt").write_text("[marless.learning.envs]\nevil = evil:make\n", "utf-8")
+    (info / "entry_points.txt").write_text("[marless.envs]\nevil = evil:make\n", "utf-8")
     document = DOCUMENT | {"stop": {"rounds": 1}, "evaluation": {"every": 0, "episodes": 1, "random_episodes": 1}}
     (place / "job.yaml").write_text(yaml.safe_dump(document), "utf-8")
     (place / "evil.yaml").write_text(yaml.safe_dump(document | {"env": {"name": "evil"}}), "utf-8")
