@@ -330,7 +330,7 @@ async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(kept, tmp_pat
 def test_what_has_a_mark_within_that_of_this_process_ends_with_it():
     """A coordinator's examinations run in threads that it does not wait for when it is told to end."""
     program = (
-        "import os, subprocess, sys; from marless.fleet import orphans\n"
+        "import os, subprocess, sys; from marless.core import orphans\n"
         "with orphans.contained():\n"
         "    marks = os.environ | {orphans.MARK: orphans.new_mark_within()}\n"
         "    subprocess.run(['sh', '-c', f'setsid sleep {sys.argv[1]} & exec true'], env=marks, check=True)\n"
