@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +28,11 @@ from tests import certificates
 from tests.templates import SCRIPTED, Templates, shared_templates
 
 KEEP = 3
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background with SIGINT ignored, and all processes below inherit that: Ctrl-C would
+    # end none of those that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A landing must not hang on luck: CI tries the same examples each time, everyone else explores new ones. Nor on time:
 # a machine may be busy with other things.

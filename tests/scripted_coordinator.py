@@ -24,7 +24,7 @@ from marless.rpc.security import Security, TokenInterceptor
 from marless.rpc.server import bulk_download, register_bulk
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
-from tests.unit.test_record import RETURNS, record
+from tests.unit.jobs.test_record import RETURNS, record
 
 PAGE = 2
 ENDED = (pb.JOB_STATE_SUCCEEDED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED)

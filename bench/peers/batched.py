@@ -1,7 +1,7 @@
 """marless's batched games as an environment of torchrl, so that BenchMARL steps all copies at once.
 
-Particle games equal mpe2 step for step (tests/unit/envs), but a step of 16 copies takes a fraction of the time. Tensors
-have the names and shapes that torchrl gives to mpe2's games, after a leading dimension of copies.
+Particle games equal mpe2 step for step (tests/unit/learning/envs), but a step of 16 copies takes a fraction of the
+time. Tensors have the names and shapes that torchrl gives to mpe2's games, after a leading dimension of copies.
 """
 
 from __future__ import annotations

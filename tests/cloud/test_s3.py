@@ -25,8 +25,8 @@ from marless.storage import checkpoint
 from marless.storage.bucket.objects import Objects
 from marless.storage.bucket.s3 import S3Objects
 from tests.cloud.conftest import REGION
-from tests.unit.bucket.contract import every_check
-from tests.unit.policies.saved import save, state
+from tests.unit.learning.policies.saved import save, state
+from tests.unit.storage.bucket.contract import every_check
 
 pytestmark = pytest.mark.cloud
 BUCKET = "marless-runs"

@@ -12,7 +12,7 @@ from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder
 from tests.unit.coordinator.test_bucket_folder import Hosts
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 
 WRITES: dict[str, Callable[[DurableJob], None]] = {
     "status": lambda state: state.write_status(STATUS),

@@ -27,7 +27,7 @@ from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
 from services.coordinator.state.status import JobStatus
 from tests.integration.running import spec
-from tests.unit.bucket.memory import MemoryObjects
+from tests.unit.storage.bucket.memory import MemoryObjects
 
 RUNNING = 1
 PATIENCE_S = 2.0

@@ -1,4 +1,4 @@
-"""The contract of sinks: ours keep it (see tests/unit/sinks), and it sees every promise that is broken."""
+"""The contract of sinks: ours keep it (see tests/unit/jobs/sinks), and it sees every promise that is broken."""
 
 import json
 import threading

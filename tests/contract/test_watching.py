@@ -31,7 +31,7 @@ from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.contract.test_jobs_model import NoPools
 from tests.unit.coordinator.test_run_folder import SPEC
-from tests.unit.test_record import RETURNS, record
+from tests.unit.jobs.test_record import RETURNS, record
 
 FIRST_EVENT_S = 1.0
 GROWTH_BYTES = 32 * 2**20

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from marless.storage.round_file import read
-from tests.unit.comparison.synthetic import JOB
+from tests.unit.cost.comparison.synthetic import JOB
 
 COMPARE = ("compare", "job.yaml", "--presets", "vanilla,no-sharing", "--seeds", "1", "-o", "json")
 GONE_S = 60.0

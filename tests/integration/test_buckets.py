@@ -17,8 +17,8 @@ from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.status import JobStatus
 from tests.integration.running import KilledError, created, go_on, outcome, ready, spec
-from tests.unit.bucket.memory import MemoryObjects
 from tests.unit.coordinator.test_bucket_folder import kill
+from tests.unit.storage.bucket.memory import MemoryObjects
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JOB = "kept"

@@ -41,7 +41,7 @@ from tests.integration.running import (
     succeeded,
 )
 from tests.integration.running import spec as spec_of
-from tests.unit.test_record import RETURNS
+from tests.unit.jobs.test_record import RETURNS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AGENTS = ("agent_0", "agent_1", "agent_2")

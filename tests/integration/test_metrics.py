@@ -23,7 +23,7 @@ from marless.storage.round_file import read
 from services.coordinator.jobs.tally import EXECUTED
 from services.coordinator.state.run_folder import RunFolder
 from tests.e2e.test_train import JOB
-from tests.unit.sinks.test_tensorboard import points
+from tests.unit.jobs.sinks.test_tensorboard import points
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SOON_S = 30.0

@@ -30,9 +30,9 @@ from services.actor_pool.config import parse as actor_config
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import parse as coordinator_config
 from tests.integration.running import spec
-from tests.unit.cli.conftest import marless
-from tests.unit.estimates.runs import run_of, spec_of
-from tests.unit.policies.saved import save, state
+from tests.unit.app.cli.conftest import marless
+from tests.unit.cost.estimates.runs import run_of, spec_of
+from tests.unit.learning.policies.saved import save, state
 
 __all__ = ["marless"]  # a fixture
 REFUSED = "is not allowed"

@@ -22,8 +22,8 @@ from marless.core.errors import CorruptError, MarlessError, SpecError
 from marless.jobs.spec import load_resolved
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.policies.policy import _digest
-from tests.unit.cli.conftest import marless
-from tests.unit.policies.saved import save, state
+from tests.unit.app.cli.conftest import marless
+from tests.unit.learning.policies.saved import save, state
 
 __all__ = ["marless"]  # a fixture
 

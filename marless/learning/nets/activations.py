@@ -1,8 +1,8 @@
 """The non-linearities after dense hidden layers: one table, for actors, learners and curvature.
 
 A new one is a line in `ACTIVATIONS`, its NumPy twin in `acting_nets.ACTIVATE`, and its name in `ModelSpec.activation`;
-tests/unit/nets/test_activations.py compares the columns with each other and with autograd. What a net stores of a
-layer is y = φ(x), so derivatives are functions of y.
+tests/unit/learning/nets/test_activations.py compares the columns with each other and with autograd. What a net stores
+of a layer is y = φ(x), so derivatives are functions of y.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from marless.rpc.security import Security
 from marless.rpc.v1.actor_pool_pb2 import ROLLOUT_MODE_TRAIN, Lane, RolloutReceipt, RolloutSettings, RolloutTask
 from services.actor_pool import lanes
 from services.actor_pool.actor import Actor
-from tests.unit.nets.acting_states import state
+from tests.unit.learning.nets.acting_states import state
 
 ENV, OPTIONS = "mpe/simple_spread", '{"agents": 2, "max_cycles": 7}'
 FEW, MANY = 1, 2000

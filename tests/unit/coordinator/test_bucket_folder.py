@@ -32,9 +32,9 @@ from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
-from tests.unit.bucket.memory import MemoryObjects
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
+from tests.unit.storage.bucket.memory import MemoryObjects
 
 PLACE = Address("bucket", "runs/j")
 LEASE_S = 0.3

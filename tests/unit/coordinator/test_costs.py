@@ -11,7 +11,7 @@ from services.coordinator.state.costs import MOST_DUE, Costs
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
-from tests.unit.billing.rounds import invocation, job, round_of
+from tests.unit.cost.billing.rounds import invocation, job, round_of
 
 BUDGET = {"stop": {"rounds": 100, "cost_usd": 1.0}, "bill": {"accounting": "paper"}}
 

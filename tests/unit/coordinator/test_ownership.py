@@ -16,14 +16,14 @@ from services.coordinator.state.ownership import LOCK, Ownership, beat_of, inher
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 
 WRITER = """
 import dataclasses, pathlib, sys
 from marless.core.errors import FencedError
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import PendingRollout
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 folder = RunFolder(pathlib.Path(sys.argv[1]))
 assert folder.own()
 folder.take_over()

@@ -17,7 +17,7 @@ from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 
 DOCUMENT = {
     "env": {"name": "mpe/simple_spread", "options": {"agents": 2}},

@@ -2,7 +2,7 @@
 
 from marless.jobs.record import Decision, GroupRecord
 from services.coordinator.execution.recording import changes
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 
 WHY = (
     Decision(kind="scaling", rule="r", outcome="", reason="why so many"),

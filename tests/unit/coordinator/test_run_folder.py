@@ -16,7 +16,7 @@ from marless.storage.checkpoint import Checkpoint, CheckpointProgress, SavedPoli
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus, PendingRollout
-from tests.unit.test_record import RETURNS, record
+from tests.unit.jobs.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")
 STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, random=RETURNS)

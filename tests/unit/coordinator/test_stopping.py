@@ -13,7 +13,7 @@ from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
-from tests.unit.test_record import RETURNS, record
+from tests.unit.jobs.test_record import RETURNS, record
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from marless.core import stopwatch
 from marless.jobs.record import RoundRecord
 from services.coordinator.execution.timing import Timing
-from tests.unit.test_record import record
+from tests.unit.jobs.test_record import record
 
 
 class Clocks:

@@ -1,0 +1,232 @@
+"""`marless compare`: runs made once and not again, whatever interrupts them; its mistakes, table, document, picture."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marless.app.cli import picture, train
+from marless.app.cli.train import JobOutcome
+from marless.app.client import Job, JobState
+from tests.scripted_coordinator import ScriptedCoordinator
+from tests.unit.cost.comparison.synthetic import JOB, record, write
+
+THREE = ("--presets", "vanilla,marless-minus,no-sharing", "--seeds", 2)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MARLESS_COORDINATOR", raising=False)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    return tmp_path
+
+
+class Machine:
+    """Stands in for this machine: runs take no time and are counted; some of them are interrupted or fail."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.resumed: list[str] = []
+        self.interrupt: set[str] = set()
+        self.fail: set[str] = set()
+
+    def train(self, spec, *, job_id, runs, show):
+        self.begun.append(job_id)
+        fewer = spec.scaling.name == "marless"
+        records = [
+            record(
+                number,
+                job=job_id,
+                actors=1 if fewer and number else 4,
+                mean=-25.0 + number,
+                greedy=-15.0 + spec.seed + 0.01 * fewer if number == spec.stop.rounds - 1 else None,
+            )
+            for number in range(spec.stop.rounds)
+        ]
+        state = "CANCELLED" if job_id in self.interrupt else "FAILED" if job_id in self.fail else "SUCCEEDED"
+        folder = write(runs / job_id, spec, records[: len(records) if state == "SUCCEEDED" else 1], state=state)
+        self.rest = records[1:]
+        return self._outcome(folder, state)
+
+    def resume(self, job_id, *, runs, stop, show):
+        self.resumed.append(job_id)
+        folder = runs / job_id
+        with (folder / "rounds.jsonl").open("a") as file:
+            file.writelines(each.to_json() + "\n" for each in self.rest)
+        status = json.loads((folder / "job.json").read_text())
+        (folder / "job.json").write_text(json.dumps(status | {"state": "SUCCEEDED"}))
+        return self._outcome(folder, "SUCCEEDED")
+
+    def _outcome(self, folder: Path, state: str) -> JobOutcome:
+        job = Job(
+            job=folder.name, state=JobState(state), reason="out of luck", env="", algorithm="", rounds=3, env_steps=300,
+            greedy_return=None, random_return=None, accepted_s=0.0, ended_s=1.0, resumes=0, run_dir=str(folder),
+            summary=None,
+        )  # fmt: skip
+        return JobOutcome(job, interrupted=state == "CANCELLED")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    stand_in = Machine()
+    monkeypatch.setattr(train, "train", stand_in.train)
+    monkeypatch.setattr(train, "resume", stand_in.resume)
+    return stand_in
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Leave the picture out, which takes longer than all else."""
+    monkeypatch.setattr(picture, "draw_comparison", lambda *_: None)
+
+
+def test_every_run_is_made_once_and_set_side_by_side(place, machine, unseen, marless):
+    code, out, err = marless("compare", "job.yaml", *THREE)
+    assert code == 0
+    assert machine.begun == [
+        "tiny-vanilla-seed0",
+        "tiny-no-sharing-seed0",
+        "tiny-no-sharing-seed1",
+        "tiny-vanilla-seed1",
+    ]
+    assert "run 1 of 4: tiny-vanilla-seed0 for vanilla, marless-minus\n" in err
+    header, *rows = out.splitlines()
+    assert header.split() == ["vanilla", "marless-minus", "no-sharing"]
+    by_name = {row.partition("  ")[0]: row for row in rows}
+    # 14.5 ± 12.7062 · (1/√2)/√2
+    assert by_name["greedy return per agent, at the end"].split("  ")[-1].strip() == "-14.49 ± 6.35"
+    assert by_name["actors per round"].split()[-3:] == ["2.00", "±", "0.00"]
+    assert "- vanilla and marless-minus train identically" in out
+    assert "- no-sharing − vanilla: greedy return +0.01 [+0.01, +0.01]: better, NOT equal" in out
+
+
+def test_what_is_finished_is_not_run_again(place, machine, unseen, marless):
+    table = marless("compare", "job.yaml", *THREE)[1]
+    machine.begun.clear()
+    code, again, err = marless("compare", "job.yaml", *THREE, "--resume")
+    assert (code, again, machine.begun) == (0, table, [])
+    assert "4 of 4 runs exist already" in err
+    marless("compare", "job.yaml", "--presets", "marless-minus,no-sharing", "--seeds", 3, "--resume")
+    assert machine.begun == ["tiny-vanilla-seed2", "tiny-no-sharing-seed2"]
+
+
+def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, unseen, marless):
+    undisturbed = marless("compare", "job.yaml", *THREE, "--out", "calm")[1]
+    machine.begun.clear()
+    machine.interrupt = {"tiny-no-sharing-seed0"}
+    code, out, err = marless("compare", "job.yaml", *THREE)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == (
+        "marless: interrupted in run tiny-no-sharing-seed0; the same command with --resume --out runs/compare-tiny "
+        "continues"
+    )
+    assert machine.begun == ["tiny-vanilla-seed0", "tiny-no-sharing-seed0"]
+    machine.interrupt.clear()
+    assert marless("compare", "job.yaml", *THREE, "--resume")[:2] == (0, undisturbed)
+    assert machine.resumed == ["tiny-no-sharing-seed0"]
+    assert machine.begun[2:] == ["tiny-no-sharing-seed1", "tiny-vanilla-seed1"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, unseen, marless, monkeypatch, kind):
+    def interrupted(*_, **__):
+        raise kind
+
+    monkeypatch.setattr(train, "train", interrupted)
+    code, out, err = marless("compare", "job.yaml", *THREE)
+    assert (code, out) == (130, "")
+    assert err.endswith("marless: interrupted; the same command with --resume --out runs/compare-tiny continues\n")
+
+
+def test_a_run_that_never_became_a_job_is_begun_again(place, machine, unseen, marless):
+    (place / "runs/compare-tiny/runs/tiny-vanilla-seed0/logs").mkdir(parents=True)
+    assert marless("compare", "job.yaml", *THREE, "--resume")[0] == 0
+    assert machine.begun[0] == "tiny-vanilla-seed0"
+
+
+def test_a_run_that_fails_ends_the_comparison(place, machine, unseen, marless):
+    machine.fail = {"tiny-vanilla-seed0"}
+    code, _, err = marless("compare", "job.yaml", *THREE)
+    assert code == 1
+    assert "marless: run tiny-vanilla-seed0 ended FAILED: out of luck; the same command with --resume" in err
+
+
+def test_a_folder_that_holds_something_is_left_alone(place, machine, unseen, marless):
+    marless("compare", "job.yaml", *THREE)
+    machine.begun.clear()
+    code, _, err = marless("compare", "job.yaml", *THREE)
+    assert (code, machine.begun) == (2, [])
+    assert "runs/compare-tiny is not empty; continue it with --resume, or choose another --out" in err
+    code, _, err = marless("compare", "job.yaml", *THREE, "--resume", "--set", "algorithm.epochs=2")
+    assert (code, machine.begun) == (2, [])
+    assert "was run with other settings (algorithm); choose another --out" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--presets", "marles"), "unknown preset 'marles'; did you mean 'marless'?"),
+        (("--presets", "vanilla,vanilla"), "preset vanilla is named twice"),
+        (("--presets", "marless"), "preset marless: sharing.name: marless would never share"),
+        (("--document", "nowhere.md", "--presets", "vanilla"), "nowhere.md: cannot be read"),
+        (("--set", "actors.coun=3"), "job.yaml: actors.coun: unknown field"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(place, machine, marless, arguments, said):
+    code, out, err = marless("compare", "job.yaml", *arguments)
+    assert (code, out, machine.begun) == (2, "", [])
+    assert f"marless: {said}" in err
+    assert not (place / "runs").exists()
+
+
+def test_a_document_gets_table_and_picture(place, machine, marless):
+    image = pytest.importorskip("matplotlib.image")
+    (place / "docs").mkdir()
+    page = place / "docs" / "results.md"
+    page.write_text("# Results\n<!-- tiny -->\n<!-- /tiny -->\n")
+    code, _, _ = marless("compare", place / "job.yaml", *THREE, "--rounds", 4, "--document", page)
+    assert code == 0
+    text = page.read_text()
+    assert text.startswith("# Results\n<!-- tiny -->\n```sh\nmarless compare job.yaml --presets vanilla,")
+    assert "--seeds 2 --slots 64 --set stop.rounds=4\n```" in text
+    assert "](images/compare-tiny.png)" in text
+    assert str(place) not in text
+    for drawn in (place / "docs/images/compare-tiny.png", place / "runs/compare-tiny/comparison.png"):
+        assert image.imread(drawn)[..., :3].std() > 0.05
+
+
+def test_programs_get_everything(place, machine, unseen, marless):
+    found = json.loads(marless("compare", "job.yaml", *THREE, "-o", "json")[1])
+    assert list(found["presets"]) == ["vanilla", "marless-minus", "no-sharing"]
+    assert found["presets"]["vanilla"]["runs"] != found["presets"]["no-sharing"]["runs"]
+    assert found == json.loads((place / "runs/compare-tiny/comparison.json").read_text())
+
+
+def test_without_matplotlib_there_is_a_table_still(place, machine, marless, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = marless("compare", "job.yaml", *THREE)
+    assert code == 0
+    assert "learners invoked per round" in out
+    assert "not drawn: pictures need matplotlib; install it with: pip install 'marless[plot]'" in err
+
+
+def test_a_coordinator_may_run_it(place, machine, unseen, marless, tmp_path):
+    assert marless("compare", "job.yaml", "--presets", "vanilla", "--seeds", 1, "--out", "here")[0] == 0
+    made = tmp_path / "here/runs/tiny-vanilla-seed0"
+    machine.begun.clear()
+    with ScriptedCoordinator(tmp_path) as coordinator:
+        coordinator.add("tiny-vanilla-seed0", "SUCCEEDED")
+        job = coordinator.servicer.jobs["tiny-vanilla-seed0"]
+        job.files = {name: (made / name).read_bytes() for name in ("spec.yaml", "job.json", "rounds.jsonl")}
+        there = ("--presets", "vanilla", "--seeds", 1, "--coordinator", coordinator.address)
+        code, out, _ = marless("compare", "job.yaml", *there, "--out", "there")
+        assert (code, machine.begun) == (0, [])
+        assert "greedy return" in out
+        assert (tmp_path / "there/runs/tiny-vanilla-seed0/rounds.jsonl").read_bytes() == job.files["rounds.jsonl"]
+        code, _, err = marless("compare", "job.yaml", *there, "--out", "other", "--set", "env.options.agents=3")
+        assert code == 2
+        assert "the coordinator's job tiny-vanilla-seed0 was run with other settings (env)" in err

@@ -1,0 +1,45 @@
+"""What is drawn of compared presets: means, ranges, costs that count, and the random policy."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("matplotlib")
+from marless.app.cli import picture
+from marless.cost.comparison import table
+from marless.jobs.presets import presets
+from tests.unit.cost.comparison.test_table import run
+
+
+def lines(panel) -> list[list[float]]:
+    return [list(line.get_ydata()) for line in panel.get_lines()]
+
+
+def test_each_preset_is_a_mean_and_a_range_in_each_panel(tmp_path, monkeypatch):
+    runs = []
+    for preset, scale in (("vanilla", 4.0), ("marless", 1.0)):
+        for seed, greedy in enumerate((-20.0, -22.0)):
+            known = run(preset, seed, greedy=greedy)
+            costs = {
+                "paper": (scale + seed, 2 * scale + seed),
+                "serverful": (3 * scale, 4 * scale),
+                "billed": (0.0, 0.0),
+            }
+            line = dataclasses.replace(known.curves, exploring=(None if seed else -25.0, -20.0 - seed), cost_usd=costs)
+            runs.append(dataclasses.replace(known, curves=line))
+    figures = []
+    monkeypatch.setattr(picture, "_save", lambda figure, _: figures.append(figure))
+    picture.draw_comparison(table.compared("tiny", 64, presets("vanilla,marless"), {}, runs), tmp_path / "x.png")
+    learners, actors, returns, cost = figures[0].axes
+    assert lines(learners) == [[4.0, 4.0]] * 2
+    assert lines(actors) == [[8.0, 8.0]] * 2
+    assert lines(returns) == [[-20.5], [-20.5], [-30.0, -30.0]]  # a round without a return of every seed is left out
+    assert lines(cost) == [[12.0, 16.0], [1.5, 2.5]]
+    ranges = [
+        (band.get_datalim(cost.transData).ymin, band.get_datalim(cost.transData).ymax) for band in cost.collections
+    ]
+    assert ranges == [(12.0, 16.0), (1.0, 3.0)]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "vanilla (serverful, modelled)",
+        "marless (paper accounting)",
+    ]

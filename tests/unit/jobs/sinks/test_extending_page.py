@@ -1,0 +1,37 @@
+"""The page that teaches how to add a sink does what it says."""
+
+import re
+
+import pytest
+
+from marless.jobs.sinks.contract import sample_round
+from marless.jobs.sinks.scalars import scalars
+from tests.docs import programs
+from tests.docs.blocks import text_of
+from tests.unit.jobs.sinks.test_tensorboard import job
+
+
+@pytest.fixture(scope="module")
+def page():
+    return programs.run("docs/extending/sink.md")  # its second block runs the contract check
+
+
+def test_its_sink_is_what_the_registry_wants(page, tmp_path):
+    kind = page["SINK"]
+    sink = kind.make(kind.config_type(separator=";"))
+    sink.open(job(tmp_path))
+    sink.write(sample_round(0, 1.0), {"round/number": 0})
+    sink.close("SUCCEEDED")
+    assert (tmp_path / "curves.csv").read_text() == "round/number;100;0\n"
+
+
+def test_the_page_of_metrics_names_every_scalar():
+    named = set(re.findall(r"`([\w<>]+/[\w</>]+)`", text_of("docs/metrics.md")))
+    patterns = [re.sub(r"<\w+>", r"[^/]+", name) for name in named]
+    record = sample_round(0, 1.0)
+    unnamed = [
+        name
+        for name in scalars(record, None, record.returns)
+        if not any(re.fullmatch(pattern, name) for pattern in patterns)
+    ]
+    assert [name for name in unnamed if not name.startswith("agents/")] == []

@@ -1,0 +1,79 @@
+"""The pages on algorithms name all that there is to choose and to set."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from marless.learning.algos.off_policy.config import OffPolicyConfig, ReplaySpec
+from marless.learning.algos.registry import ALGORITHMS, algorithm
+
+DOCS = Path(__file__).parents[4] / "docs"
+OVERVIEW = (DOCS / "algorithms.md").read_text("utf-8")
+
+
+def page_of(name):
+    """The page of an algorithm's family, as the overview links it."""
+    [link] = set(re.findall(rf"\[`{name}`\]\(([\w/.]+)\)", OVERVIEW))
+    return (DOCS / link).read_text("utf-8")
+
+
+def settings(page):
+    """What a page's tables say of settings: name → text of the default."""
+    found = {}
+    for names, default in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", page, re.MULTILINE):
+        fields = re.findall(r"`([\w.]+)`", names)
+        defaults = default.split(", ") if len(fields) > 1 else [default]
+        found |= dict(zip(fields, defaults, strict=False))
+    return found
+
+
+def default_of(text, name):
+    """The default of one algorithm, where a cell has several: `0.01; `iql`, `vdn`: 0.02`."""
+    first, *others = text.split("; ")
+    for other in others:
+        names, _, value = other.rpartition(": ")
+        if f"`{name}`" in names:
+            return value
+    return first
+
+
+def same(text, value):
+    """True if a page means this default; what it words otherwise, such as a schedule, is not judged."""
+    text = text.strip("`").replace(",", "")
+    if value is None or isinstance(value, bool):
+        return text in ("none", "null") if value is None else text == str(value).lower()
+    if isinstance(value, int | float):
+        return float(text) == value
+    return text == value or not isinstance(value, str)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.modules)
+def test_every_setting_is_explained_with_its_default(name):
+    config = algorithm(name).config_type()
+    shared = settings(OVERVIEW) if isinstance(config, OffPolicyConfig) else {}
+    explained = shared | settings(page_of(name))
+    assert dict(config).keys() - {"name"} <= explained.keys()
+    wrong = {
+        field: value
+        for field, value in config
+        if field in explained and not same(default_of(explained[field], name), value)
+    }
+    assert not {field: value for field, value in wrong.items() if field != "name"}
+
+
+def test_every_setting_of_the_replay_is_explained_with_its_default():
+    explained = settings((DOCS / "algorithms/replay.md").read_text("utf-8"))
+    assert not [field for field, value in ReplaySpec() if not same(explained[field], value)]
+
+
+def test_what_is_compared_with_others_has_the_defaults_that_are():
+    page = (DOCS / "algorithms/compared.md").read_text("utf-8")
+    families = (("ippo", "mappo"), ("iql", "vdn", "qmix"), ("maddpg", "iddpg"))
+    for section, names in zip(page.split("\n## ")[1:], families, strict=True):
+        compared = {field: re.sub(r" \(.*\)$", "", default) for field, default in settings(section).items()}
+        assert len(compared) >= 7
+        for name in names:
+            config = dict(algorithm(name).config_type())
+            wrong = {field for field, text in compared.items() if not same(default_of(text, name), config[field])}
+            assert wrong == set(), name
