@@ -96,7 +96,22 @@ def without_subject(tree: dict[str, ast.Module]) -> Iterator[str]:
                     yield f"{module}.{getattr(node, 'name', '')}: {text.splitlines()[0]}"
 
 
-RULES = (banned, classes_of_one_name, unpacked_tuples, conditional_statements, without_subject)
+def undocumented(tree: dict[str, ast.Module]) -> Iterator[str]:
+    """Public methods that neither have a docstring nor are those of a protocol or base, which would have it."""
+    classes = [
+        (module, node) for module, source in tree.items() for node in source.body if isinstance(node, ast.ClassDef)
+    ]
+    methods = [
+        (f"{module}.{one.name}", each) for module, one in classes for each in one.body if isinstance(each, Functions)
+    ]
+    documented = {each.name for _, each in methods if ast.get_docstring(each)}
+    for where, each in methods:
+        private = each.name.startswith("_") or where.rpartition(".")[2].startswith("_")
+        if not private and not ast.get_docstring(each) and each.name not in documented:
+            yield f"{where}.{each.name}"
+
+
+RULES = (banned, classes_of_one_name, unpacked_tuples, conditional_statements, without_subject, undocumented)
 Rule = Callable[[dict[str, ast.Module]], Iterator[str]]
 
 
@@ -114,6 +129,7 @@ def test_the_house_keeps_the_rule(rule: Rule) -> None:
         (classes_of_one_name, "class Config: ...\ndef f():\n    class Config: ..."),
         (unpacked_tuples, "train(*(job, round), epoch=1)"),
         (conditional_statements, "f() if x else g()"),
+        (undocumented, "class Queue:\n    def put(self): ..."),
         (without_subject, 'def f():\n    """Of these rollouts."""'),
     ],
 )

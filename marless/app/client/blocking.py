@@ -77,21 +77,17 @@ class Client:
         overrides: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Job:
-        """See `AsyncClient.submit`."""
         return self._run(
             self._client.submit(spec, job=job, if_exists=if_exists, overrides=overrides, request_id=request_id)
         )
 
     def get(self, job: str) -> Job:
-        """See `AsyncClient.get`."""
         return self._run(self._client.get(job))
 
     def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
-        """See `AsyncClient.list`."""
         return self._run(self._client.list(states=states, limit=limit))
 
     def cancel(self, job: str) -> Job:
-        """See `AsyncClient.cancel`."""
         return self._run(self._client.cancel(job))
 
     def resume(
@@ -101,39 +97,30 @@ class Client:
         stop: Mapping[str, Any] | None = None,  # Any: JSON
         request_id: str | None = None,
     ) -> Job:
-        """See `AsyncClient.resume`."""
         return self._run(self._client.resume(job, stop=stop, request_id=request_id))
 
     def delete(self, job: str) -> None:
-        """See `AsyncClient.delete`."""
         self._run(self._client.delete(job))
 
     def watch(self, job: str, *, cursor: int = 0) -> Generator[Event, None, None]:
-        """See `AsyncClient.watch`."""
         return self._iterate(lambda: self._client.watch(job, cursor=cursor))
 
     def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
-        """See `AsyncClient.wait`."""
         return self._run(self._client.wait(job, timeout_s=timeout_s))
 
     def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> Generator[LogLine, None, None]:
-        """See `AsyncClient.logs`."""
         return self._iterate(lambda: self._client.logs(job, follow=follow, tail=tail, cursor=cursor))
 
     def files(self, job: str) -> tuple[File, ...]:
-        """See `AsyncClient.files`."""
         return self._run(self._client.files(job))
 
     def read(self, job: str, path: str) -> bytes:
-        """See `AsyncClient.read`."""
         return self._run(self._client.read(job, path))
 
     def download(self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None) -> tuple[File, ...]:
-        """See `AsyncClient.download`."""
         return self._run(self._client.download(job, to, told=told))
 
     def info(self) -> Info:
-        """See `AsyncClient.info`."""
         return self._run(self._client.info())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -85,7 +85,6 @@ class LambdaMeter:
         self._request = Rate.per(own.request, 1)
 
     def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
-        """See `ChargeMeter`."""
         for use in uses:
             memory_mb = lambda_memory_mb(FunctionSize(vcpus=use.vcpus, memory_mb=use.memory_mb), self._prices)
             rate = self._for_actors if use.function in WHOLE else self._on_demand
@@ -152,7 +151,6 @@ class FargateMeter:
         self._learners = Slots(_container(functions.learner, prices), prices.fargate.minimum_s, prices.keep_alive_s)
 
     def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
-        """See `ChargeMeter`."""
         learners = learners_at_once(uses)
         if span.interrupted:
             self._actors.keep(_kept_actors(record))
@@ -178,7 +176,6 @@ class Ec2Meter:
         self._machines = Slots(per_h(self._machine.usd_h), prices.ec2.minimum_s, prices.keep_alive_s)
 
     def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
-        """See `ChargeMeter`."""
         need = need_of(record, uses, self._functions) | _during_update(record, uses, self._functions)
         count = machines(need, self._machine)
         if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners_at_once(uses)):

@@ -89,7 +89,6 @@ class AdaptKind:
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> AdaptScaling:
-        """See `ScalingKind`."""
         own = AdaptConfig.model_validate(config)
         if own.baseline is not None and own.goal <= own.baseline:
             raise SpecError(

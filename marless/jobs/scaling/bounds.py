@@ -22,7 +22,6 @@ class BoundedConfig(ScalingConfig):
     )
 
     def least(self, context: ScalingContext) -> int:
-        """See `ScalingConfig`."""
         return 1 if self.within_budget else self.bounds(context).least
 
     def bounds(self, context: ScalingContext) -> ActorRange:

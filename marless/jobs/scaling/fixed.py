@@ -16,7 +16,6 @@ class FixedScalingConfig(ScalingConfig):
     name: str = "fixed"
 
     def least(self, context: ScalingContext) -> int:
-        """See `ScalingConfig`."""
         return 1 if self.within_budget else context.max_actors
 
 
@@ -41,7 +40,6 @@ class FixedScalingKind:
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> FixedScaling:
-        """See `ScalingKind`."""
         return FixedScaling(context.max_actors)
 
 

@@ -142,7 +142,6 @@ class GnsKind:
         return frozenset({"noise"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> GnsScaling:
-        """See `ScalingKind`."""
         own = GnsConfig.model_validate(config)
         return GnsScaling(own.bounds(context), own, context.samples == "pooled")
 

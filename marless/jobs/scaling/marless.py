@@ -167,7 +167,6 @@ class MarlessScalingKind:
         return frozenset({"curvature"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MarlessScaling:
-        """See `ScalingKind`."""
         own = MarlessScalingConfig.model_validate(config)
         bounds = own.bounds(context)
         return MarlessScaling(bounds, own.window, own.limit(bounds), own.compare == "logarithm", own.count == "samples")

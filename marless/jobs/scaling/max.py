@@ -17,7 +17,6 @@ class MaxConfig(ScalingConfig):
     name: Literal["max"] = "max"
 
     def least(self, context: ScalingContext) -> int:
-        """See `ScalingConfig`."""
         return 1 if self.within_budget else context.max_actors
 
 
@@ -42,7 +41,6 @@ class MaxKind:
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MaxScaling:
-        """See `ScalingKind`."""
         return MaxScaling(context.max_actors)
 
 

@@ -126,7 +126,6 @@ class NitroKind:
         return frozenset({"curvature"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> NitroScaling:
-        """See `ScalingKind`."""
         own = NitroConfig.model_validate(config)
         return NitroScaling(own.bounds(context), own)
 

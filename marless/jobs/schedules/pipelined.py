@@ -38,7 +38,6 @@ class Pipelined:
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:
-        """See `Schedule`."""
         k = state.recorded
         if k not in state.rolled_out:
             return (RollOut(k, decided=max(k - 1, 0)),)

@@ -350,7 +350,6 @@ class StellarisKind:
             )
 
     def make(self, config: ScheduleConfig) -> StellarisSchedule:
-        """See `ScheduleKind`."""
         assert isinstance(config, StellarisConfig)
         return StellarisSchedule(config)
 

@@ -28,7 +28,6 @@ class Synchronous:
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:
-        """See `Schedule`."""
         k = state.recorded
         return (Train(k),) if k in state.rolled_out else (RollOut(k, decided=k),)
 

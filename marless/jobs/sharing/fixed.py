@@ -51,7 +51,6 @@ class FixedSharingKind:
         return None
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> FixedSharing:
-        """See `SharingKind`."""
         return FixedSharing(groups)
 
 

@@ -42,7 +42,6 @@ class Priorities:
             self._tree.set(each.samples(self.unit), 0.0)
 
     def update(self, row: Rows, priority: NDArray[np.floating]) -> None:
-        """See `ReplayBuffer.reprioritise`."""
         known = (self._tree[row] > 0) & ~np.isnan(priority)
         bounded = np.fmin(np.fmax(priority, BOUNDS[0]), BOUNDS[1]).astype(np.float64)
         leaf = (bounded**self._alpha).astype(np.float32)

@@ -54,11 +54,9 @@ class Apart:
         return step
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[:] = chosen_B
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         return self._log.save()
 
     def load(self, arrays: Arrays) -> Frame:

@@ -66,7 +66,6 @@ class CartPole:
         self._cut_B = np.zeros(batch, np.bool_)
 
     def reset(self, seed: int) -> Frame:
-        """See `marless.learning.envs.base.BatchedEnv`."""
         self._rng = np.random.default_rng(seed)
         self._steps_B = np.zeros(self.batch, np.int64)
         self._cut_B[:] = False
@@ -74,7 +73,6 @@ class CartPole:
         return self._frame()
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """See `marless.learning.envs.base.BatchedEnv`."""
         self._carts_NBO = _moved(self._carts_NBO, actions[0])
         self._steps_B += 1
         over_B: BoolArray = np.any(_fallen(self._carts_NBO), axis=0)
@@ -97,11 +95,9 @@ class CartPole:
         )
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         return {
             "carts": self._carts_NBO.copy(),
             "steps": self._steps_B.copy(),
@@ -109,7 +105,6 @@ class CartPole:
         }
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`."""
         shape = (len(self.spaces.agents), self.batch, 4)
         self._carts_NBO = saved(arrays, "carts", "float64", shape).copy()
         self._steps_B = saved(arrays, "steps", "int64", (self.batch,)).copy()

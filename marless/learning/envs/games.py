@@ -173,18 +173,15 @@ class Game(ABC):
         )
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[...] = chosen_B
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
         """Do nothing: there are no resources to release."""
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         return {"steps": self._steps_B.copy(), "state": self._state_B.astype(np.int64)}
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`."""
         found = {"steps": self.spaces.max_steps or 1, "state": self.spaces.state_size}
         loaded = {name: saved(arrays, name, "int64", (self.batch,)) for name in found}
         for name, most in found.items():

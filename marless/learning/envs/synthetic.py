@@ -48,7 +48,6 @@ class SyntheticEnv:
         self._cut_B = np.zeros(batch, np.bool_)
 
     def reset(self, seed: int) -> Frame:
-        """See `BatchedEnv`."""
         self._rng = np.random.default_rng(seed)
         self._steps_B = np.zeros(self.batch, np.int64)
         self._cut_B[:] = False
@@ -75,11 +74,9 @@ class SyntheticEnv:
         return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B, team_reward=team)
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         state = {name: array.copy() for name, array in self._arrays().items()}
         return {**state, "random": save_generator(self._rng), "steps": self._steps_B.copy()}
 

@@ -55,7 +55,6 @@ class ActingCategorical:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingHead`."""
         logits_NAB = _legal(output_NAB, mask_NBA)
         logits_NAB -= logits_NAB.max(axis=1, keepdims=True)
         cumulative_NAB = np.exp(logits_NAB).cumsum(axis=1)
@@ -70,11 +69,9 @@ class ActingCategorical:
         return action_NB, log_prob_NB
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingHead`."""
         return _best(output_NAB, mask_NBA)
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """See `ActingHead`."""
         return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
 
     def _offsets(self, logits_NAB: FloatArray) -> NDArray[np.intp]:
@@ -99,11 +96,9 @@ class EpsilonCategorical:
         return self._random.mixed(own_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(own_NB.shape, np.float32)
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingHead`."""
         return _best(output_NAB, mask_NBA)
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """See `ActingHead`."""
         return self._policy.outputs(output_NAB, mask_NBA)
 
 
@@ -127,11 +122,9 @@ class ActingGaussian:
         return np.ascontiguousarray(action_NAB.transpose(0, 2, 1)), log_prob_NB
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingHead`."""
         return np.ascontiguousarray(output_NAB.transpose(0, 2, 1))
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """See `ActingHead`."""
         return output_NAB.transpose(0, 2, 1), self._log_std_NA
 
 
@@ -144,7 +137,6 @@ class EpsilonGreedy:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingHead`."""
         best_NB = _best(output_NAB, mask_NBA)
         return self.mixed(best_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(best_NB.shape, np.float32)
 
@@ -161,11 +153,9 @@ class EpsilonGreedy:
         return np.where(explores_NB, any_NB, own_NB)
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingHead`."""
         return _best(output_NAB, mask_NBA)
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """See `ActingHead`."""
         return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
 
 
@@ -178,17 +168,14 @@ class Deterministic:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingHead`."""
         action_NBA = self.greedy(output_NAB, mask_NBA)
         action_NBA += self._sigma_N11 * rng.standard_normal(action_NBA.shape, dtype=np.float32)
         return np.clip(action_NBA, -1, 1, out=action_NBA), np.zeros(action_NBA.shape[:2], np.float32)
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingHead`."""
         return np.ascontiguousarray(np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1))
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """See `ActingHead`."""
         return np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1), None
 
 

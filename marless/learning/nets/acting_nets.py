@@ -60,7 +60,6 @@ class ActingPerceptrons:
         self._buffers: list[FloatArray] = []
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        """See `ActingNet`."""
         # The last row of each buffer stays 1: it carries the bias (see `Layout`).
         self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
         return self._buffers[0]
@@ -69,15 +68,12 @@ class ActingPerceptrons:
         """See `ActingNet`; without effect."""
 
     def memory(self) -> FloatArray | None:
-        """See `ActingNet`."""
         return None
 
     def recall(self, hidden_NHB: FloatArray) -> None:
-        """See `ActingNet`."""
         raise CorruptError("there is a memory of nets that have none")
 
     def output(self) -> FloatArray:
-        """See `ActingNet`."""
         for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
             hidden = target[:, :-1]
             np.matmul(layer, source, out=hidden)
@@ -97,26 +93,21 @@ class ActingGatedUnits:
         self._hidden_NHB = np.empty((0, 0, 0), np.float32)
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        """See `ActingNet`."""
         self._hidden_NHB = np.zeros((agents, self._memory.shape[2], batch), np.float32)
         self._hidden_NHB[:, -1] = 1
         return self._body.allocate(agents, batch)
 
     def reset_memory(self, anew_NB: BoolArray) -> None:
-        """See `ActingNet`."""
         self._hidden_NHB[:, :-1].swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> FloatArray | None:
-        """See `ActingNet`."""
         return self._hidden_NHB[:, :-1].copy()
 
     def recall(self, hidden_NHB: FloatArray) -> None:
-        """See `ActingNet`."""
         kept = self._hidden_NHB[:, :-1]
         kept[...] = checked_memory(hidden_NHB, kept.shape)
 
     def output(self) -> FloatArray:
-        """See `ActingNet`."""
         gates, recurrent = self._body.output(), np.matmul(self._memory, self._hidden_NHB)
         units, hidden = gates.shape[1] // GATES, self._hidden_NHB[:, :-1]
         switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
@@ -142,25 +133,20 @@ class AnyKind:
         self._input = self._hidden_NHB = np.empty((0, 0, 0), np.float32)
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        """See `ActingNet`."""
         self._hidden_NHB = np.zeros((agents, self._units, batch), np.float32)
         self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
         return self._input
 
     def reset_memory(self, anew_NB: BoolArray) -> None:
-        """See `ActingNet`."""
         self._hidden_NHB.swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> FloatArray | None:
-        """See `ActingNet`."""
         return self._hidden_NHB.copy() if self.remembers else None
 
     def recall(self, hidden_NHB: FloatArray) -> None:
-        """See `ActingNet`."""
         self._hidden_NHB = checked_memory(hidden_NHB, self._hidden_NHB.shape).copy()
 
     def output(self) -> FloatArray:
-        """See `ActingNet`."""
         found, memory = self._kind.step(self._ops, self._layers, self._input[:, :-1], self._hidden_NHB)
         if self.remembers:
             self._hidden_NHB = memory

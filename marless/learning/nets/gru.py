@@ -67,11 +67,9 @@ class StackedGRU:
 
     @property
     def output_layer(self) -> Tensor:
-        """See `Net`."""
         return self._output_PKH
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         samples = input_PIM.shape[2]
         if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
             found = "none" if resets is None else list(resets.shape)
@@ -84,7 +82,6 @@ class StackedGRU:
         return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
-        """See `Net`."""
         work, units = self._workspace(len(self._keep), self._keep.shape[3]), self.layout.units
         kernels.matmul(d_output_PKM, work.hidden.transpose(1, 2), out=self._d_output_PKH)
         kernels.matmul(self._output_PKH[:, :, :-1].transpose(1, 2), d_output_PKM, out=work.d_hidden)
@@ -95,7 +92,6 @@ class StackedGRU:
         self._body.backward(d_gates_PGM)
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         return self.forward(input_PIS, resets).clone()
 
     def _remember(self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None) -> None:

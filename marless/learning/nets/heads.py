@@ -32,7 +32,6 @@ class Categorical:
     """Discrete actions: outputs are logits; illegal actions have probability 0."""
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `ActionDistribution`."""
         self._action_P1M = action
         found = kernels.categorical(output_PAM, action, legal_PAM, actions.ILLEGAL_LOGIT)
         if found is not None:

@@ -60,15 +60,12 @@ class Perceptron:
     """Dense layers with an activation between them."""
 
     def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
-        """See `NetKind`."""
         return [(o, i) for i, o in pairwise((inputs, *hidden, outputs))]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
-        """See `NetKind`."""
         return 0
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        """See `NetKind`."""
         for layer in layers[:-1]:
             x = ops.activate(layer(x))
         return layers[-1](x), memory
@@ -84,11 +81,9 @@ class GatedUnitsKind:
         return [*below, (3 * units, units), (outputs, units)]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
-        """See `NetKind`."""
         return hidden[-1]
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        """See `NetKind`."""
         *below, gates, recurrent, last = layers
         for layer in below:
             x = ops.activate(layer(x))

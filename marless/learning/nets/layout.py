@@ -143,7 +143,6 @@ class _Matrices(ABC):
         return int(self.spans[-1].stop) + self.free
 
     def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
-        """See `ParameterLayout`."""
         flat_D = np.zeros(self.size, np.float32)
         for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
             matrix = flat_D[span].reshape(shape)
@@ -153,7 +152,6 @@ class _Matrices(ABC):
         return flat_D
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
-        """See `ParameterLayout`."""
         arrays = {}
         for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
             matrix = flat_D[span].reshape(shape)
@@ -164,7 +162,6 @@ class _Matrices(ABC):
         return arrays
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """See `ParameterLayout`."""
         parts = [  # all are checked before the vector is allocated, because untrusted sizes may be huge
             (
                 checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1)),
@@ -213,7 +210,6 @@ class GRULayout(_Matrices):
 
     @property
     def memory(self) -> int:
-        """See `NetLayout`."""
         return self.units
 
     @cached_property
@@ -249,7 +245,6 @@ class KindLayout(_Matrices):
 
     @property
     def memory(self) -> int:
-        """See `NetLayout`."""
         return kind_of(self.kind).memory(self.hidden)
 
     @cached_property

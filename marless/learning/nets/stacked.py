@@ -132,11 +132,9 @@ class StackedMLP:
 
     @property
     def output_layer(self) -> Tensor:
-        """See `Net`."""
         return self._layers[-1]
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         if self._fused:
             return self._fused.forward(input_PIM)
         work = self._workspace(input_PIM.shape[2])
@@ -148,7 +146,6 @@ class StackedMLP:
         return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
-        """See `Net`."""
         if self._fused:
             self._fused.backward(d_output_PKM)
             return
@@ -161,7 +158,6 @@ class StackedMLP:
                 gradient = self._below(i, gradient, work)
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        """See `FeedForward`."""
         if self._fused:
             return self._fused.input_gradient(d_output_PKM, rows_PR)
         work = self._workspace(d_output_PKM.shape[2])
@@ -175,7 +171,6 @@ class StackedMLP:
         return result_PRM
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         if self._fused:
             return self._fused.evaluate(input_PIS)
         chunks = [self.forward(chunk).clone() for chunk in torch.split(input_PIS, _CHUNK, dim=2)]

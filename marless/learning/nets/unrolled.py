@@ -32,11 +32,9 @@ class Unrolled:
 
     @property
     def output_layer(self) -> Tensor:
-        """See `Net`."""
         return matrices(self.layout, self._flat_PD)[-1]
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         self._leaf_PD = self._flat_PD.detach().requires_grad_()
         self._input_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach().requires_grad_()
         self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, self._input_PIM, resets, memory)
@@ -49,12 +47,10 @@ class Unrolled:
         self.gradient_PD[:, :written] = gradient_PD[:, :written]
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        """See `marless.learning.nets.stacked.FeedForward`."""
         (gradient_PIM,) = pulled_back(d_output_PKM, self._output_PKM, self._input_PIM)
         return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        """See `Net`."""
         whole = resets is not None and self.layout.memory > 0  # samples of one episode stay together
         with torch.no_grad():
             chunks = [input_PIS] if whole else torch.split(input_PIS, _CHUNK, dim=2)

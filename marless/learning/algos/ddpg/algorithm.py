@@ -78,7 +78,6 @@ class DDPGAlgorithm:
         )
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        """See `Algorithm`."""
         from marless.learning.algos.ddpg.learner import DDPGLearner
 
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))

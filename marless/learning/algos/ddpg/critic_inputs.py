@@ -51,11 +51,9 @@ class JointInputs:
 
     @property
     def size(self) -> int:
-        """See `CriticInputs`."""
         return sum(each.agents * (each.obs + each.action) for each in self._sizes)
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
-        """See `CriticInputs`."""
         samples = features[0].shape[2]
         parts = [
             *(each[:, : of.obs].reshape(-1, samples) for each, of in zip(features, self._sizes, strict=True)),
@@ -65,7 +63,6 @@ class JointInputs:
         return torch.cat(parts).unsqueeze(0)
 
     def own(self, index: int) -> Tensor:
-        """See `CriticInputs`."""
         start = sum(each.agents * each.obs for each in self._sizes)
         start += sum(each.agents * each.action for each in self._sizes[:index])
         mine = self._sizes[index]
@@ -80,16 +77,13 @@ class OwnInputs:
 
     @property
     def size(self) -> int:
-        """See `CriticInputs`."""
         return self._sizes.obs + self._sizes.action
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
-        """See `CriticInputs`."""
         (features_NIM,), (action_NAM,) = features, actions
         return torch.cat([features_NIM[:, :-1], action_NAM, features_NIM[:, -1:]], dim=1)
 
     def own(self, index: int) -> Tensor:
-        """See `CriticInputs`."""
         return torch.arange(self._sizes.obs, self.size).expand(self._sizes.agents, -1)
 
 

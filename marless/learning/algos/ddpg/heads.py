@@ -58,7 +58,6 @@ class Bounded:
         return rng.standard_normal(shape, np.float32) if self._deviation else np.zeros(shape, np.float32)
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `DeterministicHead`."""
         return torch.tanh(output_RAM)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
@@ -67,16 +66,13 @@ class Bounded:
         return self._action_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """See `DeterministicHead`."""
         return losses.bounded_gradient(self._action_RAM, d_action_RAM)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `DeterministicHead`."""
         action_RAM = torch.tanh(output_RAM)
         return losses.smoothed(action_RAM, noise_RAM, self._deviation, self._limit) if self._deviation else action_RAM
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
-        """See `DeterministicHead`."""
         return taken_RxM
 
 
@@ -94,11 +90,9 @@ class Relaxed:
         return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.finfo(np.float32).tiny))
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `DeterministicHead`."""
         return losses.relaxed(output_RAM, noise_RAM, legal_RAM, self._temperature)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `DeterministicHead`."""
         self._relaxed_RAM = self.smooth(output_RAM, noise_RAM, legal_RAM)
         return losses.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
 
@@ -111,7 +105,6 @@ class Relaxed:
         return losses.hardest(self.smooth(output_RAM, noise_RAM, legal_RAM))
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
-        """See `DeterministicHead`."""
         rows, _, samples = taken_RxM.shape
         zeros_RAM = torch.zeros(rows, self._actions, samples, device=taken_RxM.device)
         return zeros_RAM.scatter_(1, taken_RxM.long(), 1.0)

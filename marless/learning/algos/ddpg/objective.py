@@ -36,11 +36,9 @@ class ActionValue:
         (self._gradient_RAM,) = torch.autograd.grad(total, self._output_RAM, create_graph=True)
 
     def gradient(self) -> tuple[Tensor, None]:
-        """See `OutputObjective`."""
         return self._gradient_RAM.detach(), None
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
-        """See `OutputObjective`."""
         (product,) = pulled_back(flow_PKM, self._gradient_RAM, self._output_RAM, retain_graph=True)
         return product, None
 
@@ -53,11 +51,9 @@ class PolicyObjective:
         self.tensors = tensors
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `Measurable`."""
         return descent(self._actors, _view(batch), batch["input"], 0.0).gradient.neg()
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
-        """See `Measurable`."""
         actors, mine = self._actors, _view(batch)
         weight_R1M, nets, judges = mine.acting_weight, actors.nets, actors.judges
 
@@ -95,15 +91,12 @@ class SampledStack:
         return self._parts["input"].shape[2]
 
     def subset(self, index_M: Tensor) -> dict[str, Tensor]:
-        """See `Measured`."""
         return {name: part[:, :, index_M] for name, part in self._parts.items()}
 
     def shuffle(self, order_S: Tensor) -> None:
-        """See `Measured`."""
         self._shuffled = self.subset(order_S)
 
     def minibatches(self, count: int) -> Sequence[dict[str, Tensor]]:
-        """See `Measured`."""
         bounds = [self.count * i // count for i in range(count + 1)]
         return [{name: part[:, :, a:b] for name, part in self._shuffled.items()} for a, b in pairwise(bounds)]
 

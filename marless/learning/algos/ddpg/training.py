@@ -112,7 +112,6 @@ class DDPGTraining:
 
     @property
     def count(self) -> int:
-        """See `Training`."""
         return self._config.batch_size
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
@@ -145,7 +144,6 @@ class DDPGTraining:
         return found, self._priorities(batch, everyone, errors)
 
     def metrics(self) -> Metrics:
-        """See `Training`."""
         found: Metrics = {}
         for each in self._ensembles:
             for trained in (*each.critics, *each.policies):
@@ -154,7 +152,6 @@ class DDPGTraining:
         return found
 
     def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
-        """See `Training`."""
         found: Metrics = {}
         everyone = self._views(batch, PassTimer())
         for each in self._ensembles:

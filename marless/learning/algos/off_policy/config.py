@@ -95,7 +95,6 @@ class OffPolicyConfig(AlgorithmConfig):
         return self.gradient_steps(sampled) * self.batch_size * (steps if self.replay.unit == "episodes" else 1)
 
     def drawn(self, steps: int) -> int | None:
-        """See `AlgorithmConfig`."""
         return None if self.updates is None else self.samples(0, steps)
 
     def advice(self, setting: Setting) -> str:

@@ -163,7 +163,6 @@ class OffPolicyLearner(ABC):
         """Take one optimizer step from the state held under `name`."""
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
-        """See `Learner`."""
         for group in groups:
             k = self._spaces.classes.index(self._spaces.class_of(group.agents[0]))
             self._class_by_name |= {group.policy: k, group.start: k}
@@ -179,7 +178,6 @@ class OffPolicyLearner(ABC):
         return self._compose(name, arrays, self._exploration(name, 0))
 
     def load(self, name: str, state: PolicyState) -> None:
-        """See `Learner`."""
         if name == self._replay_name:
             self._recall(state)
             return
@@ -192,14 +190,12 @@ class OffPolicyLearner(ABC):
             self._explores[name] = float(checked(state.acting, _EXPLORATION, (1,))[0])
 
     def state(self, name: str) -> PolicyState:
-        """See `Learner`."""
         if name == self._replay_name:
             return _remembered(self._replay, self._moments)
         arrays = [part.codec.write(part.bank.row(name)) for part in self._parts(name)]
         return self._compose(name, arrays, self._explores.get(name, 0.0))
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
-        """See `Learner`."""
         meter = PassTimer()
         names = self.names(inputs.groups)
         with meter.measure("post_process", (self._scope.name,)):

@@ -51,12 +51,10 @@ class ImpactConfig(ActorCriticConfig):
         return max(1, round(self.target_frequency * self.batches * self.epochs)) * self.minibatches
 
     def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
-        """See `AlgorithmConfig`."""
         steps = super().net_steps(env_steps)
         return {**steps, "policy": replace(steps["policy"], target_steps=self.target_steps())}
 
     def takes_steps(self, name: str) -> bool:
-        """See `AlgorithmConfig`."""
         return not name.startswith(BATCHES)
 
 
@@ -66,11 +64,9 @@ class Impact(IPPO):
     config_type: type[AlgorithmConfig] = ImpactConfig
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """See `IPPO`."""
         ImpactConfig.model_validate(config).check_setting(setting)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        """See `Algorithm`."""
         from marless.learning.algos.ppo.impact_learner import ImpactLearner
 
         return ImpactLearner(self, ImpactConfig.model_validate(config), context)

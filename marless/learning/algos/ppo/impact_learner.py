@@ -55,7 +55,6 @@ class ImpactLearner(PPOLearner):
         self._buffer_name = f"{BATCHES}{self._class.name}"
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
-        """See `Learner`."""
         return (*super().names(groups), self._buffer_name)
 
     def initial(self, name: str, seed: int) -> PolicyState:
@@ -75,13 +74,11 @@ class ImpactLearner(PPOLearner):
         super().load(name, state)
 
     def state(self, name: str) -> PolicyState:
-        """See `Learner`."""
         if name == self._buffer_name:
             return PolicyState({}, self._buffer.arrays(), _KIND)
         return super().state(name)
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
-        """See `Learner`."""
         self._buffer.add(inputs.round, self._rewarded(inputs).trajectories)
         uses = len(self._buffer.due(inputs.round))
         output = super().update(inputs)

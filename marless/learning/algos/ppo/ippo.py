@@ -37,7 +37,6 @@ class IPPO:
         IPPOConfig.model_validate(config).check_setting(setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:
-        """See `Algorithm`."""
         return False
 
     def functions(
@@ -47,7 +46,6 @@ class IPPO:
         return ppo_functions(scope, groups, critics=[group.policy for group in groups])
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        """See `Algorithm`."""
         from marless.learning.algos.ppo.learner import PPOLearner
 
         config = IPPOConfig.model_validate(config)

@@ -130,7 +130,6 @@ class PPOLearner:
         self._metadata = description(agent_class, model, inputs=self._inputs)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
-        """See `Learner`."""
         return (*(group.policy for group in groups), *((self._joint,) if self._critic == "joint" else ()))
 
     def initial(self, name: str, seed: int) -> PolicyState:
@@ -139,7 +138,6 @@ class PPOLearner:
         return self._compose([codec.write(codec.fresh(rng)) for codec, _ in self._parts(name)])
 
     def load(self, name: str, state: PolicyState) -> None:
-        """See `Learner`."""
         if dict(state.metadata) != self._metadata:
             raise CorruptError(f"{name}: the state is of {dict(state.metadata)}, this job needs {self._metadata}")
         for codec, bank in self._parts(name):
@@ -147,12 +145,9 @@ class PPOLearner:
             bank.put(name, {key: tensor.to(self._device) for key, tensor in row.items()})
 
     def state(self, name: str) -> PolicyState:
-        """See `Learner`."""
         return self._compose([codec.write(bank.row(name)) for codec, bank in self._parts(name)])
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
-        """See `Learner`."""
-
         def train(key: _Key, job: _Job) -> Metrics:
             settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
             return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
@@ -356,7 +351,6 @@ class PPOLearner:
         return with_ids(state, self._inputs.known), with_ids(boots, self._inputs.known)
 
     def check_gradients(self) -> None:
-        """See `marless.learning.algos.contract.HandWritten`."""
         self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
 
     def _settings(self, function: _Function, env_steps: int) -> RoundSettings:

@@ -48,7 +48,6 @@ class MAPPO:
             )
 
     def joint(self, config: AlgorithmConfig) -> bool:
-        """See `Algorithm`."""
         return False
 
     def functions(
@@ -60,7 +59,6 @@ class MAPPO:
         return ppo_functions(scope, groups, critics)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        """See `Algorithm`."""
         from marless.learning.algos.ppo.learner import PPOLearner
 
         config = MAPPOConfig.model_validate(config)

@@ -69,7 +69,6 @@ class QAlgorithm:
         return (first, *joint, *(FunctionNode("policy", group.policy, after=before) for group in groups))
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        """See `Algorithm`."""
         from marless.learning.algos.q.learner import QLearner
 
         return QLearner(QConfig.model_validate(self.config_type.model_validate(config)), context, mixer=self.mixer)

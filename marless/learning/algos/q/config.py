@@ -32,7 +32,6 @@ class QConfig(OffPolicyConfig):
     last_action: bool = Field(False, description="the last action is an additional input")
 
     def memory(self, model: ModelSpec, actions: int) -> int:
-        """See `AlgorithmConfig`."""
         return super().memory(model, actions) + (actions if self.last_action else 0)
 
     @property
@@ -70,7 +69,6 @@ class TeamConfig(QConfig):
 
     @property
     def reward_rule(self) -> RewardRule:
-        """See `OffPolicyConfig`."""
         return RewardRule(self.team_reward, joint=True)
 
     def advice(self, setting: Setting) -> str:

@@ -38,14 +38,12 @@ class Sum:
     """VDN: Q_tot = Σ Q_i (Sunehag et al. 2018, eq. 4)."""
 
     def mix(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        """See `Mixer`."""
         self._agents = len(q_NM)
         return q_NM.sum(dim=0, keepdim=True)
 
     target = mix
 
     def gradient(self, d_team_1M: Tensor) -> Tensor:
-        """See `Mixer`."""
         return d_team_1M.expand(self._agents, -1)
 
 
@@ -95,15 +93,12 @@ class MonotoneMixer:
         self._target = _Monotone(layout, tensors["target"], torch.zeros_like(tensors["flat"]))
 
     def mix(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        """See `Mixer`."""
         return self._online.value(q_NM, _given(state_1SM))
 
     def target(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        """See `Mixer`."""
         return self._target.value(q_NM, _given(state_1SM))
 
     def gradient(self, d_team_1M: Tensor) -> Tensor:
-        """See `Mixer`."""
         return self._online.backward(d_team_1M)
 
 

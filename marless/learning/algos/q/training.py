@@ -116,7 +116,6 @@ class QTraining(ABC):
         """
 
     def metrics(self) -> Metrics:
-        """See `Training`."""
         found: Metrics = {}
         for each in self._trained():
             found |= each.metrics()
@@ -170,7 +169,6 @@ class IndependentTraining(QTraining):
     """IQL: each policy has TD targets of its own."""
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
-        """See `Training`."""
         errors = []
         for each in self._policies:
             with meter.measure("policy", each.names):
@@ -179,7 +177,6 @@ class IndependentTraining(QTraining):
         return self._priorities(batch, errors)
 
     def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
-        """See `Training`."""
         found: dict[str, dict[str, Tensor]] = {}
         errors = []
         for each in self._policies:
@@ -263,7 +260,6 @@ class JointTraining(QTraining):
         self._joint = joint
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
-        """See `Training`."""
         priority_E = self._gradient(batch, meter)
         with meter.measure("policy", self._names):
             for each in self._policies:
@@ -274,7 +270,6 @@ class JointTraining(QTraining):
         return priority_E
 
     def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
-        """See `Training`."""
         priority_E = self._gradient(batch, meter)
         found: dict[str, dict[str, Tensor]] = {}
         for each in self._policies:

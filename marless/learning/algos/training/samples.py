@@ -47,7 +47,6 @@ class Samples:
 
     @property
     def unit(self) -> int:
-        """See `marless.learning.algos.training.measuring.Measured`."""
         return self._steps or 1
 
     def shuffle(self, order_U: Tensor) -> None:

@@ -169,16 +169,13 @@ class ParticleEnv(ABC):
         )
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         state = {name: array.copy() for name, array in self._state().items()}
         return {**state, "random": save_generator(self._rng)}
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`."""
         state = self._state()
         loaded = {name: saved(arrays, name, array.dtype.name, array.shape) for name, array in state.items()}
         for name, most in (("steps", self._max_cycles), ("goal", self._marks)):
@@ -193,7 +190,6 @@ class ParticleEnv(ABC):
         return self._frame
 
     def picture(self, *, ended: bool = False) -> Scene:
-        """See `marless.learning.envs.base.Pictured`."""
         if ended and self._last_scene:
             return self._last_scene
         goal = self._goal_G2B[0, :, 0].copy() if self.goals == 1 else None

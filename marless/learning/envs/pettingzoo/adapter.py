@@ -140,7 +140,6 @@ class PettingZooEnv:
         self._write(0, self._now, ([a for a in envs[0].agents if a in observations], ()), (observations, infos))
 
     def without_state(self) -> None:
-        """See `marless.learning.envs.base.StateOnDemand`."""
         self.spaces = replace(self.spaces, state_size=0)
         self._now, self._next = self._views()
 
@@ -185,11 +184,9 @@ class PettingZooEnv:
         )
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut[...] = chosen_B
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         return self._log.save()
 
     def load(self, arrays: Arrays) -> Frame:

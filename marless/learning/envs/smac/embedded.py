@@ -27,7 +27,6 @@ class EmbeddedSmac(SmacEnv):
         super().__init__(smac_map, options, self._engine)
 
     def save(self) -> Arrays:
-        """See `marless.learning.envs.base.Saved`."""
         return {
             **self._engine.save(),
             "steps": self._steps_B.copy(),
@@ -35,7 +34,6 @@ class EmbeddedSmac(SmacEnv):
         }
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`."""
         steps_B = saved(arrays, "steps", "int64", self._steps_B.shape)
         last_NB = saved(arrays, "last_action", "int32", self._last_action_NB.shape)
         if not ((steps_B >= 0) & (steps_B < self.map.limit)).all():
@@ -49,7 +47,6 @@ class EmbeddedSmac(SmacEnv):
         return self._frame
 
     def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:
-        """See `marless.learning.envs.base.Pictured`."""
         units, attacks = self._last_scene if ended and self._last_scene else self._engine.scene()
         return drawn(units, self._engine.walkable, attacks)
 

@@ -57,17 +57,14 @@ class EmbeddedBattles:
         self.units = Units(*(self._team(team) for team in self._teams))
 
     def reset(self, seed: int) -> None:
-        """See `Battles`."""
         self._state.key[...] = draws.keys_of(seed, self.batch)
         self.start(np.ones(self.batch, np.bool_))
 
     def start(self, fresh_B: BoolArray) -> None:
-        """See `Battles`."""
         fresh = np.flatnonzero(fresh_B)
         self._state.put(fresh, self._spawner.spawned(draws.next_keys(self._state.key[fresh])))
 
     def advance(self, action_NB: IntArray) -> BoolArray:
-        """See `Battles`."""
         state, low, high = self._state, *self.rules.jitter
         state.key[...] = draws.next_keys(state.key)
         lots_UB = draws.uniform(state.key, state.x.shape[0])  # one is enough: no weapon fires twice in eight loops

@@ -77,7 +77,6 @@ class SmacEnv:
         self.dead_allies, self.dead_enemies = np.zeros((2, self.batch), np.int64)
 
     def reset(self, seed: int) -> Frame:
-        """See `BatchedEnv`."""
         self._battles.reset(seed)
         self._begun(np.ones(self.batch, np.bool_))
         return self._frame
@@ -103,11 +102,9 @@ class SmacEnv:
         return self._frame
 
     def truncate(self, chosen_B: BoolArray) -> None:
-        """See `marless.learning.envs.base.Truncating`."""
         self._cut_B[...] = chosen_B
 
     def close(self) -> None:
-        """See `BatchedEnv`."""
         self._battles.close()
 
     def _transition(self, outcome: BattleOutcome, broken_B: BoolArray) -> Transition:

@@ -73,7 +73,6 @@ class GameBattles:
         path.write_bytes(game.replay())
 
     def close(self) -> None:
-        """See `Battles`."""
         if any(self._games):
             self._for_each(range(self.batch), self._end)
         self._threads.shutdown()
