@@ -197,7 +197,12 @@ def _hosting(arguments: Sequence[str]) -> None:
         plain = worker_options("crowd", Role.ACTOR, [*arguments, "--worker", name])
         security = replace(plain.security, token=handover.token)
         return WorkerOptions(
-            *(name, plain.pool, plain.param_store, security, False, handover),
+            name,
+            pool=plain.pool,
+            param_store=plain.param_store,
+            security=security,
+            launched=False,
+            handover=handover,
             watchdog=Watchdog(),
             caches=plain.caches,
             relay=plain.relay,

@@ -174,7 +174,7 @@ def _scaled(before: RoundRecord | None, now: RoundRecord) -> What | None:
 
 
 def _decision(record: RoundRecord, kind: Kind) -> Decision:
-    """A round's decision; for older records without decisions, one that has only the outcome."""
+    """A round's decision; for a record without one, only what it came to."""
     for decision in record.decisions:
         if decision.kind == kind:
             return decision

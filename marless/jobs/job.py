@@ -25,7 +25,6 @@ from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import Setting, remembered, scopes
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.off_policy.config import OffPolicyConfig
-from marless.learning.algos.state_sizes import published_bytes
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs import registry as environments
@@ -223,7 +222,7 @@ def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) ->
     algorithm = algorithms.algorithm(spec.algorithm.name)
     for scope in scopes(algorithm, spec.algorithm, spaces):
         served = [group for group in groups if spaces.class_of(group.agents[0]) in scope.agent_classes(spaces)]
-        weights = published_bytes(algorithm, spec.algorithm, scope, served, spaces, spec.nets)
+        weights = algorithm.net_bytes(spec.algorithm, scope, served, spaces, spec.nets)
         if sum(weights.values()) > MAX_PUBLISH_BYTES:
             seen = max(each.obs_size for each in scope.agent_classes(spaces))
             pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""

@@ -60,7 +60,7 @@ class InvocationRecord:
     ready_s: float = 0.0
     """Seconds that the worker was connected before this invocation, if cold."""
     machine: str = ""
-    """Id of the machine on which it ran; "" in older records."""
+    """Id of the machine on which it ran; "" if its launcher does not tell."""
     after: tuple[str, ...] = ()
     """For a function inside a learner: the functions of that learner that it depends on, as "<function>/<name>"."""
     during_update: bool = False
@@ -198,7 +198,7 @@ class RoundRecord:
     """All lanes that have begun, as this round left them, if episodes are carried; also those that rest because the
     round had fewer actors."""
     machines: tuple[MachineRecord, ...] = ()
-    """The machines of this job's workers, of which something changed since the record before; none in older records."""
+    """The machines of this job's workers, of which something changed since the record before."""
     earlier_evaluation: Evaluation | None = None
     """Returns of the greedy policies that an earlier round published, if they were evaluated during the update of this
     round."""

@@ -45,10 +45,10 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
         "phases": _made(PhaseSeconds, data["phases"]),
         "returns": _returns(data["returns"]),
         "evaluation": _returns(data["evaluation"]),
-        "earlier_evaluation": _evaluation(data.get("earlier_evaluation")),  # missing in older records
+        "earlier_evaluation": _evaluation(data["earlier_evaluation"]),
         "metrics": {name: _numbers(values) for name, values in data["metrics"].items()},
         "invocations": tuple(
-            _made(InvocationRecord, each | {"after": _texts(each.get("after", ()))})
+            _made(InvocationRecord, each | {"after": _texts(each["after"])})
             for each in columns.decoded(data["invocations"])
         ),
         "decisions": tuple(_made(Decision, each) for each in data["decisions"]),
@@ -56,11 +56,9 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
             Distances(agents=_texts(each["agents"]), values=tuple(map(_row, each["values"])))
             for each in data["distances"]
         ),
-        "lanes": tuple(
-            _made(LaneRecord, each) for each in columns.decoded(data.get("lanes", []))
-        ),  # missing in older records
+        "lanes": tuple(_made(LaneRecord, each) for each in columns.decoded(data["lanes"])),
         "aggregation": _aggregation(data.get("aggregation")),  # missing in records of rounds
-        "machines": tuple(map(record_of, columns.decoded(data.get("machines", [])))),  # missing in older records
+        "machines": tuple(map(record_of, columns.decoded(data["machines"]))),
     }
     return _made(RoundRecord, data | parts)
 
@@ -128,7 +126,7 @@ def _returns(data: dict[str, Any] | None) -> EpisodeReturns | None:  # Any: JSON
     if data is None:
         return None
     kept = {name: data[name] for name in ("episodes", "mean", "standard_error")}
-    wins = data.get("wins")  # missing in older records
+    wins = data["wins"]
     found = _made(EpisodeReturns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
     if found.episodes < 1 or not (wins is None or (isinstance(wins, int) and 0 <= wins <= found.episodes)):
         raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")

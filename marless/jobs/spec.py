@@ -219,44 +219,11 @@ def parse(document: object, source: str) -> JobSpec:
     if not isinstance(document, Mapping):
         given = "nothing" if document is None else shown(document)
         raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
-    if isinstance(algorithm := document.get("algorithm"), Mapping) and "agent_id" in algorithm:
-        raise SpecError(f"{source}: algorithm.agent_id is model.agent_id now, for all algorithms; move it there")
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
         found = sentences(error, JobSpec, _inner_types(document))
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
-
-
-def parse_resolved(document: object, source: str) -> JobSpec:
-    """Parse the spec.yaml in a run folder, which may be of an earlier version of marless.
-
-    There every field was written out. So one that is missing did not exist, and keeps the meaning that it had then:
-    agents' ids were an input where `algorithm.agent_id` said so, every round began new episodes, and critics were
-    scaled by PopArt.
-    """
-    if isinstance(document, Mapping):
-        read = dict(document)
-        model, actors, algorithm = (read.get(name) for name in ("model", "actors", "algorithm"))
-        given = dict(algorithm) if isinstance(algorithm, Mapping) else {}
-        if isinstance(model, Mapping) and "agent_id" not in model:
-            read["model"] = {**model, "agent_id": given.pop("agent_id", False)}
-        if given:
-            read["algorithm"] = _scaled_as_then(given) | given
-        if isinstance(actors, Mapping):
-            read["actors"] = {"episodes": "fresh", **actors}
-        document = read
-    return parse(document, source)
-
-
-def _scaled_as_then(algorithm: Mapping[str, Any]) -> dict[str, object]:  # Any: YAML
-    """How critics of this algorithm were scaled before there were settings for it."""
-    then: dict[str, object] = {"popart": True, "value_decay": 0.9}
-    try:
-        fields = _algorithm_type(str(algorithm.get("name"))).model_fields
-    except SpecError:
-        return {}  # validation reports it
-    return {name: value for name, value in then.items() if name in fields}
 
 
 _NAMED: tuple[tuple[str, Callable[[str], type[Strict]], str], ...] = (
@@ -308,7 +275,7 @@ def load_resolved(path: Path) -> JobSpec:
 
     Raises SpecError, NotFoundError, CorruptError or UnavailableError.
     """
-    return parse_resolved(documents.stored(path), str(path))
+    return parse(documents.stored(path), str(path))
 
 
 def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:

@@ -259,7 +259,7 @@ class Manifest:
         """Read a manifest; raises CorruptError for anything that `DiskCheckpoints.save` does not write."""
         try:
             held: dict[str, Any] = json.loads(data)  # Any: JSON
-            policies, lanes = held.pop("policies"), tuple(map(_lane, held.pop("lanes", ())))
+            policies, lanes = held.pop("policies"), tuple(map(_lane, held.pop("lanes")))
             files = tuple(
                 PolicyFile(policy=_policy(policy), part=_part(part), sha256=_text(digest))
                 for policy, entry in policies.items()
@@ -273,7 +273,7 @@ class Manifest:
 
 def _progress(held: dict[str, Any]) -> CheckpointProgress:  # Any: JSON
     groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
-    algorithm = _text(held.pop("algorithm", ""))
+    algorithm = _text(held.pop("algorithm"))
     return CheckpointProgress(
         **{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups
     )

@@ -108,7 +108,7 @@ async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> di
 def _add_report(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
     """Add the content of one policy's report part to a result."""
     found.metrics[name].values.update(part["metrics"])
-    for id_, function, served, index, start_s, end_s, vcpu_s, *after in part["functions"]:
+    for id_, function, served, index, start_s, end_s, vcpu_s, after in part["functions"]:
         found.functions.add(
             id=id_,
             function=function,
@@ -117,7 +117,7 @@ def _add_report(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, na
             start_s=start_s,
             end_s=end_s,
             vcpu_s=vcpu_s,
-            after=after[0] if after else (),  # missing in parts of older versions
+            after=after,
         )
     for agents, values in part.get("distances", ()):
         found.distances.add(agents=agents, values=values)

@@ -308,7 +308,7 @@ class _RedisConnection:
     async def open(cls, path: Path, users: RedisUsers) -> _RedisConnection | None:
         """Connect, and wait until the server has loaded its data; None if there is no server.
 
-        A server without passwords, as older versions of marless have left them, is ended; then None is returned.
+        A server without passwords, which everyone could write to, is ended; then None is returned.
         Raises UnavailableError for a server that hangs, or that refuses this store's passwords.
         """
         try:

@@ -61,8 +61,13 @@ def network(place: Path, moto_port: int, region: str) -> Iterator[Network]:
     """One network, of addresses that hardly anybody else uses."""
     third = 100 + secrets.randbelow(100)
     made_here = Network(
-        *(f"marless-{secrets.token_hex(4)}", f"10.{third}.0.0/16", f"10.{third}.0.1", f"10.{third}.0.10"),
-        *(moto_port, region, place),
+        f"marless-{secrets.token_hex(4)}",
+        vpc_cidr=f"10.{third}.0.0/16",
+        gateway=f"10.{third}.0.1",
+        control=f"10.{third}.0.10",
+        moto_port=moto_port,
+        region=region,
+        place=place,
     )
     _checked("network", "create", "--subnet", f"10.{third}.0.0/19", "--gateway", made_here.gateway, made_here.name)
     try:
@@ -92,8 +97,15 @@ class Machine:
         """Do what cloud-init does with user data: run it once, as root, in a service of systemd."""
         self._write("/var/lib/cloud/user-data", script)
         return self.run(
-            *("systemd-run", "--quiet", "--pipe", "--wait", "--collect", "--unit=cloud-final"),
-            *("--service-type=oneshot", "bash", "/var/lib/cloud/user-data"),
+            "systemd-run",
+            "--quiet",
+            "--pipe",
+            "--wait",
+            "--collect",
+            "--unit=cloud-final",
+            "--service-type=oneshot",
+            "bash",
+            "/var/lib/cloud/user-data",
             limit_s=BOOT_S,
         )
 

@@ -61,8 +61,17 @@ class Coordinators:
         peers = {name.replace("_", "-"): peer.address for name, peer in self.cluster.peers.items()}
         with (self.path / f"{self.count}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.coordinator", "--listen", address, "--runs", runs),
-                *("--working-copies", str(self.path / f"host-{self.count}"), "--lease-s", str(LEASE_S)),
+                sys.executable,
+                "-m",
+                "services.coordinator",
+                "--listen",
+                address,
+                "--runs",
+                runs,
+                "--working-copies",
+                str(self.path / f"host-{self.count}"),
+                "--lease-s",
+                str(LEASE_S),
                 *(word for name, at in peers.items() for word in (f"--{name}", at)),
                 env={**os.environ, **environment},
                 stderr=log,

@@ -17,7 +17,7 @@ from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.common_pb2 import WorkerInfo
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from tests.cloud.machines import group, instances, machines
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 
@@ -39,7 +39,7 @@ async def services(redis_url, tmp_path, templates, monkeypatch):
     running = Cluster(tmp_path, redis_url, templates)
     known = running._services()
     config = known["actor_pool"][0]
-    actors = ActorConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
+    actors = ActorPoolConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
     options = {"group": "actors", "poll_s": "0.5"}
     build = partial(actor_pool.build, make=lambda program, _: ec2.make(program, options))
     monkeypatch.setattr(running, "_services", lambda: known | {"actor_pool": (actors, build)})

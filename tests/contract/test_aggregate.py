@@ -506,8 +506,14 @@ async def test_only_jobs_with_aggregations_under_way_have_locks(store, job, redi
 async def doomed(address: str, redis_url: str, name: str) -> asyncio.subprocess.Process:
     """A store process on the Redis of these tests, which dies at a failpoint."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.param_store", "--listen", address, "--exit-with-stdin"),
-        *("--redis-url", redis_url),
+        sys.executable,
+        "-m",
+        "services.param_store",
+        "--listen",
+        address,
+        "--exit-with-stdin",
+        "--redis-url",
+        redis_url,
         env={**os.environ, "MARLESS_FAILPOINT": name},
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -319,7 +319,13 @@ def test_bad_options_are_named(capsys, given, problem):
 async def process(upstream: str, listen: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A cache that is a process of its own."""
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.param_store", "--listen", listen, "--upstream", upstream),
+        sys.executable,
+        "-m",
+        "services.param_store",
+        "--listen",
+        listen,
+        "--upstream",
+        upstream,
         "--exit-with-stdin",
         stdin=asyncio.subprocess.PIPE,
     )

@@ -38,8 +38,15 @@ async def info(home: Path, field: str) -> object:
 
 async def start_process(directory: Path, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.param_store", "--listen", f"unix:{directory}/store.sock"),
-        *("--data-dir", str(directory), "--exit-with-stdin", *options),
+        sys.executable,
+        "-m",
+        "services.param_store",
+        "--listen",
+        f"unix:{directory}/store.sock",
+        "--data-dir",
+        str(directory),
+        "--exit-with-stdin",
+        *options,
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -88,7 +88,11 @@ async def second_coordinator(rig: Rig, pythonpath: str = str(WITNESS)) -> AsyncI
     }
     with (rig.place / "logs" / "second.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.coordinator", "--listen", f"unix:{rig.place}/second.sock"),
+            sys.executable,
+            "-m",
+            "services.coordinator",
+            "--listen",
+            f"unix:{rig.place}/second.sock",
             "--exit-with-stdin",
             stdin=asyncio.subprocess.PIPE,
             stdout=log,

@@ -64,7 +64,12 @@ async def _succeed(store: ParamStore, epoch: int) -> int:
 @asynccontextmanager
 async def _zombie(address: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.faults.zombie", address, JOB, POLICY),
+        sys.executable,
+        "-m",
+        "tests.faults.zombie",
+        address,
+        JOB,
+        POLICY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

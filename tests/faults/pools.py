@@ -21,10 +21,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from tests.faults.store_process import StoreProcess
 
@@ -53,7 +53,7 @@ class RunningPools:
     actors: Peer
     operator: Peer
     """To the actor pool, with every right."""
-    actor_config: ActorConfig
+    actor_config: ActorPoolConfig
     pools: Pools
 
     async def open(self, job_id: str, job: PreparedJob, *, round_: int = 0) -> tuple[int, Versions]:
@@ -90,15 +90,16 @@ async def running_pools(
 
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(StoreProcess(place, address=_free_port() if ports else ""))
-        learners = LearnerConfig(
-            *(options("learners"), store.address),
+        learners = LearnerPoolConfig(
+            options("learners"),
+            store.address,
             **{"workers": 1, "threads": 1, "warm": 1, "keep_alive_s": 600.0, "spool": place, "spool_bytes": 2**28},
         )
         stack.enter_context(mock.patch.object(learner_pool, "TrajectoryBuffer", buffer))
         sink = await stack.enter_async_context(serving(learners.server, lambda at: learner_pool.build(learners, at)))
         own = ServerOptions(at("actors"), _shown(tokens, Role.SERVICE))
         workers = {"workers": actor_workers, "warm": min(1, actor_workers), "keep_alive_s": 600.0}
-        actors = ActorConfig(own, store.address, **workers, launcher=launcher)
+        actors = ActorPoolConfig(own, store.address, **workers, launcher=launcher)
         actor_address = await stack.enter_async_context(serving(actors.server, lambda at: actor_pool.build(actors, at)))
         peers = [
             *(Peer(actor_address, _shown(tokens, role)) for role in (Role.SERVICE, Role.OPERATOR)),

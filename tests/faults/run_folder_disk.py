@@ -75,9 +75,21 @@ async def _coordinator(
     (place / "runs").mkdir(exist_ok=True)
     address = f"unix:{place}/coordinator.sock"
     process = await asyncio.create_subprocess_exec(
-        *(*mount, sys.executable, "-m", "services.coordinator", "--listen", address, "--exit-with-stdin"),
-        *("--runs", str(place / "runs"), "--param-store", pools.store_address),
-        *("--learner-pool", pools.learner_address, "--actor-pool", pools.actors.address),
+        *mount,
+        sys.executable,
+        "-m",
+        "services.coordinator",
+        "--listen",
+        address,
+        "--exit-with-stdin",
+        "--runs",
+        str(place / "runs"),
+        "--param-store",
+        pools.store_address,
+        "--learner-pool",
+        pools.learner_address,
+        "--actor-pool",
+        pools.actors.address,
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )

@@ -152,8 +152,16 @@ async def started(kind: type[Pool], place: Path, *options: str, workers: int = 1
     address = f"unix:{place}/pool.sock"
     own = ("--actor-workers", f"{workers}") if kind is Actors else ("--learner-workers", "1", "--spool", str(place))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.actor_pool" if kind is Actors else "services.learner_pool"),
-        *("--listen", address, "--exit-with-stdin", "--param-store", "unix:/nowhere", *own, *options),
+        sys.executable,
+        "-m",
+        "services.actor_pool" if kind is Actors else "services.learner_pool",
+        "--listen",
+        address,
+        "--exit-with-stdin",
+        "--param-store",
+        "unix:/nowhere",
+        *own,
+        *options,
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(WITNESS)},
@@ -292,8 +300,15 @@ async def test_a_worker_started_by_hand_ends_by_itself_if_it_hangs_and_its_pool_
 async def by_hand(place: Path) -> asyncio.subprocess.Process:
     with (place / "worker.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.actor_pool.worker", "--pool", f"unix:{place}/pool.sock"),
-            *("--param-store", "unix:/nowhere", "--tokens", str(place / "tokens")),
+            sys.executable,
+            "-m",
+            "services.actor_pool.worker",
+            "--pool",
+            f"unix:{place}/pool.sock",
+            "--param-store",
+            "unix:/nowhere",
+            "--tokens",
+            str(place / "tokens"),
             stderr=log,
             env=os.environ | {"PYTHONPATH": str(WITNESS)},
         )
@@ -353,7 +368,13 @@ async def coordinator(place: Path) -> tuple[asyncio.subprocess.Process, str]:
     """One that reaches nobody."""
     address = f"unix:{place}/coordinator.sock"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.coordinator", "--listen", address, "--runs", str(place / "runs")),
+        sys.executable,
+        "-m",
+        "services.coordinator",
+        "--listen",
+        address,
+        "--runs",
+        str(place / "runs"),
         *(word for name in ("actor-pool", "learner-pool", "param-store") for word in (f"--{name}", "unix:/nowhere")),
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(WITNESS)},

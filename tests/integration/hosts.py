@@ -49,7 +49,12 @@ class Hosts:
         """Start a service on a free port of all interfaces; returns once it serves."""
         process = await asyncio.create_subprocess_exec(
             *self.prefixes.get(service, ()),
-            *(sys.executable, "-m", f"services.{service}", "--listen", "0.0.0.0:0", "--exit-with-stdin"),
+            sys.executable,
+            "-m",
+            f"services.{service}",
+            "--listen",
+            "0.0.0.0:0",
+            "--exit-with-stdin",
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | self.environment | self.of_service.get(service, {}),
@@ -70,8 +75,13 @@ class Hosts:
             "MARLESS_TLS_CA": self.environment["MARLESS_TLS_CA"],
         }
         process = await asyncio.create_subprocess_exec(
-            *(*self.prefixes.get("coordinator", ()), sys.executable, "-m", "marless", *words),
-            *("--coordinator", self.address("coordinator")),
+            *self.prefixes.get("coordinator", ()),
+            sys.executable,
+            "-m",
+            "marless",
+            *words,
+            "--coordinator",
+            self.address("coordinator"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | client,

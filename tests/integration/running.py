@@ -23,16 +23,16 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.storage.checkpoint import newest
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig
 from services.param_store import __main__ as param_store
-from services.param_store.config import ParamStoreConfig as StoreConfig
+from services.param_store.config import ParamStoreConfig
 from services.param_store.redis_server import RedisOptions
 from tests.templates import SCRIPTED, Templates, shared_templates
 
@@ -112,12 +112,13 @@ class Cluster:
         }
         return {
             "param_store": (
-                StoreConfig(options["param_store"], RedisOptions(url=self.redis_url), keep=3, intake_bytes=2**26),
+                ParamStoreConfig(options["param_store"], RedisOptions(url=self.redis_url), keep=3, intake_bytes=2**26),
                 param_store.build,
             ),
             "learner_pool": (
-                LearnerConfig(
-                    *(options["learner_pool"], store),
+                LearnerPoolConfig(
+                    options["learner_pool"],
+                    store,
                     workers=self.learners,
                     threads=1,
                     warm=1,
@@ -128,8 +129,9 @@ class Cluster:
                 partial(learner_pool.build, make=self.templates.learner_launcher),
             ),
             "actor_pool": (
-                ActorConfig(
-                    *(options["actor_pool"], store),
+                ActorPoolConfig(
+                    options["actor_pool"],
+                    store,
                     workers=2,
                     warm=1,
                     keep_alive_s=600,

@@ -144,9 +144,19 @@ async def test_a_worker_that_has_dialled_in_comes_back_fresh(tmp_path):
     held = ("--actor-workers", "0", "--tokens", str(tmp_path / "tokens"))
     async with pool(tmp_path, *held, security=tokens.client(Role.SERVICE)) as rollout:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.actor_pool.worker", "--worker", "by-hand"),
-            *("--pool", f"unix:{tmp_path}/pool.sock", "--param-store", "unix:/nowhere", "--tokens", str(own)),
-            *("--env-modules", "tests.integration"),
+            sys.executable,
+            "-m",
+            "services.actor_pool.worker",
+            "--worker",
+            "by-hand",
+            "--pool",
+            f"unix:{tmp_path}/pool.sock",
+            "--param-store",
+            "unix:/nowhere",
+            "--tokens",
+            str(own),
+            "--env-modules",
+            "tests.integration",
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
         answers = [await rollout(job) for job in ("one", "two", "two")]

@@ -32,14 +32,14 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store import __main__ as param_store
-from services.param_store.config import ParamStoreConfig as StoreConfig
+from services.param_store.config import ParamStoreConfig
 from services.param_store.redis_server import RedisOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -81,11 +81,11 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
         def options(name: str) -> ServerOptions:
             return ServerOptions(f"unix:{folder}/{name}.sock", Security())
 
-        store_config = StoreConfig(options("store"), RedisOptions(url=redis_url), keep=3, intake_bytes=2**26)
+        store_config = ParamStoreConfig(options("store"), RedisOptions(url=redis_url), keep=3, intake_bytes=2**26)
         store = await stack.enter_async_context(
             serving(store_config.server, lambda at: param_store.build(store_config, at))
         )
-        learner_config = LearnerConfig(
+        learner_config = LearnerPoolConfig(
             options("learners"), store, workers=1, threads=1, warm=1, keep_alive_s=600, spool=folder, spool_bytes=2**26
         )
         learners = await stack.enter_async_context(
@@ -93,7 +93,7 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
                 learner_config.server, lambda at: learner_pool.build(learner_config, at, templates.learner_launcher)
             )
         )
-        actor_config = ActorConfig(options("actors"), store, workers=2, warm=1, keep_alive_s=600)
+        actor_config = ActorPoolConfig(options("actors"), store, workers=2, warm=1, keep_alive_s=600)
         actors = await stack.enter_async_context(
             serving(actor_config.server, lambda at: actor_pool.build(actor_config, at, templates.actor_launcher))
         )

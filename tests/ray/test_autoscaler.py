@@ -13,7 +13,7 @@ from marless.core import process_environment
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.ray import launcher as ray_launcher
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.ray.autoscaling import IDLE_S, autoscaled
 from tests.ray.cluster import PATIENCE_S, WORKER, eventually, processes
@@ -40,7 +40,7 @@ async def services(cluster, redis_url, tmp_path, templates, monkeypatch):
     running = Cluster(tmp_path, redis_url, templates)
     known = running._services()
     config = known["actor_pool"][0]
-    actors = ActorConfig(config.server, config.param_store, workers=NODES, warm=0, keep_alive_s=KEEP_ALIVE_S)
+    actors = ActorPoolConfig(config.server, config.param_store, workers=NODES, warm=0, keep_alive_s=KEEP_ALIVE_S)
     options = {"address": cluster.address, "connect_s": "120", "place_s": "3"}
     build = partial(actor_pool.build, make=lambda program, _: ray_launcher.make(program, options))
     monkeypatch.setattr(running, "_services", lambda: known | {"actor_pool": (actors, build)})

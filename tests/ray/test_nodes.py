@@ -14,7 +14,7 @@ from marless.fleet.launchers.ray import launcher as ray_launcher
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from tests.faults import scale_down
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.ray.cluster import PATIENCE_S, ray_cluster
@@ -40,7 +40,7 @@ async def services(nodes, redis_url, tmp_path, templates, monkeypatch):
     running = Cluster(tmp_path, redis_url, templates)
     known = running._services()
     config = known["actor_pool"][0]
-    actors = ActorConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
+    actors = ActorPoolConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
     options = {"address": nodes.address, "connect_s": "240", "place_s": "240"}
     build = partial(actor_pool.build, make=lambda program, _: ray_launcher.make(program, options))
     monkeypatch.setattr(running, "_services", lambda: known | {"actor_pool": (actors, build)})

@@ -128,8 +128,17 @@ async def test_with_tokens_a_worker_that_others_start_attaches_by_its_role_alone
         assert await pool.answer_to("remote", "its own", tokens.client(Role.LEARNER)) == "PERMISSION_DENIED"
         assert await pool.answer_to(launched.worker, "a guess", actor) == "UNAUTHENTICATED"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.actor_pool.worker", "--worker", "remote", "--pool", pool.peer.address),
-            *("--param-store", "unix:/nowhere", "--tokens", str(own)),
+            sys.executable,
+            "-m",
+            "services.actor_pool.worker",
+            "--worker",
+            "remote",
+            "--pool",
+            pool.peer.address,
+            "--param-store",
+            "unix:/nowhere",
+            "--tokens",
+            str(own),
         )
         await pool.until_there(2)
         assert await pool.answer_to("remote", "another's", actor) == "UNAUTHENTICATED"
@@ -144,8 +153,15 @@ async def test_a_worker_with_a_wrong_token_ends_and_says_why(tmp_path):
     tokens.write(wrong, Role.ACTOR, "x" * 40)
     async with running_pool(tokens.made(tmp_path / "tokens"), workers=0) as pool:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.actor_pool.worker", "--pool", pool.peer.address),
-            *("--param-store", "unix:/nowhere", "--tokens", str(wrong)),
+            sys.executable,
+            "-m",
+            "services.actor_pool.worker",
+            "--pool",
+            pool.peer.address,
+            "--param-store",
+            "unix:/nowhere",
+            "--tokens",
+            str(wrong),
             stderr=asyncio.subprocess.PIPE,
         )
         _, said = await process.communicate()
@@ -169,8 +185,17 @@ async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path
         stub = ActorPoolServiceStub(coordinator.channel)
         played = asyncio.create_task(coordinator.call(stub.Rollout, request, timeout_s=PATIENCE_S))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.actor_pool.worker", "--worker", "by-hand", "--pool", pool.peer.address),
-            *("--param-store", "unix:/nowhere", "--tokens", str(own)),
+            sys.executable,
+            "-m",
+            "services.actor_pool.worker",
+            "--worker",
+            "by-hand",
+            "--pool",
+            pool.peer.address,
+            "--param-store",
+            "unix:/nowhere",
+            "--tokens",
+            str(own),
         )
         answer = await played
         assert {each.worker for each in answer.invocations} == {"by-hand"}

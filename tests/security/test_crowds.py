@@ -59,8 +59,14 @@ class Running:
 @asynccontextmanager
 async def actor_pool() -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.actor_pool", "--listen", "127.0.0.1:0", "--exit-with-stdin"),
-        *("--param-store", "unix:/nowhere"),
+        sys.executable,
+        "-m",
+        "services.actor_pool",
+        "--listen",
+        "127.0.0.1:0",
+        "--exit-with-stdin",
+        "--param-store",
+        "unix:/nowhere",
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -29,7 +29,7 @@ from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool import actor as actors
 from services.actor_pool import worker as actor_worker
-from services.actor_pool.config import ActorPoolConfig as ActorConfig
+from services.actor_pool.config import ActorPoolConfig
 from services.coordinator import __main__ as coordinator
 from services.coordinator.api import readiness
 from services.coordinator.config import CoordinatorConfig
@@ -37,10 +37,10 @@ from services.coordinator.jobs.jobs import JobsOptions
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool import spool
 from services.learner_pool import worker as learner_worker
-from services.learner_pool.config import LearnerPoolConfig as LearnerConfig
+from services.learner_pool.config import LearnerPoolConfig
 from services.param_store import __main__ as param_store
 from services.param_store import redis_server
-from services.param_store.config import ParamStoreConfig as StoreConfig
+from services.param_store.config import ParamStoreConfig
 from services.param_store.redis_server import Provided, RedisOptions
 from tests.simulation.canned import Canned, CannedLearner
 from tests.simulation.loop import Process, VirtualLoop, present
@@ -108,7 +108,7 @@ class System:
     def _build(self, service: str, options: ServerOptions) -> Callable[[str], Any]:
         store = address("param_store")
         if service == "param_store":
-            config = StoreConfig(options, RedisOptions(url="redis://memory"), keep=3, intake_bytes=2**26)
+            config = ParamStoreConfig(options, RedisOptions(url="redis://memory"), keep=3, intake_bytes=2**26)
             return partial(param_store.build, config)
         if service == "coordinator":
             peers = {name: address(name) for name in SERVICES if name != "coordinator"}
@@ -116,11 +116,11 @@ class System:
             return partial(coordinator.build, given)
         make: Callable[[WorkerProgram, Options], Launcher] = partial(_Launcher, self, service)
         if service == "actor_pool":
-            pool = ActorConfig(options, store, workers=2, warm=1, keep_alive_s=600)
+            pool = ActorPoolConfig(options, store, workers=2, warm=1, keep_alive_s=600)
             return partial(actor_pool.build, pool, make=make)
         workers = 2 if self.job.spec.schedule.overlapping else 1
-        learners = LearnerConfig(
-            *(options, store), workers=workers, threads=1, warm=1, keep_alive_s=600, spool=self.spool, spool_bytes=2**24
+        learners = LearnerPoolConfig(
+            options, store, workers=workers, threads=1, warm=1, keep_alive_s=600, spool=self.spool, spool_bytes=2**24
         )
         return partial(learner_pool.build, learners, make=make)
 
@@ -140,7 +140,10 @@ class System:
         process = self.process(f"{pool.partition('_')[0]}")
         self.workers[process.name] = process
         options = WorkerOptions(
-            *(order.worker, address(pool), address("param_store"), Security()),
+            order.worker,
+            pool=address(pool),
+            param_store=address("param_store"),
+            security=Security(),
             launched=False,
             handover=Handover(ticket=order.ticket),
             background="--background" in order.arguments,

@@ -122,7 +122,7 @@ def _spec_there(client: Client, job: str) -> JobSpec:
     from marless.core import documents
     from marless.jobs import spec as specs
 
-    return specs.parse_resolved(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
+    return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
 
 
 def _check_succeeded(run: Run, state: str, reason: str) -> None:

@@ -380,7 +380,7 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     from marless.jobs import spec as specs
 
     with suppress(SpecError, NotFoundError, ValueError):
-        return specs.parse_resolved(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
+        return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
     return None
 
 

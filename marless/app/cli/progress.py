@@ -278,5 +278,4 @@ def _precision(summary: dict[str, object], name: str) -> str:
     if not isinstance(episodes, int):
         return ""
     said = "1 episode" if episodes == 1 else f"{episodes:,} episodes"
-    # one episode has no standard error; records of earlier versions have 0
-    return f" ± {error:.2f} ({said})" if isinstance(error, float) and episodes > 1 else f" ({said})"
+    return f" ± {error:.2f} ({said})" if isinstance(error, float) else f" ({said})"

@@ -50,7 +50,7 @@ class Recorded:
     state: str
     """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
     kept: Kept | None = None
-    """Its machines at its end and after it; None while it runs, and for jobs of older versions."""
+    """Its machines at its end and after it; None while it runs."""
 
 
 def find(source: str, at: CoordinatorOptions) -> Recorded:
@@ -158,7 +158,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
         random = EpisodeReturns(**known["random"]) if known.get("random") else None
         return Recorded(
             job=known["job"],
-            spec=specs.parse_resolved(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
+            spec=specs.parse(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
             records=records,
             random=random,
             state=known["state"],

@@ -45,7 +45,7 @@ class Bill:
 
     @property
     def accountings(self) -> tuple[Accounting, ...]:
-        """The accountings that the records allow: older ones name no machines."""
+        """The accountings that the records allow; `machines` needs the machines that workers ran on."""
         return ALL if self.machines else ACCOUNTINGS
 
     def picos(self, accounting: Accounting) -> int:

@@ -87,8 +87,6 @@ def run_id(job: SinkJob) -> str:
     path = job.folder / _RUN_FILE
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
-    if job.last:  # begun by an earlier marless, whose runs had the job's id
-        return job.id
     made = f"{job.id}-{secrets.token_hex(_RANDOM_BYTES)}"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"run_id": made}), encoding="utf-8")

@@ -120,6 +120,16 @@ class Algorithm(Protocol):
         """The function graph of an update of a scope with these groups, in topological order."""
         ...
 
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        """Bytes of the nets in each state that a scope's learner publishes every round for these groups, by name.
+
+        They include the states of optimizers, and targets; counters and samples are left out. A job whose nets are too
+        large to publish is refused by these numbers, before it starts. `state_sizes` has them for marless's families.
+        """
+        ...
+
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         """Make the learner of one scope (imports torch)."""
         ...

@@ -43,6 +43,8 @@ class HandWritten(Protocol):
         ...
 
 
+_COUNTERS_BYTES = 256
+"""Bytes of a state that need not be known before: counters, and moments of rewards and returns."""
 _ASKED = 4
 """Number of checks of `stopped` after which an update is stopped, so that some of its gradient steps are done."""
 
@@ -173,6 +175,8 @@ class _Trial:
         trained = any(_moved(self.states[group.start], updated[group.policy]) for group in inputs.groups)
         self.moved |= trained
         self._check_output(scope, inputs, output, where, trained)
+        sizes = self.algorithm.net_bytes(self.config, scope, inputs.groups, self.job.spaces, self.job.model)
+        _check_sizes(sizes, updated, where)
         if again:
             after = self._copy(scope, "after")
             self._redo(scope, inputs, before, updated, f"{where}: by a learner that was started again,")
@@ -262,6 +266,16 @@ def _check_config(algorithm: Algorithm, config: AlgorithmConfig) -> None:
     except ValidationError:
         return
     raise AssertionError(f"{kind.__name__} takes a misspelt setting in silence")
+
+
+def _check_sizes(declared: Mapping[str, int], states: Mapping[str, PolicyState], where: str) -> None:
+    """Check that a job whose nets are too large is refused by what they weigh: counters beside them hardly count."""
+    for name, size in declared.items():
+        _require(name in states, f"{where}: net_bytes names {name}, which is not published")
+        made = sum(array.nbytes for array in {**states[name].learning, **states[name].acting}.values())
+        _require(
+            0 <= made - size <= _COUNTERS_BYTES, f"{where}: net_bytes of {name} is {size}, its state has {made} bytes"
+        )
 
 
 def _starts(learner: Learner, groups: Sequence[Group]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def trained(
         job=job,
         round=plan.round,
         env_steps=plan.env_steps + pending.env_steps,
-        actors=pending.actors or plan.actors,
+        actors=pending.actors,
         groups=tuple(groups),
         versions=versions,
         started_s=times.watch.started_s,

@@ -53,7 +53,7 @@ async def _update(parts: Parts, plan: RoundPlan, pending: PendingRollout) -> Upd
             round_=plan.round,
             epoch=epoch,
             env_steps=plan.env_steps,
-            actors=pending.actors or plan.actors,
+            actors=pending.actors,
             groups=plan.groups,
             versions=plan.versions,
             measure=parts.planner.measure(pending.returns),

@@ -190,7 +190,7 @@ class RunFolder:
         path = self.path / "spec.yaml"
         try:
             document = yaml.safe_load(regular_files.text(path, MAX_SPEC_BYTES))
-            return specs.parse_resolved(document, str(path)), status
+            return specs.parse(document, str(path)), status
         except NotFoundError:
             raise NotFoundError(f"there is no job in {self.path}: {path} is missing") from None
         except (SpecError, yaml.YAMLError) as error:

@@ -86,6 +86,7 @@ class PendingRollout:
     """The result of a round's rollout whose update is not recorded yet: a line of pending.json."""
 
     round: int
+    actors: int
     rollout_s: float
     """Seconds that its round has taken until then; 0 if the round before it was still being trained."""
     env_steps: int
@@ -93,8 +94,6 @@ class PendingRollout:
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """As in the round's record."""
-    actors: int = 0
-    """Number of its actors; 0 in files of older versions, where it is that of the present plan."""
     arrivals: str = ""
     """Under schedule `stellaris`: what happened since the version before, as in its record."""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

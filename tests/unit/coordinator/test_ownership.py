@@ -32,7 +32,7 @@ print("owned", flush=True)
 try:
     for number in range(10**9):
         folder.write_pending([PendingRollout(
-            round=number, rollout_s=0.0, env_steps=0, returns=None, invocations=())])
+            round=number, actors=1, rollout_s=0.0, env_steps=0, returns=None, invocations=())])
         folder.append(record(number, job="of the first"))
         folder.write_status(dataclasses.replace(status, reason=f"round {number} of the first"))
 except FencedError:

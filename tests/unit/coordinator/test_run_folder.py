@@ -22,7 +22,9 @@ SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "s
 STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, random=RETURNS)
 
 
-PENDING = PendingRollout(round=1, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
+PENDING = PendingRollout(
+    round=1, actors=2, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations
+)
 
 
 def taken_over(runs: Path) -> RunFolder:
@@ -115,7 +117,7 @@ def test_a_missing_job_is_not_found(folder, tmp_path):
 
 def test_the_newest_rollout_replaces_a_longer_one_whole(folder):
     folder.write_pending([PENDING])
-    shorter = PendingRollout(round=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
+    shorter = PendingRollout(round=2, actors=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
     folder.write_pending([shorter])
     assert folder.read_pending(2) == (shorter,)
     folder.take_over()

@@ -84,7 +84,10 @@ def test_a_link_in_the_place_of_a_job_is_refused(runs, find, tmp_path_factory):
 )
 def test_a_damaged_checkpoint_is_refused(runs, find, name, damage):
     path = runs / "done" / "checkpoints" / "round-000012" / name
-    path.write_bytes(damage) if damage else path.unlink()
+    if damage:
+        path.write_bytes(damage)
+    else:
+        path.unlink()
     with pytest.raises(SpecError, match=rf"^start.checkpoint: .*{name}"):
         find("done")
 

@@ -92,12 +92,6 @@ def test_an_evaluation_belongs_to_the_policies_that_it_was_of():
     assert (earlier["env_steps"], earlier["returns"]["return"], earlier["returns"]["win_rate"]) == (300, 7.0, 0.75)
 
 
-def test_records_of_before_evaluations_ran_beside_an_update_are_read():
-    data = json.loads(record(3, evaluation=RETURNS).to_json())
-    del data["earlier_evaluation"]
-    assert from_json(json.dumps(data)) == record(3, evaluation=RETURNS)
-
-
 @pytest.mark.parametrize("wrong", [{"returns": None}, {"rounds": "3"}, {"env_steps": None}, {"of": 1}])
 def test_an_evaluation_without_its_parts_is_no_record(wrong):
     data = json.loads(record(3, earlier_evaluation=EARLIER).to_json())
@@ -133,13 +127,6 @@ def test_wins_are_shares_of_the_episodes():
     line = record(evaluation=WON).to_json()
     assert from_json(line) == record(evaluation=WON)
     assert json.loads(line)["evaluation"]["win_rate"] == 0.75
-
-
-def test_records_of_before_wins_were_counted_are_read():
-    data = json.loads(record(evaluation=RETURNS).to_json())
-    for name in ("returns", "evaluation"):
-        del data[name]["wins"]
-    assert from_json(json.dumps(data)) == record(evaluation=RETURNS)
 
 
 def sums(episodes: int, **counted: int) -> SimpleNamespace:

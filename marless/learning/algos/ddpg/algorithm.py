@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from marless.core.errors import SpecError
@@ -15,6 +15,7 @@ from marless.learning.envs.boxes import BOUNDLESS
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
 
 from marless.learning.algos.ddpg.config import DDPGConfig
 
@@ -76,6 +77,14 @@ class DDPGAlgorithm:
             *(FunctionNode("critic", name, after=(first.id,)) for name in critics),
             *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
         )
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
+        return state_sizes.ddpg(own, scope, groups, spaces, model, critic=self.critic)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ddpg.learner import DDPGLearner

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from marless.core.group import Group
 from marless.core.net_step import NetStep
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
-from marless.learning.algos.learner import Learner, LearnerContext
+from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.ppo.config import ActorCriticConfig
 from marless.learning.algos.ppo.ippo import IPPO
 from marless.learning.algos.rates import Rate
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
 
 BATCHES = "batches."
 """What the name of the state that holds an agent class's batches begins with."""
@@ -65,6 +70,13 @@ class Impact(IPPO):
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
         ImpactConfig.model_validate(config).check_setting(setting)
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        return state_sizes.ppo(scope, groups, spaces, model, critic="own", target=True)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.impact_learner import ImpactLearner

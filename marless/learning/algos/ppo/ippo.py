@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from marless.learning.algos.ppo.config import PPOConfig, ppo_functions
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
 
 
 class IPPOConfig(PPOConfig):
@@ -44,6 +45,13 @@ class IPPO:
     ) -> tuple[FunctionNode, ...]:
         """Post-processing, then critics and policies in parallel."""
         return ppo_functions(scope, groups, critics=[group.policy for group in groups])
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        return state_sizes.ppo(scope, groups, spaces, model, critic="own")
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.learner import PPOLearner

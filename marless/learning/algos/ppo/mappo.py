@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -16,6 +16,7 @@ from marless.learning.algos.ppo.config import PPOConfig, ppo_functions
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
 
 
 class MAPPOConfig(PPOConfig):
@@ -57,6 +58,14 @@ class MAPPO:
         central = MAPPOConfig.model_validate(config).critic == "central"
         critics = [f"critic.{scope.name}"] if central else [group.policy for group in groups]
         return ppo_functions(scope, groups, critics)
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        central = MAPPOConfig.model_validate(config).critic == "central"
+        return state_sizes.ppo(scope, groups, spaces, model, critic="joint" if central else "state")
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.learner import PPOLearner

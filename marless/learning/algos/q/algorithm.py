@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from marless.core.errors import SpecError
@@ -15,6 +15,7 @@ from marless.learning.algos.team import RewardConfig
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
 
 from marless.learning.algos.q.config import QConfig
 
@@ -67,6 +68,14 @@ class QAlgorithm:
         joint = (FunctionNode("mixer", "mixer", after=(first.id,)),) if self.mixer == "monotone" else ()
         before = tuple(node.id for node in (joint or (first,)))
         return (first, *joint, *(FunctionNode("policy", group.policy, after=before) for group in groups))
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        own = QConfig.model_validate(self.config_type.model_validate(config))
+        return state_sizes.q(own, scope, groups, spaces, model)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.q.learner import QLearner

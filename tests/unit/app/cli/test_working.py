@@ -30,7 +30,8 @@ def lines_of(monkeypatch, what: Working, *told, count: int) -> list[str]:
 
     monkeypatch.setattr(working, "say", say)
     with what:
-        what.told(*told) if told else None
+        if told:
+            what.told(*told)
         assert enough.wait(10)
     return said[:count]
 

@@ -111,7 +111,8 @@ def test_critics_and_policies_train_side_by_side_after_post_processing(slots, ni
 def test_functions_wait_for_those_that_the_algorithm_declared(slots, ninths):
     learner, first, critic_a, critic_b, policy_a, policy_b = update()
     recorded = round_of(
-        *(learner, first),
+        learner,
+        first,
         *(replace(each, after=("post_process/class",)) for each in (critic_a, critic_b)),
         *(replace(each, after=(f"critic/{each.name}",)) for each in (policy_a, policy_b)),
         policies=("a", "b"),

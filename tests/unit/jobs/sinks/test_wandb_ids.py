@@ -15,8 +15,3 @@ def test_each_run_folder_has_one_of_its_own(tmp_path):
     assert first != other
     assert re.fullmatch("job-7-[0-9a-f]{8}", first)
     assert run_id(job(here)) == run_id(job(here, last=sample_round(3, 1.0))) == first
-
-
-def test_a_curve_that_an_earlier_marless_began_goes_on(tmp_path):
-    assert run_id(job(tmp_path, last=sample_round(3, 1.0))) == "job-7"
-    assert list(tmp_path.iterdir()) == []

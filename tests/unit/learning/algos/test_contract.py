@@ -315,6 +315,11 @@ class Nobody(Plain):
         return (*super().functions(config, scope, groups, spaces), FunctionNode("mixer", "nobody"))
 
 
+class Light(Plain):
+    def net_bytes(self, config, scope, groups, spaces, model):
+        return {name: size // 3 for name, size in super().net_bytes(config, scope, groups, spaces, model).items()}
+
+
 class Picky(Plain):
     def check(self, config, setting):
         raise SpecError("nothing will do")
@@ -332,6 +337,7 @@ class Wordy(Plain):
         (Doubled, "post_process/scout is declared twice"),
         (Early, "declared later or never"),
         (Nobody, "mixer/nobody serves none of"),
+        (Light, "net_bytes of scout_0 is 772, its state has 2356 bytes"),
         (Picky, "refuses everything"),
         (Wordy, "more than one line"),
     ],

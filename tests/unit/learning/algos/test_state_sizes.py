@@ -8,7 +8,6 @@ from marless.jobs.job import prepare
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext
-from marless.learning.algos.state_sizes import published_bytes
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from tests.integration.running import spec
@@ -26,6 +25,7 @@ GROUPS = (Group("s", ("s",)), Group("a", ("a", "b")), Group("c", ("c",)))
 ANY_NET = [
     ("ippo", {}, DISCRETE),
     ("ippo", {}, BOXED),
+    ("impact", {}, DISCRETE),
     ("mappo", {}, DISCRETE),
     ("mappo", {"critic": "per_agent"}, BOXED),
     ("iql", {}, DISCRETE),
@@ -57,12 +57,12 @@ def test_states_weigh_what_their_learners_make_them(name, settings, spaces, recu
         agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
         groups = tuple(group for group in GROUPS if group.agents[0] in agents)
         learner = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu"))
-        found = published_bytes(algorithm, config, scope, groups, spaces, model)
-        assert found.keys() == {each for each in learner.names(groups) if not each.startswith("replay.")}
+        found = algorithm.net_bytes(config, scope, groups, spaces, model)
+        assert found.keys() == {each for each in learner.names(groups) if not each.startswith(("replay.", "batches."))}
         for state, size in found.items():
             made = learner.initial(state, 0)
             weight = sum(array.nbytes for array in {**made.learning, **made.acting}.values())
-            assert size == pytest.approx(weight, rel=0.02), state
+            assert 0 <= weight - size <= 256, state  # counters, and moments of rewards
 
 
 def test_a_job_whose_nets_are_too_large_to_publish_is_refused_before_it_starts():
