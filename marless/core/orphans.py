@@ -114,8 +114,14 @@ def contained() -> Iterator[None]:
 
 def end_own() -> None:
     """Kill all processes below this one, for a worker whose pool may be gone."""
-    here, mark = os.getpid(), os.environ.get(MARK, "without a mark, there is none to match")
-    _end(lambda seen: here in (seen.parent, seen.session) or f"{seen.mark}/".startswith(f"{mark}/"))
+    here, own = os.getpid(), os.environ.get(MARK)
+
+    def is_below(seen: _Seen) -> bool:
+        # marks that this process gave to others begin with its own, see `new_mark_within`
+        marked = own is not None and f"{seen.mark}/".startswith(f"{own}/")
+        return marked or here in (seen.parent, seen.session)
+
+    _end(is_below)
 
 
 def end_of_dead_pools() -> None:

@@ -76,31 +76,31 @@ def _event(waits: Waits, name: str) -> asyncio.Event:
     return event
 
 
-class Homes:
+class LastWorkers:
     """The worker that had the last task of each affinity, for the `most` affinities used last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._homes: OrderedDict[str, Worker] = OrderedDict()
+        self._workers: OrderedDict[str, Worker] = OrderedDict()
         self._known: defaultdict[Worker, set[str]] = defaultdict(set)
 
     def find(self, affinity: str) -> Worker | None:
         """The worker that had the last task of this affinity; None if there is none, or it is gone."""
-        return self._homes.get(affinity)
+        return self._workers.get(affinity)
 
     def put(self, affinity: str, worker: Worker) -> None:
         """Note that a worker gets a task of this affinity."""
-        self._discard_empty(affinity)
-        self._homes[affinity] = worker
+        self._discard(affinity)
+        self._workers[affinity] = worker
         self._known[worker].add(affinity)
-        while len(self._homes) > self._most:
-            self._discard_empty(next(iter(self._homes)))
+        while len(self._workers) > self._most:
+            self._discard(next(iter(self._workers)))
 
     def release(self, worker: Worker) -> None:
         """Forget a worker that is gone."""
         for affinity in self._known.pop(worker, ()):
-            del self._homes[affinity]
+            del self._workers[affinity]
 
-    def _discard_empty(self, affinity: str) -> None:
-        if worker := self._homes.pop(affinity, None):
+    def _discard(self, affinity: str) -> None:
+        if worker := self._workers.pop(affinity, None):
             self._known[worker].discard(affinity)

@@ -28,7 +28,7 @@ from marless.fleet.attached import (
     machine_of,
 )
 from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, too_slow
-from marless.fleet.connected_workers import ConnectedWorkers, Homes
+from marless.fleet.connected_workers import ConnectedWorkers, LastWorkers
 from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
 from marless.fleet.machines import MachineAccounts
@@ -39,7 +39,7 @@ from marless.rpc.v1 import common_pb2
 
 QUEUE_LIMIT = 16 * MAX_ACTORS
 """Tasks that may wait for a worker: those of sixteen of the largest rollouts."""
-HOMES = QUEUE_LIMIT
+AFFINITIES_KEPT = QUEUE_LIMIT
 """Affinities whose last worker is remembered."""
 CANCEL_GRACE_S = 5.0
 """Seconds that a worker may take to stop a cancelled task before it is disconnected."""
@@ -72,7 +72,7 @@ class Dispatcher:
         """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle = Idle()
         self._apart = apart
-        self._homes = Homes(HOMES)
+        self._last_workers = LastWorkers(AFFINITIES_KEPT)
         self._waiting: FairQueue[asyncio.Future[Worker]] = FairQueue()
         self._tenancy = Tenancy()
         self._renewal = Renewal(self._tenancy, self._idle, self._waiting, self._workers, self._launched_s)
@@ -246,7 +246,7 @@ class Dispatcher:
         worker.lose()
         self._workers.release(worker.hello.worker, worker)
         self._idle.remove(worker)
-        self._homes.release(worker)
+        self._last_workers.release(worker)
         self._task_ends(worker)
         self._tenancy.leaves(worker)
         self.machines.release(worker.presence)
@@ -389,7 +389,7 @@ class Dispatcher:
     async def _acquire(self, job: str, affinity: str, *, again: bool) -> Worker:
         if self._closed:
             raise UnreachableError(self._closed)
-        home = self._homes.find(affinity)
+        home = self._last_workers.find(affinity)
         fits = home and home in self._idle and home.tenant in (job, "")
         worker = home if fits else self._idle.find(job)
         if worker:
@@ -398,7 +398,7 @@ class Dispatcher:
         else:
             worker = await self._wait(job, again=again)
         if affinity:
-            self._homes.put(affinity, worker)
+            self._last_workers.put(affinity, worker)
         return worker
 
     async def _wait(self, job: str, *, again: bool) -> Worker:

@@ -210,18 +210,18 @@ async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, hand
     """Run tasks until the stream ends; returns True if the pool wants a fresh worker in place of this one."""
     renewed = False
     stream = method(metadata=peer.metadata, wait_for_ready=True)
-    bench = _Bench(handle, stream, hello.worker, watchdog)
+    tasks = _OneAtATime(handle, stream, hello.worker, watchdog)
     waiting = asyncio.create_task(_say_why_it_waits(peer, hello.worker))
     try:
         await stream.write(common_pb2.WorkerMessage(hello=hello))
         waiting.cancel()
-        renewed = await _serve(stream, bench)
+        renewed = await _serve(stream, tasks)
         await stream.done_writing()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter for a write to a stream that has ended
         await _tell_end(stream, hello.worker)
     finally:
         waiting.cancel()
-        bench.close()
+        tasks.close()
         stream.cancel()
     return renewed
 
@@ -249,7 +249,7 @@ async def _tell_end(stream: Stream, worker: str) -> None:
     _log.warning("worker.pool_lost", worker=worker, code=code.name, reason=str(reason))
 
 
-async def _serve(stream: Stream, bench: _Bench) -> bool:
+async def _serve(stream: Stream, tasks: _OneAtATime) -> bool:
     renewed = False
     try:
         async for message in _messages(stream):
@@ -257,17 +257,17 @@ async def _serve(stream: Stream, bench: _Bench) -> bool:
                 renewed = message.drain.renew
                 break
             if message.HasField("cancel"):
-                bench.cancel(message.cancel)
+                tasks.cancel(message.cancel)
             else:
-                bench.start(message.task)
+                tasks.start(message.task)
     except grpc.aio.AioRpcError:
-        await bench.finished()  # a learner may still publish what the job needs
+        await tasks.finished()  # a learner may still publish what the job needs
         raise
-    await bench.finished()
+    await tasks.finished()
     return renewed
 
 
-class _Bench:
+class _OneAtATime:
     """Runs the pool's tasks one at a time, concurrently with reading the stream, so that cancellations are received."""
 
     def __init__(self, handle: Handle, stream: Stream, worker: str, watchdog: Watchdog) -> None:

@@ -136,18 +136,20 @@ class Replays:
     def _make_room(self, size: int, whose: str) -> None:
         """Remove files that no job has open, the longest unused first, until `size` bytes fit."""
         for path in sorted(self._unused(), key=_used_s):
-            if self._buffer.room.free_bytes >= size:
+            if self._buffer.budget.free_bytes >= size:
                 break
             _log.warning("replay.removed", file=path.name, bytes=_size(path), why="its room is needed")
             path.unlink(missing_ok=True)
             self._account()
-        room = self._buffer.room
+        budget = self._buffer.budget
         what_to_do = "lower algorithm.replay.capacity, or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
-        if size > room.limit_bytes:
-            raise TooLargeError(f"{whose} takes {size:,} bytes, and the spool holds {room.limit_bytes:,}; {what_to_do}")
-        if size > room.free_bytes:
+        if size > budget.limit_bytes:
+            raise TooLargeError(
+                f"{whose} takes {size:,} bytes, and the spool holds {budget.limit_bytes:,}; {what_to_do}"
+            )
+        if size > budget.free_bytes:
             raise OverloadedError(
-                f"no room in the learner pool: {whose} takes {size:,} bytes, and the spool has {room.free_bytes:,} "
+                f"no room in the learner pool: {whose} takes {size:,} bytes, and the spool has {budget.free_bytes:,} "
                 f"left; {what_to_do}"
             )
 
@@ -170,7 +172,7 @@ class Replays:
         return [path for path in _files(self._directory) if path not in used]
 
     def _account(self) -> None:
-        self._buffer.room.set_aside(self.held_bytes)
+        self._buffer.budget.set_aside(self.held_bytes)
 
 
 @contextmanager

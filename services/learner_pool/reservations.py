@@ -66,8 +66,8 @@ class _Holding:
 class SpoolReservations:
     """The spool's room by job. `drop` is called to remove all files of a job; it must call `dropped` for each."""
 
-    def __init__(self, room: ByteBudget, drop: Callable[[str], None]) -> None:
-        self._room = room
+    def __init__(self, budget: ByteBudget, drop: Callable[[str], None]) -> None:
+        self._budget = budget
         self._drop = drop
         self._jobs: dict[str, _Holding] = {}
 
@@ -88,7 +88,7 @@ class SpoolReservations:
         """
         holding = self._jobs[job]
         holding.concurrent_bytes = concurrent_bytes
-        most, needed = self._room.limit_bytes - concurrent_bytes, actors * holding.least_bytes
+        most, needed = self._budget.limit_bytes - concurrent_bytes, actors * holding.least_bytes
         if 0 <= most < needed:
             raise self._too_large(job, holding, f"a round of {actors} actors takes {needed:,} bytes")
 
@@ -106,13 +106,13 @@ class SpoolReservations:
         async with holding.reserving:
             holding.idle_s, holding.touched_s = idle_s, time.monotonic()
             wanted = self._wanted(job, holding, actors)
-            if concurrent_bytes and wanted + concurrent_bytes > self._room.limit_bytes - self._room.aside_bytes:
+            if concurrent_bytes and wanted + concurrent_bytes > self._budget.limit_bytes - self._budget.aside_bytes:
                 holding.trained.clear()
                 await holding.trained.wait()  # the two rounds never fit
                 self._check_open(job, holding)
                 concurrent_bytes = 0
             if concurrent_bytes:
-                await self._concurrent(job, holding, wanted + concurrent_bytes)
+                await self._hold_beside_training(job, holding, wanted + concurrent_bytes)
             elif not self._grow(job, holding, wanted):
                 if holding.updating:
                     raise OverloadedError(f"no room in the learner pool: an update of job {job} still uses what it has")
@@ -121,10 +121,10 @@ class SpoolReservations:
                 self._check_open(job, holding, wanted)
                 before = holding.held_bytes
                 holding.promised_bytes = wanted
-                self._room.release(job, wanted - (holding.held_bytes - before))
+                self._budget.release(job, wanted - (holding.held_bytes - before))
             holding.round, holding.actors, holding.touched_s = round_, actors, time.monotonic()
 
-    async def _concurrent(self, job: str, holding: _Holding, wanted: int) -> None:
+    async def _hold_beside_training(self, job: str, holding: _Holding, wanted: int) -> None:
         """Make the job hold `wanted` bytes without touching what it has; waits for its turn if they are not free."""
         if (more := wanted - holding.held_bytes) > 0 and not self._grow(job, holding, wanted):
             await self._turn(job, more)
@@ -134,7 +134,7 @@ class SpoolReservations:
     def _check_open(self, job: str, holding: _Holding, taken: int = 0) -> None:
         """Raise NotFoundError if the job was closed while it waited; gives back what it has taken."""
         if self._jobs.get(job) is not holding:
-            self._room.release(job, taken)
+            self._budget.release(job, taken)
             raise NotFoundError(f"job {job!r} was closed while it waited for room")
 
     def keep(self, job: str, round_: int) -> int:
@@ -146,7 +146,7 @@ class SpoolReservations:
             self._change(job, holding, promised=min(holding.promised_bytes, usual))
             return holding.actors
         holding.touched_s = time.monotonic()
-        if self._room.waiting or not self._grow(job, holding, holding.actors * holding.usual_bytes):
+        if self._budget.waiting or not self._grow(job, holding, holding.actors * holding.usual_bytes):
             holding.actors = 0
             self._change(job, holding, promised=0)
         holding.round = round_
@@ -163,7 +163,7 @@ class SpoolReservations:
             self._cover(job, holding, size)
             holding.uploading.add(index)
         else:
-            await self._room.take(job, size, wait_s=UPLOAD_WAIT_S)
+            await self._budget.take(job, size, wait_s=UPLOAD_WAIT_S)
             holding.used_bytes += size
             holding.promised_bytes += size
         try:
@@ -201,8 +201,8 @@ class SpoolReservations:
         """Let an upload use its round's reservation; room beyond that must be free."""
         holding.usual_bytes = max(holding.usual_bytes, size)
         more = max(0, holding.used_bytes + size - holding.held_bytes)
-        if more > self._room.free_bytes:
-            if holding.held_bytes + more > self._room.limit_bytes - holding.concurrent_bytes:
+        if more > self._budget.free_bytes:
+            if holding.held_bytes + more > self._budget.limit_bytes - holding.concurrent_bytes:
                 raise self._too_large(
                     job, holding, f"round {holding.round + 1} takes more than {holding.held_bytes:,} bytes"
                 )
@@ -211,7 +211,7 @@ class SpoolReservations:
                 self._change(job, holding, promised=0)
             else:
                 self._release_holding(job, holding)
-            full = self._room.full(more, f"round {holding.round + 1} of job {job} has taken all that it reserved")
+            full = self._budget.full(more, f"round {holding.round + 1} of job {job} has taken all that it reserved")
             raise OverloadedError(str(full), retry_after_s=_AFTER_S)
         self._change(job, holding, used=size)
 
@@ -221,28 +221,28 @@ class SpoolReservations:
             replays = f" beside {holding.concurrent_bytes:,} of its replays"
             lower = " lower algorithm.replay.capacity,"
         return TooLargeError(
-            f"job {job}: {what}{replays}, and the spool holds {self._room.limit_bytes:,}; sample less a round,{lower} "
-            "or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
+            f"job {job}: {what}{replays}, and the spool holds {self._budget.limit_bytes:,}; sample less a round,"
+            f"{lower} or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
         )
 
     def _wanted(self, job: str, holding: _Holding, actors: int) -> int:
         self.check(job, actors, holding.concurrent_bytes)
-        most = self._room.limit_bytes - self._room.aside_bytes
+        most = self._budget.limit_bytes - self._budget.aside_bytes
         if actors * holding.least_bytes > most:
-            raise self._room.full(actors * holding.least_bytes, "replays of other jobs leave too little")
+            raise self._budget.full(actors * holding.least_bytes, "replays of other jobs leave too little")
         return min(actors * holding.usual_bytes, most)
 
     def _grow(self, job: str, holding: _Holding, wanted: int) -> bool:
         """Reserve `wanted` bytes if they can be had without waiting; returns whether it did."""
         more = max(wanted, holding.used_bytes) - holding.held_bytes
-        if more > 0 and (self._room.waiting or more > self._room.free_bytes):
+        if more > 0 and (self._budget.waiting or more > self._budget.free_bytes):
             return False
         self._change(job, holding, promised=wanted)
         return True
 
     async def _turn(self, job: str, wanted: int) -> None:
         """Wait for room; meanwhile revoke the reservations of jobs that have been idle for too long."""
-        taking = asyncio.create_task(self._room.take(job, wanted))
+        taking = asyncio.create_task(self._budget.take(job, wanted))
         try:
             while not taking.done():
                 for other, holding in list(self._jobs.items()):
@@ -253,7 +253,7 @@ class SpoolReservations:
             await taking
         except BaseException:
             if not taking.cancel() and not taking.cancelled() and taking.exception() is None:
-                self._room.release(job, wanted)  # it was admitted while it was being cancelled
+                self._budget.release(job, wanted)  # it was admitted while it was being cancelled
             raise
 
     def _release_holding(self, job: str, holding: _Holding) -> None:
@@ -267,4 +267,4 @@ class SpoolReservations:
         holding.used_bytes += used
         if promised is not None:
             holding.promised_bytes = promised
-        self._room.release(job, before - holding.held_bytes)
+        self._budget.release(job, before - holding.held_bytes)

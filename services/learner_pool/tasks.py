@@ -73,7 +73,7 @@ class OpenJob:
     scopes: tuple[Scope, ...]
     replays: dict[str, tuple[ReplaySchema, int]]
     """Frames of the replay and their number, by name of the scope."""
-    computed: UpdateResultCache
+    cache: UpdateResultCache
     last: Answered | None = None
     """The newest finished update since the job was opened here."""
     running: RunningUpdate | None = None
@@ -156,7 +156,7 @@ class LearnTasks:
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
         if verb == "update":
-            known.computed.put(task.scope, result, spare)
+            known.cache.put(task.scope, result, spare)
         return result
 
     def _lend(

@@ -94,8 +94,8 @@ class TrajectoryBuffer:
     def __init__(self, place: Path, limit_bytes: int) -> None:
         self._claim = spool.claim(place)
         self._directory = self._claim.path
-        self.room = ByteBudget("learner pool", "--spool-bytes", limit_bytes)
-        self.reservations = SpoolReservations(self.room, self._empty)
+        self.budget = ByteBudget("learner pool", "--spool-bytes", limit_bytes)
+        self.reservations = SpoolReservations(self.budget, self._empty)
         self._jobs: dict[str, _OpenJob] = {}
         self._serial = itertools.count()
         self.counts = UploadCounts()
@@ -103,7 +103,7 @@ class TrajectoryBuffer:
     @property
     def held_bytes(self) -> int:
         """Bytes of trajectories that are buffered or being uploaded, and bytes reserved for others."""
-        return self.room.held_bytes
+        return self.budget.held_bytes
 
     def open(
         self,
@@ -186,7 +186,7 @@ class TrajectoryBuffer:
         Returns False, and removes the file, if there is no room for it.
         """
         known, size = self._known(job), path.stat().st_size
-        if size > self.room.free_bytes:
+        if size > self.budget.free_bytes:
             path.unlink()
             return False
         known.kept[path] = size
@@ -276,7 +276,7 @@ class TrajectoryBuffer:
                 raise CorruptError(f"an upload has {len(content)} bytes, its header declares others")
             check_bytes(known.schema, header, memoryview(content))
         covered = self.reservations.covers(header.job, header.round, header.index, len(content))
-        if not covered and not (known.ahead > 1 and self.room.takes(len(content))):
+        if not covered and not (known.ahead > 1 and self.budget.takes(len(content))):
             raise OverloadedError(f"round {header.round + 1} of job {header.job} has not reserved room for this upload")
         path = self.spare()
         spool.write(path, content)

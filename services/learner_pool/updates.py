@@ -109,9 +109,9 @@ class Updates:
         try:
             self._replays.open(job, sizes)
         except OverloadedError:
-            room, missing = self._buffer.room, self._replays.missing_bytes(job, sizes)
-            await room.take(job, missing, wait_s=REPLAY_WAIT_S)
-            room.hold(job, -missing)  # the files count from now on
+            budget, missing = self._buffer.budget, self._replays.missing_bytes(job, sizes)
+            await budget.take(job, missing, wait_s=REPLAY_WAIT_S)
+            budget.hold(job, -missing)  # the files count from now on
             self._replays.open(job, sizes)
 
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
@@ -245,11 +245,11 @@ class Updates:
         files = self._files(request)
         self._buffer.reservations.update(request.job, begins=True)
         try:
-            await known.computed.begin(request, files)
-            await self._tasks.run([each for each in tasks if each.scope not in known.computed.results], "update", files)
+            await known.cache.begin(request, files)
+            await self._tasks.run([each for each in tasks if each.scope not in known.cache.results], "update", files)
         finally:
             self._buffer.reservations.update(request.job, begins=False)
-        results = [known.computed.results[each.scope] for each in tasks]
+        results = [known.cache.results[each.scope] for each in tasks]
         check_published(results)
         return results
 

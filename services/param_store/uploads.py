@@ -21,13 +21,13 @@ class BlobUploads:
     """Receives blobs into memory, within a bound on the total bytes of all publishes in progress."""
 
     def __init__(self, limit_bytes: int, *, wait_s: float = WAIT_S) -> None:
-        self._room = ByteBudget("parameter store", "--intake-bytes", limit_bytes)
+        self._budget = ByteBudget("parameter store", "--intake-bytes", limit_bytes)
         self._wait_s = wait_s
 
     @property
     def held_bytes(self) -> int:
         """Bytes that publishes in progress hold."""
-        return self._room.held_bytes
+        return self._budget.held_bytes
 
     @asynccontextmanager
     async def receive(
@@ -39,9 +39,9 @@ class BlobUploads:
         OverloadedError if there is no room in time, UnreachableError if the stream stalls.
         """
         total = sum(part.size_bytes for part in parts)
-        if min((part.size_bytes for part in parts), default=0) < 0 or total > self._room.limit_bytes:
+        if min((part.size_bytes for part in parts), default=0) < 0 or total > self._budget.limit_bytes:
             raise SpecError(
-                f"a publish of {total} bytes; this store accepts {self._room.limit_bytes} at most (--intake-bytes)"
+                f"a publish of {total} bytes; this store accepts {self._budget.limit_bytes} at most (--intake-bytes)"
             )
         async with self.room(job, total):
             yield await _received(stream, parts, total)
@@ -49,16 +49,16 @@ class BlobUploads:
     @asynccontextmanager
     async def room(self, job: str, size_bytes: int) -> AsyncIterator[None]:
         """Hold so many bytes while the context lasts; jobs take turns. Raises OverloadedError if there is no room."""
-        await self._room.take(job, size_bytes, wait_s=self._wait_s)
+        await self._budget.take(job, size_bytes, wait_s=self._wait_s)
         try:
             yield
         finally:
-            self._room.release(job, size_bytes)
+            self._budget.release(job, size_bytes)
 
     @property
     def limit_bytes(self) -> int:
         """The bound on the total."""
-        return self._room.limit_bytes
+        return self._budget.limit_bytes
 
 
 async def _received(stream: chunks.Frames, parts: Sequence[BlobPart], total: int) -> list[memoryview]:

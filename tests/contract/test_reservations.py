@@ -91,7 +91,7 @@ async def test_jobs_that_share_a_full_spool_take_turns_and_all_succeed(jobs):
             group.create_task(jobs.run(job, rounds=5))
     assert sorted(jobs.rounds) == sorted("abc" * 5)
     assert [set(jobs.rounds[at : at + 3]) for at in range(0, 15, 3)] == [set("abc")] * 5
-    assert (jobs.buffer.room.held_bytes, jobs.buffer.counts.refused) == (0, 0)
+    assert (jobs.buffer.budget.held_bytes, jobs.buffer.counts.refused) == (0, 0)
 
 
 async def test_rounds_of_several_sizes_end_without_a_deadlock(tmp_path):
@@ -102,7 +102,7 @@ async def test_rounds_of_several_sizes_end_without_a_deadlock(tmp_path):
             group.create_task(jobs.run(job, 12, actors))
     assert len(jobs.rounds) == 12 * len(sizes)
     assert max(at for at, job in enumerate(jobs.rounds) if job == "d") < 40, "small rounds wait for none of the large"
-    assert jobs.buffer.room.held_bytes == 0
+    assert jobs.buffer.budget.held_bytes == 0
 
 
 async def test_a_job_alone_keeps_its_room_from_round_to_round(jobs):
@@ -131,10 +131,10 @@ async def test_a_round_that_can_never_fit_is_refused_at_once_with_what_to_do(job
 
 async def test_what_replays_of_others_take_may_come_back(jobs):
     jobs.open("a")
-    jobs.buffer.room.set_aside(ROUND - LEAST)
+    jobs.buffer.budget.set_aside(ROUND - LEAST)
     with pytest.raises(OverloadedError, match="replays of other jobs leave too little"):
         await jobs.reserve("a")
-    jobs.buffer.room.set_aside(0)
+    jobs.buffer.budget.set_aside(0)
     await jobs.reserve("a")
 
 
@@ -143,9 +143,9 @@ async def test_trajectories_larger_than_expected_take_what_is_free(tmp_path):
     jobs.open("a")
     await jobs.reserve("a")
     await jobs.fill("a", rows=2)
-    assert jobs.buffer.room.held_bytes == ACTORS * MOST
+    assert jobs.buffer.budget.held_bytes == ACTORS * MOST
     assert jobs.buffer.advance("a", 1) == ACTORS
-    assert jobs.buffer.room.held_bytes == ACTORS * MOST, "the next round is expected to be as large"
+    assert jobs.buffer.budget.held_bytes == ACTORS * MOST, "the next round is expected to be as large"
 
 
 async def test_a_round_larger_than_it_reserved_gives_way_and_reserves_more(tmp_path):
@@ -155,7 +155,7 @@ async def test_a_round_larger_than_it_reserved_gives_way_and_reserves_more(tmp_p
         await jobs.reserve(job)
     with pytest.raises(OverloadedError, match="round 1 of job a has taken all that it reserved"):
         await jobs.fill("a", rows=2)
-    assert jobs.buffer.room.held_bytes == ROUND, "nobody waits for who waits"
+    assert jobs.buffer.budget.held_bytes == ROUND, "nobody waits for who waits"
     again = await waits(jobs.reserve("a"))
     await jobs.fill("b")
     jobs.buffer.close("b")
@@ -204,7 +204,7 @@ async def test_a_reservation_that_is_repeated_or_given_up_leaves_nothing(jobs):
     jobs.buffer.close("a")
     await second
     jobs.buffer.close("b")
-    assert (jobs.buffer.room.held_bytes, jobs.buffer.room.waiting) == (0, 0)
+    assert (jobs.buffer.budget.held_bytes, jobs.buffer.budget.waiting) == (0, 0)
 
 
 async def test_a_job_that_is_closed_while_it_waits_hears_of_it(jobs):
@@ -216,7 +216,7 @@ async def test_a_job_that_is_closed_while_it_waits_hears_of_it(jobs):
     jobs.buffer.close("a")
     with pytest.raises(NotFoundError, match="closed while it waited"):
         await waiting
-    assert jobs.buffer.room.held_bytes == 0
+    assert jobs.buffer.budget.held_bytes == 0
 
 
 async def test_an_upload_that_reserved_nothing_waits_before_its_bytes_are_read(jobs):
@@ -285,10 +285,10 @@ async def test_a_round_ahead_has_room_of_its_own_beside_the_one_that_is_trained(
     for round_ in (0, 1):
         await jobs.reserve("a", round_)
         await jobs.fill("a", round_)
-    assert jobs.buffer.room.held_bytes == 2 * ROUND
+    assert jobs.buffer.budget.held_bytes == 2 * ROUND
     assert len(jobs.buffer.trajectories("a", 0, ACTORS)) == len(jobs.buffer.trajectories("a", 1, ACTORS)) == ACTORS
     assert jobs.buffer.advance("a", 1) == ACTORS
-    assert jobs.buffer.room.held_bytes == ROUND
+    assert jobs.buffer.budget.held_bytes == ROUND
     assert len(jobs.buffer.trajectories("a", 1, ACTORS)) == ACTORS
     with pytest.raises(StaleError, match="round 1 has passed"):
         await jobs.fill("a", 0)
@@ -308,7 +308,7 @@ async def test_a_round_ahead_that_does_not_fit_waits_until_the_one_before_is_tra
     async with asyncio.timeout(PATIENCE_S):
         await waiting
     await jobs.fill("a", 1)
-    assert jobs.buffer.room.held_bytes == ROUND
+    assert jobs.buffer.budget.held_bytes == ROUND
 
 
 async def test_jobs_that_overlap_share_a_spool_without_waiting_for_each_other(tmp_path):
@@ -326,7 +326,7 @@ async def test_jobs_that_overlap_share_a_spool_without_waiting_for_each_other(tm
     await jobs.fill("a", 1)
     for job in "ab":
         jobs.buffer.close(job)
-    assert (jobs.buffer.room.held_bytes, jobs.buffer.room.waiting) == (0, 0)
+    assert (jobs.buffer.budget.held_bytes, jobs.buffer.budget.waiting) == (0, 0)
 
 
 async def test_a_job_that_goes_back_a_round_keeps_the_one_that_it_rolled_out_ahead(tmp_path):

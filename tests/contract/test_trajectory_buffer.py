@@ -520,8 +520,8 @@ async def test_small_uploads_without_rounds_need_no_reservation_but_room(tmp_pat
 async def test_small_uploads_do_not_pass_one_that_waits_for_room(tmp_path):
     size = sum(array.nbytes for array in blank(TINY).values())
     buffer = without_rounds(tmp_path, limit_bytes=3 * size)
-    buffer.room.hold("other", size)
-    waiting = asyncio.create_task(buffer.room.take("other", 3 * size))
+    buffer.budget.hold("other", size)
+    waiting = asyncio.create_task(buffer.budget.take("other", 3 * size))
     await asyncio.sleep(0)
     assert many(buffer, small(blank(TINY), round_=1)) == ["OverloadedError"]
     waiting.cancel()

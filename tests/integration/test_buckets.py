@@ -46,8 +46,8 @@ class Hosts:
     def followed(self) -> BucketFolder:
         """The job on another host, its owner having been silent for a lease."""
         folder = self.next()
-        tag = folder.home.look()[1]
-        assert folder._own_copy() and folder._own_home(lambda: folder.home.seize(tag))
+        tag = folder.bucket_state.look()[1]
+        assert folder._own_copy() and folder._own_home(lambda: folder.bucket_state.seize(tag))
         return folder
 
 

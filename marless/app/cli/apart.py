@@ -55,8 +55,9 @@ def run() -> int:
 
 
 def begun() -> int | None:
-    """Let a child end with the process that waits for it; returns the descriptor for `note_the_end`, or None in no
-    child.
+    """Make a child end when the process that waits for it does; returns the descriptor for `note_the_end`.
+
+    Returns None in a process that nobody waits for in this way.
     """
     if (there := os.environ.pop(_ENDED_BY_ITSELF, None)) is None:
         return None

@@ -87,10 +87,8 @@ class Starter:
         """Start the template for services with these environment variables, unless it was. Raises OSError."""
         if self._template is None:
             self._others = _split(variables)[1]
-            of_template = {
-                **self._others,
-                **process_environment.ONE_THREAD,
-            }  # a process with threads cannot be forked safely
+            # One thread, because a process with several cannot be forked safely.
+            of_template = {**self._others, **process_environment.ONE_THREAD}
             self._template = TemplateProcess(
                 self._package, self._arguments, of_template, of_workers=False, quiet=True, ahead=self._modules
             )

@@ -34,7 +34,7 @@ class Pipelined:
             )
 
     def make(self, config: ScheduleConfig) -> Pipelined:
-        """Build it; there are no settings."""
+        """Make the schedule, which has no settings."""
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:

@@ -156,7 +156,7 @@ class Stellaris:
         return step
 
     def scaled(self, progress: StellarisProgress, actors: int) -> StellarisStep:
-        """Have so many rollouts under way from now on; those that are too many go on to their end."""
+        """Change how many rollouts are under way from now on; those that are too many go on to their end."""
         self._check(actors)
         return self._started(replace(progress, actors=actors))
 
@@ -326,8 +326,9 @@ class StellarisSchedule:
     """In models of its time and cost, which see versions as rounds."""
 
     def due(self, state: ScheduleState) -> tuple[RoundCommand, ...]:
-        """The commands of its records as rounds, for models of time and cost: a version's rollouts run while the one
-        before is made.
+        """The commands that are due if versions were rounds, for models of time and cost.
+
+        A version's rollouts run while the one before it is made.
         """
         return PIPELINED.due(state)
 

@@ -24,7 +24,7 @@ class Synchronous:
         """Every algorithm learns under it."""
 
     def make(self, config: ScheduleConfig) -> Synchronous:
-        """Build it; there are no settings."""
+        """Make the schedule, which has no settings."""
         return self
 
     def due(self, state: ScheduleState) -> tuple[Command, ...]:

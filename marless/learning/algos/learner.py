@@ -41,7 +41,7 @@ class Scope:
     """Name of its only class, or "team" if it serves several."""
 
     def agent_classes(self, spaces: EnvSpaces) -> tuple[AgentClass, ...]:
-        """The agent classes of the environment."""
+        """The agent classes whose policies this learner updates."""
         return tuple(spaces.classes[index] for index in self.classes)
 
 

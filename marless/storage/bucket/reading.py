@@ -46,7 +46,7 @@ Choice = Callable[[Collection[str]], Iterable[str]]
 
 
 def everything(paths: Collection[str]) -> Iterable[str]:
-    """Return True for every file."""
+    """Choose all files."""
     return paths
 
 

@@ -362,7 +362,7 @@ class Asynchronous:
             plan=plan,
             oldest=self._oldest(),
             keep=keep,
-            concurrent=self._versions.concurrent,
+            meanwhile=self._versions.catch_up,
         )
 
     async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:

@@ -52,7 +52,7 @@ class Evaluations:
         return found
 
     @asynccontextmanager
-    async def concurrent(self, last: RoundRecord | None, epoch: int) -> AsyncIterator[asyncio.Task[Rollout] | None]:
+    async def during_update(self, last: RoundRecord | None, epoch: int) -> AsyncIterator[asyncio.Task[Rollout] | None]:
         """While the block runs, evaluate the policies of the last round, if that is outstanding; else yields None.
 
         An evaluation that the block does not await to its end is stopped when the block ends.

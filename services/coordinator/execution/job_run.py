@@ -110,7 +110,7 @@ class JobRun:
         finally:
             self._parts.warming.stop()
             await self._parts.baseline.stop()
-            await self._parts.settling.stop()
+            await self._parts.flusher.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -192,11 +192,11 @@ class JobRun:
         assert record is not None  # just recorded
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
-        self._parts.settling.begin(partial(self._changed, record))
+        self._parts.flusher.begin(partial(self._changed, record))
 
     async def _back_off(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
-        self._parts.room.release_all()
+        self._parts.reservations.release_all()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
             self._parts.recovery.epoch, self._fenced = 0, self._fenced + 1
@@ -213,7 +213,7 @@ class JobRun:
 
     async def _recover(self) -> RoundPlan:
         """Recover the job, and plan its next round."""
-        await self._parts.settling.done()
+        await self._parts.flusher.done()
         last = self._journal.last
         self._parts.warming.expect(last.actors if last else self._job.spec.actors.count)
         if not self._parts.backoff.waiting:
@@ -261,7 +261,7 @@ class JobRun:
         )
         versions = self._journal.versions, self._acting()
         await self._parts.recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
-        self._parts.settling.begin()
+        self._parts.flusher.begin()
 
     async def _end(self, state: str, reason: str) -> None:
         """Put the job away, and write its final status; a defect on the way ends it FAILED.
@@ -308,7 +308,7 @@ class JobRun:
         self.status = status
         try:
             self._folder.write_status(status)
-            await self._parts.settling.all()
+            await self._parts.flusher.all()
         except FencedError:
             raise
         except MarlessError as error:
@@ -324,7 +324,7 @@ class JobRun:
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
-            await self._parts.settling.all()
+            await self._parts.flusher.all()
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001  # a defect, too, must not lose the versions
@@ -351,7 +351,7 @@ class JobRun:
         """Write the epoch into the status durably; raises UnavailableError if that fails."""
         self.status = replace(self.status, epoch=epoch)
         self._folder.write_status(self.status)
-        await self._parts.settling.all()
+        await self._parts.flusher.all()
 
     def _set(self, **changes: Any) -> None:  # Any: fields of several types
         """Write a new status to disk and notify watchers, even if the write fails."""

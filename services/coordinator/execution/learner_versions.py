@@ -18,7 +18,7 @@ from services.coordinator.execution.pools import GradientResult
 
 
 async def make_version(
-    parts: Parts, command: Learn, plan: RoundPlan, *, oldest: int, keep: int, concurrent: Callable[[], None]
+    parts: Parts, command: Learn, plan: RoundPlan, *, oldest: int, keep: int, meanwhile: Callable[[], None]
 ) -> GradientResult | None:
     """Have the version of this plan's round made; None if trajectories are gone, and nothing is made of the others.
 
@@ -28,12 +28,12 @@ async def make_version(
         plan: Of the round.
         oldest: No rollout before this one is needed any more.
         keep: Newest versions of each policy that are kept.
-        concurrent: Runs in a thread meanwhile.
+        meanwhile: Runs in a thread while it is made.
 
     Raises StaleError if a version of this round has been made from other rollouts: then the job goes back to its
     newest checkpoint.
     """
-    await parts.settling.done()  # the record before
+    await parts.flusher.done()  # the record before
     update = parts.pools.update(
         parts.job_id,
         round_=plan.round,
@@ -47,7 +47,7 @@ async def make_version(
         keep=keep,
     )
     try:
-        made, _ = await both(update, to_the_end(concurrent))
+        made, _ = await both(update, to_the_end(meanwhile))
     except StaleError:
         return None
     except ConflictError as error:

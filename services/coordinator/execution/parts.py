@@ -43,14 +43,14 @@ class Parts:
     cancellation: Cancellation
     backoff: Backoff
     steps: Steps
-    room: JobReservations
+    reservations: JobReservations
     lanes: LanePublisher
     rolled_out: PendingRollouts
     evaluations: Evaluations
     baseline: Baseline
     machines: PoolMachines
     warming: Prewarming
-    settling: Flusher
+    flusher: Flusher
     timing: Timing
 
 
@@ -103,13 +103,15 @@ def assemble(
         cancellation=cancellation,
         backoff=Backoff(patience_s, cancellation.asked),
         steps=Steps(cancellation, status.show),
-        room=JobReservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show),
+        reservations=JobReservations(
+            job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=status.show
+        ),
         lanes=LanePublisher(job_id, pools.store),
         rolled_out=PendingRollouts(folder, journal),
         evaluations=Evaluations(job_id=job_id, job=job, pools=pools, log=log),
         baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=status.show_baseline),
         machines=PoolMachines(job_id, pools),
         warming=Prewarming(pools, job_id, wanted=job.spec.functions.prewarm),
-        settling=Flusher(folder),
+        flusher=Flusher(folder),
         timing=Timing(),
     )

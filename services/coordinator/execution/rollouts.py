@@ -12,7 +12,7 @@ async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
     """Run the actors of a round by this plan, and write the outcome to pending.json before its update."""
     epoch, journal = parts.recovery.epoch, parts.journal
     parts.rolled_out.begin(round_, plan.actors)
-    waited = await parts.room.make_sure(round_, plan.actors, epoch)
+    waited = await parts.reservations.make_sure(round_, plan.actors, epoch)
     if round_ == journal.rounds:  # no earlier round is being trained: the job waits for these actors
         if waited:
             parts.timing.interrupted()

@@ -83,6 +83,6 @@ class Rounds:
                 await roll_out(self._parts, round_, plan if decided == plan.round else self._parts.planner.again())
             case Train():
                 before = self._parts.journal.last
-                await self._parts.settling.done()
+                await self._parts.flusher.done()
                 await train(self._parts, plan, self._is_last)
                 self._recorded(before)

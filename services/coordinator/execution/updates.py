@@ -25,10 +25,10 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
     """
     pending = parts.rolled_out.of(plan.round)
     times, updating, before = parts.timing.present(pending.rollout_s), Stopwatch.start(), parts.journal.last
-    async with parts.evaluations.concurrent(before, parts.recovery.epoch) as evaluating:
+    async with parts.evaluations.during_update(before, parts.recovery.epoch) as evaluating:
         async with parts.steps.step(plan.round, "learners update"):
             update, machines = await both(_update(parts, plan, pending), parts.machines.look())
-        parts.room.keep(plan.round + 1, update.room)
+        parts.reservations.keep(plan.round + 1, update.room)
         update_s = updating.seconds
         earlier, earlier_s = await _evaluated(parts, plan, evaluating)
     ahead = parts.rolled_out.actors(plan.round + 1)

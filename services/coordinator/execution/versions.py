@@ -161,7 +161,7 @@ class Versions:
         Until it is recorded, it can be repeated. Raises the errors of `ParamStore.aggregate`.
         """
         parts, plan = self._parts, version.plan
-        await parts.settling.done()  # of the version before
+        await parts.flusher.done()  # of the version before
         times = parts.timing.present(version.pending.rollout_s)
         updating = version.updating or Stopwatch.start()
         update, machines = await self._updated(version, gradients)
@@ -185,8 +185,8 @@ class Versions:
         if plan.round not in parts.rolled_out.rounds:
             parts.rolled_out.put(version.pending)
         async with parts.steps.step(plan.round, "the store applies gradients"):
-            concurrent = both(parts.machines.look(), to_the_end(self.concurrent))
-            applied, (machines, _) = await both(self._applied(version, gradients), concurrent)
+            meanwhile = both(parts.machines.look(), to_the_end(self.catch_up))
+            applied, (machines, _) = await both(self._applied(version, gradients), meanwhile)
         return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
 
     async def _applied(self, version: NextVersion, gradients: StoredGradients) -> AggregationReply:
@@ -219,7 +219,7 @@ class Versions:
         learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
         return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
 
-    def concurrent(self) -> None:
+    def catch_up(self) -> None:
         """What is done while a version is made: pending.json becomes durable, costs are added up."""
         self._parts.folder.sync_pending()
         self._parts.costs.catch_up()

@@ -57,12 +57,17 @@ class SinkFeed:
         log: JobLog,
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
-        self._news = _Notifier(spec.evaluation.every)
+        self._notifier = _Notifier(spec.evaluation.every)
         job = cache(partial(_sink_job, job_id, spec, folder))  # called in threads: a large spec is slow to write
         loop = asyncio.get_running_loop()
         self._couriers = {
             config.name: _Courier(
-                config.name, partial(make, config), job, folder, self._news, partial(_report, loop, log, config.name)
+                config.name,
+                partial(make, config),
+                job,
+                folder,
+                self._notifier,
+                partial(_report, loop, log, config.name),
             )
             for config in spec.sinks
         }
@@ -73,11 +78,11 @@ class SinkFeed:
 
     def put(self, record: RoundRecord, random: EpisodeReturns | None) -> None:
         """Pass on a newly recorded round; a repeated one replaces the round of its number and all later ones."""
-        newest = self._news.newest
+        newest = self._notifier.newest
         if newest is None or record.round <= newest.round:
             for courier in self._couriers.values():
                 courier.take_back(record.round)
-        self._news.tell(newest=record, random=random)
+        self._notifier.tell(newest=record, random=random)
         if not self._ends:
             self._start()
 
@@ -85,7 +90,7 @@ class SinkFeed:
         """Let the sinks catch up, and close them; waits STOP_S at most, after which slow sinks continue unobserved."""
         if state in ENDED and not self._ends and (last := await asyncio.to_thread(self._last)):
             self.put(last, random)  # the job ended without a further round
-        self._news.tell(end=state)
+        self._notifier.tell(end=state)
         if self._ends:
             await asyncio.wait(self._ends.values(), timeout=STOP_S)
         for name, end in self._ends.items():
@@ -175,7 +180,7 @@ class _Courier:
         self._make = make
         self._job = job
         self._folder = folder
-        self._news = notifier
+        self._notifier = notifier
         self._report = report
         self._taken = _Taken(folder / "sinks" / f"{name}.json")
         self._back_to: int | None = None
@@ -184,12 +189,12 @@ class _Courier:
     @property
     def behind(self) -> int:
         """Number of recorded rounds that the sink has not had."""
-        newest = self._news.newest
+        newest = self._notifier.newest
         return newest.round + 1 - self._taken.rounds if newest else 0
 
     def take_back(self, round_: int) -> None:
         """Withdraw a round and all later ones: they have been cut from the records and are run again."""
-        with self._news.changed:
+        with self._notifier.changed:
             self._back_to = round_ if self._back_to is None else min(self._back_to, round_)
 
     def run(self) -> None:
@@ -204,7 +209,7 @@ class _Courier:
                 self._failures += 1
                 if self._failures == 1:
                     self._report("sink.failed", error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
-                left -= bool(self._news.end)
+                left -= bool(self._notifier.end)
                 self._pause()
         self._report("sink.given_up", rounds=self.behind)
 
@@ -213,7 +218,7 @@ class _Courier:
         back_to = self._back_to
         if back_to is not None:
             self._taken.rounds = min(self._taken.rounds, back_to)
-        with self._news.changed:
+        with self._notifier.changed:
             if self._back_to == back_to:
                 self._back_to = None
 
@@ -223,23 +228,23 @@ class _Courier:
         sink = self._make()
         try:
             sink.open(replace(self._job(), last=last))
-            while (newest := self._news.other_than(last)) and self._back_to is None:
+            while (newest := self._notifier.other_than(last)) and self._back_to is None:
                 last = self._hand_over(sink, last, newest)
         except Exception:
             with suppress(Exception):
                 sink.close("RUNNING")
             raise
-        sink.close("RUNNING" if newest else self._news.end)
+        sink.close("RUNNING" if newest else self._notifier.end)
         return newest is None
 
     def _hand_over(self, sink: Sink, last: RoundRecord | None, newest: RoundRecord) -> RoundRecord:
         """Write the rounds after `last` to the sink, all that are not held; returns the last one written."""
         given = last
         for record, following in _with_next(self._after(last, newest)):
-            if following is None and self._news.held(record):
+            if following is None and self._notifier.held(record):
                 break
             evaluated = _evaluated(record, following)
-            sink.write(evaluated, scalars(evaluated, given, self._news.random))
+            sink.write(evaluated, scalars(evaluated, given, self._notifier.random))
             self._taken.rounds = record.round + 1
             given = record
             if self._failures:
@@ -263,9 +268,9 @@ class _Courier:
 
     def _pause(self) -> None:
         delay_s = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S)
-        with self._news.changed:
-            end = self._news.end
-            self._news.changed.wait_for(lambda: self._news.end != end, timeout=delay_s)
+        with self._notifier.changed:
+            end = self._notifier.end
+            self._notifier.changed.wait_for(lambda: self._notifier.end != end, timeout=delay_s)
 
 
 class _Taken:

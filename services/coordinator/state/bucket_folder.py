@@ -39,10 +39,10 @@ class BucketFolder(RunFolder):
     `inherit`, `refresh`, `create`, `flush`, `sync_pending` and `delete`.
     """
 
-    def __init__(self, path: Path, home: BucketState, copying: threading.Lock) -> None:
+    def __init__(self, path: Path, bucket_state: BucketState, copying: threading.Lock) -> None:
         """`copying` is one for all folders of this path: who updates the working copy locks it, and is no owner."""
         super().__init__(path)
-        self.home = home
+        self.bucket_state = bucket_state
         self._copying = copying
         self._renewing: asyncio.Task[None] | None = None
 
@@ -50,7 +50,7 @@ class BucketFolder(RunFolder):
 
     def own(self) -> bool:
         """Become the owner if there is none; returns whether that is so. The working copy is updated."""
-        return self._own_by(self.home.acquire)
+        return self._own_by(self.bucket_state.acquire)
 
     def _own_by(self, take: Callable[[], bool]) -> bool:
         with self._copying:
@@ -85,13 +85,13 @@ class BucketFolder(RunFolder):
         """
         tag, since_s = "", time.monotonic()
         while True:
-            found = await asyncio.to_thread(self.home.look, unless=tag)
+            found = await asyncio.to_thread(self.bucket_state.look, unless=tag)
             if found:
                 tag, since_s = found[1], time.monotonic()
             free = (found and not found[0].owner) or time.monotonic() - since_s >= lease_s
             if free:
                 try:
-                    if await to_the_end(self._own_by, partial(self.home.seize, tag)):
+                    if await to_the_end(self._own_by, partial(self.bucket_state.seize, tag)):
                         return
                 except BaseException:
                     self.release()  # a caller that was cancelled meanwhile never hears that the job is its own
@@ -102,21 +102,21 @@ class BucketFolder(RunFolder):
         """Show until `release` that the owner is alive; calling it twice is safe."""
         super().keep_beating()
         if self._renewing is None:
-            self._renewing = asyncio.create_task(_renew(self.home))
+            self._renewing = asyncio.create_task(_renew(self.bucket_state))
 
     def release(self) -> None:
         """Give the job up and close the files; calling it twice is safe."""
         if self._renewing:
             self._renewing.cancel()
             self._renewing = None
-        self.home.release()
+        self.bucket_state.release()
         super().release()
 
     def check_owned(self) -> None:
         """Raise FencedError unless this coordinator owns the job."""
         super().check_owned()
-        if self.home.lost:
-            raise FencedError(f"another coordinator has taken {self.home.place} over")
+        if self.bucket_state.lost:
+            raise FencedError(f"another coordinator has taken {self.bucket_state.place} over")
 
     def refresh(self, choice: Choice | None = None) -> None:
         """Update the working copy, unless a coordinator on this machine runs the job; raises NotFoundError."""
@@ -125,7 +125,7 @@ class BucketFolder(RunFolder):
                 return
             try:
                 with self._disk():
-                    self.home.refresh(choice)
+                    self.bucket_state.refresh(choice)
             except NotFoundError:
                 shutil.rmtree(self.path, ignore_errors=True)
                 raise
@@ -137,22 +137,24 @@ class BucketFolder(RunFolder):
     def flush(self) -> None:
         """Wait until all that was written is in the bucket; raises FencedError."""
         with self._disk():
-            self.home.flush()
+            self.bucket_state.flush()
 
     @property
     def settled(self) -> bool:
         """True if all that was written is in the bucket."""
-        return self.home.settled
+        return self.bucket_state.settled
 
     def create(self, spec: JobSpec, status: JobStatus, start: Path | None = None) -> None:
         """Create and own a new job. Raises AlreadyExistsError."""
         try:
             super().create(spec, status, start)
         except FencedError:
-            raise AlreadyExistsError(f"{self.home.place} has just been created elsewhere; choose another id") from None
+            raise AlreadyExistsError(
+                f"{self.bucket_state.place} has just been created elsewhere; choose another id"
+            ) from None
 
     def _own_new(self) -> bool:
-        if not self._own_by(self.home.begin):
+        if not self._own_by(self.bucket_state.begin):
             return False
         with self._disk():
             for path in self.path.iterdir():  # an earlier job's
@@ -167,34 +169,34 @@ class BucketFolder(RunFolder):
         """Replace spec.yaml."""
         super().write_spec(spec)
         started = self.start_path.glob("*")
-        self.home.note_files(["spec.yaml", *(str(path.relative_to(self.path)) for path in started)])
+        self.bucket_state.note_files(["spec.yaml", *(str(path.relative_to(self.path)) for path in started)])
 
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
         super().write_status(status)
-        self.home.note_status(regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
+        self.bucket_state.note_status(regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
 
     def write_kept(self, kept: Kept) -> None:
         """Replace machines.json."""
         super().write_kept(kept)
-        self.home.note_files([MACHINES])
+        self.bucket_state.note_files([MACHINES])
 
     def append(self, record: RoundRecord) -> None:
         """Append a round."""
         super().append(record)
-        self.home.note_round(record.to_json())
+        self.bucket_state.note_round(record.to_json())
 
     def cut(self, rounds: int) -> None:
         """Drop all but the first `rounds` records, and the checkpoints of later rounds."""
         super().cut(rounds)
         with self._disk():
-            self.home.note_cut(rounds)
-            self.home.note_checkpoints(self.checkpoints.rounds())
+            self.bucket_state.note_cut(rounds)
+            self.bucket_state.note_checkpoints(self.checkpoints.rounds())
 
     def write_pending(self, pending: Sequence[PendingRollout]) -> None:
         """Replace pending.json."""
         super().write_pending(pending)
-        self.home.note_pending(pending_lines(pending).decode())
+        self.bucket_state.note_pending(pending_lines(pending).decode())
 
     def sync_pending(self) -> None:
         """Make pending.json durable; runs concurrently with the update."""
@@ -204,28 +206,28 @@ class BucketFolder(RunFolder):
     def drop_pending(self) -> None:
         """Remove pending.json."""
         super().drop_pending()
-        self.home.note_pending("")
+        self.bucket_state.note_pending("")
 
     def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
         """Write a checkpoint, unless its round has one, and drop all but the `keep` newest."""
         super().save_checkpoint(checkpoint, keep)
         with self._disk():
-            self.home.note_checkpoints(self.checkpoints.rounds())
-        self.home.note_files([self.log_path.name])
+            self.bucket_state.note_checkpoints(self.checkpoints.rounds())
+        self.bucket_state.note_files([self.log_path.name])
 
     def delete(self) -> None:
         """Remove the job from the bucket, and its working copy."""
         self.check_owned()
-        self.home.delete()
+        self.bucket_state.delete()
         super().delete()
 
 
-async def _renew(home: BucketState) -> None:
+async def _renew(bucket_state: BucketState) -> None:
     trouble = ""
-    while not home.lost:
-        await asyncio.sleep(home.lease_s / LOOKS)
+    while not bucket_state.lost:
+        await asyncio.sleep(bucket_state.lease_s / LOOKS)
         try:
-            await asyncio.to_thread(home.renew)
+            await asyncio.to_thread(bucket_state.renew)
             trouble = ""
         except MarlessError as error:  # the next `flush` raises it; of a queued job, nobody else speaks
             if trouble != (trouble := str(error)):

@@ -78,7 +78,7 @@ class BucketState:
         self._changes = 0
         self._state = threading.RLock()  # guards the two above, and is never held during a call
         self._committing = threading.Lock()
-        self._settling = threading.Lock()
+        self._flushing = threading.Lock()
 
     # Ownership
 
@@ -195,7 +195,7 @@ class BucketState:
 
     def flush(self) -> None:
         """Make durable all that was noted; raises FencedError if another coordinator owns the job."""
-        with self._settling:
+        with self._flushing:
             if self.settled:
                 return
             self._send()

@@ -151,9 +151,8 @@ def _nets(saved: SavedPolicy) -> dict[str, object]:
 
 def _is_joint(saved: SavedPolicy) -> bool:
     """True for a joint critic or mixer; False for the policies of agents and for replay buffers."""
-    from marless.learning.nets.serial import (
-        decode_acting,  # imported here: the coordinator loads NumPy only for such a job
-    )
+    # imported here, because the coordinator loads NumPy only for such a job
+    from marless.learning.nets.serial import decode_acting
 
     try:
         state = decode_acting(bytes(saved.blobs["acting"]))

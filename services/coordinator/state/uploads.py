@@ -39,7 +39,7 @@ class FileUploads:
 
     def __init__(self, runs: Path, limit_bytes: int) -> None:
         self._directory = runs / DIRECTORY
-        self._room = ByteBudget("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
+        self._budget = ByteBudget("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
 
     async def receive(self, sizes: Sequence[int], stream: chunks.Frames) -> str:
         """Receive and keep a checkpoint; returns the reference to it for `start.checkpoint`.
@@ -56,18 +56,18 @@ class FileUploads:
             raise SpecError(
                 f"start.checkpoint: no checkpoint has {len(sizes) - 1} files and a manifest of {sizes[0]} bytes"
             )
-        if total > self._room.limit_bytes:
+        if total > self._budget.limit_bytes:
             raise SpecError(
-                f"start.checkpoint: {total} bytes; this coordinator takes {self._room.limit_bytes} (--uploads-bytes)"
+                f"start.checkpoint: {total} bytes; this coordinator takes {self._budget.limit_bytes} (--uploads-bytes)"
             )
-        self._room.set_aside(await asyncio.to_thread(self._tidied))
-        await self._room.take("", total, wait_s=WAIT_S)
+        self._budget.set_aside(await asyncio.to_thread(self._tidied))
+        await self._budget.take("", total, wait_s=WAIT_S)
         try:
             data = memoryview(bytearray(total))
             await chunks.read_data(stream, data)
             return await asyncio.to_thread(self._keep, data, sizes)
         finally:
-            self._room.release("", total)
+            self._budget.release("", total)
 
     def find(self, reference: str) -> Path:
         """The directory of an upload; raises NotFoundError if it does not exist or has expired."""

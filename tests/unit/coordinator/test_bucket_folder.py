@@ -65,8 +65,8 @@ class Hosts:
         join()
         folder = self.folder(host)
         if not folder.own():
-            found = folder.home.look()
-            assert found and folder._own_copy() and folder._own_home(lambda: folder.home.seize(found[1]))
+            found = folder.bucket_state.look()
+            assert found and folder._own_copy() and folder._own_home(lambda: folder.bucket_state.seize(found[1]))
         folder.take_over()
         return folder
 
@@ -144,16 +144,16 @@ async def test_a_silent_owner_is_replaced_after_a_lease_and_no_sooner(hosts):
     second, began = hosts.folder("b"), asyncio.get_running_loop().time()
     await second.inherit(LEASE_S)
     assert asyncio.get_running_loop().time() - began >= 4 * LEASE_S * 0.95
-    assert second.ownership and not second.home.lost
+    assert second.ownership and not second.bucket_state.lost
     await renewed
 
 
 async def renew_for(folder: BucketFolder, seconds: float) -> None:
     until = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < until:
-        folder.home.renew()
+        folder.bucket_state.renew()
         await asyncio.sleep(LEASE_S / 5)
-    folder.home.renew()
+    folder.bucket_state.renew()
 
 
 async def test_an_owner_that_leaves_is_followed_at_once(hosts):
@@ -193,13 +193,13 @@ def test_a_job_is_owned_however_its_copy_is_being_updated(hosts, tmp_path):
 def test_a_job_that_this_process_is_giving_up_is_its_own_again(hosts):
     first = hosts.new("a")
     again = hosts.folder("a")
-    first.home._write_names([first.home._owner], "")
+    first.bucket_state._write_names([first.bucket_state._owner], "")
     kill(first)
 
     def released_meanwhile(method: str, key: str) -> None:
         if method == "replace":
             hosts.objects.plug_in()
-            first.home.release()
+            first.bucket_state.release()
             join()
 
     hosts.objects.before = released_meanwhile
@@ -241,7 +241,7 @@ def test_a_replaced_owner_writes_nothing_any_more(hosts):
         first.flush()
     with pytest.raises(FencedError):
         first.append(record(4))
-    first.home.renew()
+    first.bucket_state.renew()
     first.release()
     join()
     assert {key: hosts.objects.held[key] for key in bucket} == bucket
@@ -253,24 +253,28 @@ def test_a_replaced_owner_writes_nothing_any_more(hosts):
 def test_of_two_that_wait_for_a_silent_owner_one_follows(hosts):
     hosts.new()
     others = [hosts.folder(name) for name in "bcde"]
-    tag = others[0].home.look()[1]
-    won = [folder for folder in others if folder._own_copy() and folder._own_home(lambda f=folder: f.home.seize(tag))]
+    tag = others[0].bucket_state.look()[1]
+    won = [
+        folder
+        for folder in others
+        if folder._own_copy() and folder._own_home(lambda f=folder: f.bucket_state.seize(tag))
+    ]
     assert len(won) == 1
 
 
 def test_of_two_that_take_a_job_at_the_same_time_one_does(hosts):
     hosts.new()
     first, second = hosts.folder("b"), hosts.folder("c")
-    tag = first.home.look()[1]
+    tag = first.bucket_state.look()[1]
 
     def meanwhile(method: str, key: str) -> None:
         if method == "replace":
             hosts.objects.plug_in()
-            assert second._own_copy() and second._own_home(lambda: second.home.seize(tag))
+            assert second._own_copy() and second._own_home(lambda: second.bucket_state.seize(tag))
 
     hosts.objects.before = meanwhile
     assert first._own_copy()
-    assert not first._own_home(lambda: first.home.seize(tag))
+    assert not first._own_home(lambda: first.bucket_state.seize(tag))
     second.take_over()
     second.append(record(0))
     second.flush()
@@ -321,7 +325,7 @@ def test_a_lost_answer_is_no_other_owner(hosts):
 def test_a_lost_answer_to_a_takeover(hosts):
     full(hosts.new())
     second = hosts.folder("b")
-    tag = second.home.look()[1]
+    tag = second.bucket_state.look()[1]
 
     def lose(method: str, key: str) -> None:
         hosts.objects.plug_in()
@@ -330,7 +334,7 @@ def test_a_lost_answer_to_a_takeover(hosts):
     hosts.objects.after = lose
     assert second._own_copy()
     with pytest.raises(UnreachableError):
-        second._own_home(lambda: second.home.seize(tag))
+        second._own_home(lambda: second.bucket_state.seize(tag))
     again = hosts.folder("b")
     assert again.own()  # it knows its own name
     assert [each.round for each in again.records()] == [0, 1, 2]
@@ -383,7 +387,9 @@ def test_old_checkpoints_and_what_nobody_names_are_deleted(hosts):
     for round_ in (1, 2, 3):
         first.save_checkpoint(saved(round_), 2)
         first.flush()
-    hosts.objects.put(PLACE.key(f"{first.home._owner}-99/checkpoints/round-000009/manifest.json"), b"sent, then killed")
+    hosts.objects.put(
+        PLACE.key(f"{first.bucket_state._owner}-99/checkpoints/round-000009/manifest.json"), b"sent, then killed"
+    )
     second = hosts.taken("b")
     assert second.checkpoints.rounds() == (2, 3)
     found = {key.split("/", 3)[3] for key in hosts.objects.held if "checkpoints" in key}
@@ -574,7 +580,7 @@ class Coordinators(RuleBasedStateMachine):
             with contextlib.suppress(FencedError):
                 folder.append(record(self.written, env_steps=-1))
             with pytest.raises(FencedError):
-                folder.home.note_round("{}")
+                folder.bucket_state.note_round("{}")
                 folder.flush()
             kill(folder)
         self.stale = []

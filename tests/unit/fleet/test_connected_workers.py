@@ -12,7 +12,7 @@ from marless.core.errors import UnavailableError
 from marless.core.machine import Machine
 from marless.fleet.attached import Worker
 from marless.fleet.attempts import MAX_ATTEMPTS
-from marless.fleet.connected_workers import ConnectedWorkers, Homes
+from marless.fleet.connected_workers import ConnectedWorkers, LastWorkers
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
@@ -106,7 +106,7 @@ async def test_a_worker_that_was_replaced_leaves_nothing():
 @given(st.lists(st.tuples(st.sampled_from(["put", "leave"]), st.integers(0, 5), st.integers(0, 2))), st.integers(1, 4))
 def test_homes_are_those_of_the_affinities_used_last(actions, most):
     async def check() -> None:
-        homes, workers = Homes(most), [worker(name) for name in "abc"]
+        homes, workers = LastWorkers(most), [worker(name) for name in "abc"]
         model: OrderedDict[str, Worker] = OrderedDict()
         for what, affinity, index in actions:
             if what == "put":

@@ -43,7 +43,7 @@ def test_a_file_for_each_scope_is_there_and_counts(pool, buffer):
     replays = pool()
     replays.open("job", {"scout": 100, "a/b": 200})
     assert [replays.path("job", scope).stat().st_size for scope in ("scout", "a/b")] == [100, 200]
-    assert (replays.held_bytes, buffer.room.free_bytes) == (300, 700)
+    assert (replays.held_bytes, buffer.budget.free_bytes) == (300, 700)
     assert replays.path("job", "team") is None
 
 
@@ -58,7 +58,7 @@ def test_it_outlives_its_pool_and_is_left_as_it_is(pool, buffer):
     before.open("job", {"team": 100})
     before.path("job", "team").write_bytes(b"x" * 100)
     after = pool()
-    assert buffer.room.free_bytes == LIMIT - 100, "what is left from before does not count"
+    assert buffer.budget.free_bytes == LIMIT - 100, "what is left from before does not count"
     after.open("job", {"team": 100})
     assert after.path("job", "team").read_bytes() == b"x" * 100
 
@@ -81,7 +81,7 @@ def test_closing_a_job_removes_its_files_and_what_was_half_made(pool, buffer):
     for _ in range(2):
         replays.close("job")
         assert not list(path.parent.glob("job@*"))
-        assert buffer.room.free_bytes == LIMIT - 100
+        assert buffer.budget.free_bytes == LIMIT - 100
 
 
 def test_forgetting_a_job_keeps_its_files(pool):
@@ -155,7 +155,7 @@ def test_what_no_job_has_open_gives_way_the_longest_unused_first(pool):
 
 
 def test_trajectories_leave_less_room(pool, buffer):
-    buffer.room.hold("job", 900)
+    buffer.budget.hold("job", 900)
     with pytest.raises(OverloadedError, match="100 left"):
         pool().open("job", {"team": 101})
 

@@ -179,7 +179,7 @@ async def test_what_the_store_has_lost_is_computed_again(computed, buffer, store
 
 async def test_what_the_spool_has_no_room_for_is_computed_again(computed, buffer):
     await computed.begin(request(), sampled())
-    buffer.room.set_aside(994)
+    buffer.budget.set_aside(994)
     path = await fenced(computed, buffer)
     assert not path.exists()
     with pytest.raises(FencedError):

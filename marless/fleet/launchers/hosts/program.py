@@ -80,29 +80,29 @@ class HostProgram:
 
     async def _serve(self) -> None:
         identity = await self._surroundings.identify()
-        bench = HostWorkers(identity.machine, self._options.security.arguments())
+        workers = HostWorkers(identity.machine, self._options.security.arguments())
         watching = asyncio.create_task(self._watch())
         try:
-            await self._keep_serving(identity, bench)
+            await self._keep_serving(identity, workers)
         finally:
             watching.cancel()
-            await bench.close()
+            await workers.close()
 
-    async def _keep_serving(self, identity: Identity, bench: HostWorkers) -> None:
+    async def _keep_serving(self, identity: Identity, workers: HostWorkers) -> None:
         said = ""
         while True:
             try:
-                await self._session(identity, bench)
+                await self._session(identity, workers)
             except MarlessError as error:
                 if self._stream or str(error) != said:
                     _log.warning("pool.not_reached", pool=self._options.pool, reason=(said := str(error)))
             finally:
                 if self._stream:
                     self._lost_pool()
-                await bench.clear()
+                await workers.clear()
             await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def _session(self, identity: Identity, bench: HostWorkers) -> None:
+    async def _session(self, identity: Identity, workers: HostWorkers) -> None:
         """Serve a pool until the stream ends; raises the domain error that it ended with."""
         peer = Peer(self._options.pool, self._options.security, "its pool")
         stub = {Role.ACTOR: ActorPoolServiceStub, Role.LEARNER: LearnerPoolServiceStub}[self._options.role](
@@ -121,7 +121,7 @@ class HostProgram:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream's end says why
                 await self._write(stream, hosts_pb2.HostMessage(hello=hello))
                 async for order in _orders(stream):
-                    await self._obey(order, stream, bench)
+                    await self._obey(order, stream, workers)
             raise await _end_of(stream)
         finally:
             for report in self._reports:
@@ -129,35 +129,35 @@ class HostProgram:
             stream.cancel()
             await peer.close()
 
-    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, bench: HostWorkers) -> None:
+    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, workers: HostWorkers) -> None:
         if order.HasField("program"):
-            await bench.use(order.program)
+            await workers.use(order.program)
             self._reached_pool(stream)
             _log.info("pool.reached", pool=self._options.pool)
             await self._tell_notice()
         elif order.HasField("token"):
-            bench.hand(order.token.token)
+            workers.hand(order.token.token)
         elif order.HasField("start"):
-            self._report(self._start(order.start, stream, bench))
+            self._report(self._start(order.start, stream, workers))
         elif order.HasField("end"):
-            self._report(self._end(order.end, stream, bench))
+            self._report(self._end(order.end, stream, workers))
 
     def _report(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, bench: HostWorkers) -> None:
-        launch = await bench.start(order)
+    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, workers: HostWorkers) -> None:
+        launch = await workers.start(order)
         started = hosts_pb2.WorkerStarted(launch=order.launch, outcome=launch.outcome.value, reason=launch.reason)
         await self._write(stream, hosts_pb2.HostMessage(started=started))
         if launch.outcome is LaunchOutcome.ACCEPTED:
-            how = await bench.ended(order.launch)
+            how = await workers.ended(order.launch)
             await self._write(stream, hosts_pb2.HostMessage(ended=hosts_pb2.WorkerEnded(launch=order.launch, how=how)))
 
-    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, bench: HostWorkers) -> None:
-        if order.launch in bench:
-            await bench.end(order.launch, order.grace_s)
+    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, workers: HostWorkers) -> None:
+        if order.launch in workers:
+            await workers.end(order.launch, order.grace_s)
         else:
             ended = hosts_pb2.WorkerEnded(launch=order.launch, how="not started")
             await self._write(stream, hosts_pb2.HostMessage(ended=ended))

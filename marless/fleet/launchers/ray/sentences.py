@@ -44,7 +44,7 @@ class Cluster:
         return all(self.free.get(name, 0.0) >= amount for name, amount in demand.of_ray().items())
 
     def __str__(self) -> str:
-        """The room in words: "2 nodes with 4 CPUs (1 free), 12.0 GiB (9.0 GiB free)"."""
+        """The cluster in words: "2 nodes with 4 CPUs (1 free), 12.0 GiB (9.0 GiB free)"."""
         own = {name for name in self.total if ":" not in name and name not in (*_SHOWN, "object_store_memory")}
         shown = [*(name for name in _SHOWN if self.total.get(name)), *sorted(own)]
         amounts = [f"{amount_of(name, self.total[name])} ({self._free(name)} free)" for name in shown]

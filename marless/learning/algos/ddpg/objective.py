@@ -102,7 +102,6 @@ class SampledStack:
 
 
 def _view(batch: Mapping[str, Tensor]) -> SampleView:
-    parts: dict[str, Any] = {
-        each.name: batch.get(f"{_VIEW}{each.name}") for each in fields(SampleView)
-    }  # Any: some are None
+    names = [each.name for each in fields(SampleView)]
+    parts: dict[str, Any] = {name: batch.get(f"{_VIEW}{name}") for name in names}  # Any: some are None
     return SampleView(**parts)

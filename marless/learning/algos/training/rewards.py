@@ -81,7 +81,7 @@ class RewardMoments:
     """
 
     def __init__(self, classes: Sequence[int], gamma: float, *, team: bool = False) -> None:
-        """Let all agents of a trajectory have the team's reward, with `team`; see `rewarded`."""
+        """Start without rewards; with `team`, all agents have the reward of the team, see `rewarded`."""
         self._classes = tuple(classes)
         self._gamma = gamma
         self._team = team

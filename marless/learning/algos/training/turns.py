@@ -48,8 +48,9 @@ class Turns:
 
     @classmethod
     def of(cls, waits_NTB: Tensor, open_NTB: Tensor, follows: Tensor) -> Turns:
-        """Build it from the flags of all steps; `follows`, [T, B] or [N, T, B], is true where the segment goes on after
-        one.
+        """Find the turns from the flags of all steps.
+
+        `follows`, [T, B] or [N, T, B], is true for a step after which the segment goes on.
         """
         onward_NTB = torch.zeros_like(waits_NTB)
         onward_NTB[:, :-1] = waits_NTB[:, 1:]

@@ -41,8 +41,8 @@ class SimpleCrypto(ParticleEnv):
         (eve_OB,), (bob_OB,), (self._alice_OB,) = self._role_rows()
         self._eve_heard, self._bob_heard, self._bob_key = eve_OB, bob_OB[self.words :], bob_OB[: self.words]
 
-    def _fix_episode(self) -> None:
-        super()._fix_episode()
+    def _prepare_episode(self) -> None:
+        super()._prepare_episode()
         secret_WB, key_WB = np.eye(self.words)[:, self._goal_GB].transpose(1, 0, 2)
         self._secret_WB[...] = secret_WB
         self._alice_OB[: self.words], self._alice_OB[self.words :] = secret_WB, key_WB

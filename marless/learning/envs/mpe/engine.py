@@ -185,7 +185,7 @@ class ParticleEnv(ABC):
         for name, array in state.items():
             array[...] = loaded[name]
         self._cut_B[:] = False
-        self._fix_episode()
+        self._prepare_episode()
         self._look()
         return self._frame
 
@@ -210,7 +210,7 @@ class ParticleEnv(ABC):
         """The copies [B] whose game is over before it is truncated."""
         return np.zeros(self.batch, np.bool_)
 
-    def _fix_episode(self) -> None:
+    def _prepare_episode(self) -> None:
         """Compute what stays as it is during an episode, after goals and landmarks were drawn or loaded."""
         if self.goals:
             self._goal_G2B[...] = self._marks_M2B[self._goal_GB, :, np.arange(self.batch)].transpose(0, 2, 1)
@@ -236,7 +236,7 @@ class ParticleEnv(ABC):
         self._vel_N2B[:, :, copies] = 0.0
         self._said_NWB[:, :, copies] = 0.0
         self._place(copies)
-        self._fix_episode()
+        self._prepare_episode()
         self._look()
 
     def _move(self, actions: tuple[ActionArray, ...]) -> None:

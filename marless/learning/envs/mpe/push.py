@@ -47,8 +47,8 @@ class SimplePush(ParticleEnv):
         self._good_marks, self._good_other = planes(good_1OB, 7, MARKS)[0], good_1OB[0, 17:]
         good_1OB[0, 11:17] = MARK_COLOURS_6[:, None]
 
-    def _fix_episode(self) -> None:
-        super()._fix_episode()
+    def _prepare_episode(self) -> None:
+        super()._prepare_episode()
         self._good_colour[...] = AGENT_COLOURS_3M[:, self._goal_GB[0]]
 
     def _write_rows(self) -> None:

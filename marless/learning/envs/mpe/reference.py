@@ -48,8 +48,8 @@ class SimpleReference(ParticleEnv):
         self._vel_rows, self._rel_rows = rows_NOB[:, :2], planes(rows_NOB, 2, MARKS)
         self._colour_rows, self._said_rows = rows_NOB[:, 8:11], rows_NOB[:, 11:]
 
-    def _fix_episode(self) -> None:
-        super()._fix_episode()
+    def _prepare_episode(self) -> None:
+        super()._prepare_episode()
         self._colour_rows[...] = COLOURS_3M[:, self._goal_GB].transpose(1, 0, 2)
 
     def _write_rows(self) -> None:

@@ -42,8 +42,8 @@ class SimpleSpeakerListener(ParticleEnv):
         self._vel_rows, self._rel_rows = listener_1OB[0, :2], planes(listener_1OB, 2, MARKS)[0]
         self._said_rows = listener_1OB[0, 2 + 2 * MARKS :]
 
-    def _fix_episode(self) -> None:
-        super()._fix_episode()
+    def _prepare_episode(self) -> None:
+        super()._prepare_episode()
         self._colour_rows[...] = COLOURS_3M[:, self._goal_GB[0]]
 
     def _write_rows(self) -> None:
