@@ -45,9 +45,12 @@ RECORD: dict[str, Any] = {
     ],
     "decisions": [{"kind": "scaling", "rule": "fixed", "outcome": "2 actors", "reason": "fixed", "inputs": {"a": 1}}],
     "distances": [{"agents": ["a", "b"], "values": [[0, 1], [1, 0]]}],
+    "lanes": [{"lane": 0, "version": 2, "digest": "a" * 16}],
+    "machines": [],
 }
 MANIFEST: dict[str, Any] = {
     **{"round": 3, "env_steps": 10, "seed": 5, "actors": 2, "algorithm": "ippo", "groups": {"a": ["a", "b"]}},
+    "lanes": [{"lane": 0, "version": 2, "digest": "a" * 16}],
     "policies": {"a": {"version": 2, "sha256": {"acting": hashlib.sha256(b"x").hexdigest()}}},
 }
 STATUS: dict[str, Any] = {
