@@ -15,7 +15,11 @@ TRANSPORT = ("asyncio", "grpc", "redis", "google.protobuf")
 """What most storeys of `marless` must not know."""
 COORDINATOR = ("state", "execution", "jobs", "api")
 """The coordinator's folders; each may import those before it."""
-WIRE = ("services.coordinator.execution.pools", "services.coordinator.execution.wire", "services.coordinator.api")
+WIRE = (
+    "services.coordinator.execution.service_pools",
+    "services.coordinator.execution.wire",
+    "services.coordinator.api",
+)
 """Where the coordinator makes and reads messages; the rest of it knows none."""
 GAME = ("marless.learning.envs.starcraft",)
 """The game's own protocol is made of protobuf messages."""

@@ -16,7 +16,7 @@ from marless.core.errors import ConflictError, CorruptError, SpecError
 from marless.core.lanes import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_CARRY_BYTES, MAX_RETURNED_BYTES
 from marless.rpc import roles
-from marless.rpc.param_store import LATEST, ParamStore, PolicyListing, PolicyWrite
+from marless.rpc.param_store import LATEST, PolicyListing, PolicyStore, PolicyWrite
 from marless.rpc.v1 import param_store_pb2
 
 PART = "carry"
@@ -39,11 +39,11 @@ def is_returned(data: bytes, actors: int) -> bool:
     return (len(data) + LANE_BYTES) * actors <= MAX_RETURNED_BYTES
 
 
-async def publish(store: ParamStore, job: str, epoch: int, round_: int, left: Mapping[LaneRecord, bytes]) -> None:
+async def publish(store: PolicyStore, job: str, epoch: int, round_: int, left: Mapping[LaneRecord, bytes]) -> None:
     """Publish the states in which a round has left lanes, by their records (see `after`); idempotent.
 
     Raises SpecError if another state was published for this round, NotFoundError if the store has lost a lane, and the
-    errors of `ParamStore.publish`.
+    errors of `PolicyStore.publish`.
     """
     writes = [
         PolicyWrite(name, lane.version - 1, f"{job}/{round_}/{name}/{lane.digest}", {PART: data})
@@ -67,20 +67,20 @@ async def publish(store: ParamStore, job: str, epoch: int, round_: int, left: Ma
         raise
 
 
-async def restore(store: ParamStore, job: str, epoch: int, round_: int, lane: LaneRecord, data: bytes) -> None:
+async def restore(store: PolicyStore, job: str, epoch: int, round_: int, lane: LaneRecord, data: bytes) -> None:
     """Publish a carry of a checkpoint as the first version of its lane; idempotent."""
     policy = policy_of(lane.lane)
     write = PolicyWrite(policy, 0, f"{job}/restore-{round_}/{policy}", {PART: data}, first_version=lane.version)
     await store.publish(job, epoch, round_, [write])
 
 
-async def fetch(store: ParamStore, job: str, lane: LaneRecord) -> bytes:
+async def fetch(store: PolicyStore, job: str, lane: LaneRecord) -> bytes:
     """The carry of a lane; raises the errors of `fetch_all`."""
     [(_, data)] = await fetch_all(store, job, (lane,))
     return data
 
 
-async def fetch_all(store: ParamStore, job: str, lanes: Sequence[LaneRecord]) -> list[tuple[LaneRecord, bytes]]:
+async def fetch_all(store: PolicyStore, job: str, lanes: Sequence[LaneRecord]) -> list[tuple[LaneRecord, bytes]]:
     """The carry of each lane, in order.
 
     Raises NotFoundError if the store has lost one, CorruptError if one has another digest.

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from marless.core import documents
-from marless.core.errors import AlreadyExistsError, FencedError, SpecError, StaleError, shown
+from marless.core.errors import AlreadyExistsError, FencedError, StaleError
 from marless.core.failpoint import failpoint
 from marless.core.lanes import LaneRecord
-from marless.core.stopwatch import RunningTime
 from marless.learning.data.bounds import PlayLimits, batches
-from marless.learning.data.carry import decode, encode
-from marless.learning.data.episodes import EpisodeStats, total
-from marless.learning.data.returns import returns_of
-from marless.learning.data.rollout import play, rollout
+from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.lanes import EnvKey
+from marless.learning.data.player import Player, Rolled, actor_seed
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
-from marless.learning.envs.base import BatchedEnv, agents_checksum
-from marless.learning.nets.acting import ActingPolicies, ActingState
+from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import decode_acting
 from marless.rpc import carries, chunks
 from marless.rpc.caches import Caches
@@ -34,7 +30,6 @@ from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
-from services.actor_pool.lanes import EnvKey, Living, LivingLanes, close_env
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
@@ -60,8 +55,7 @@ class Actor:
         self._weights = caches or store
         self._security = security
         self._sinks: dict[str, Peer] = {}
-        self._envs: OrderedDict[EnvKey, BatchedEnv] = OrderedDict()
-        self._lanes = LivingLanes(partial(_made, registry.make_carried))
+        self._player = Player()
         self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
@@ -77,9 +71,7 @@ class Actor:
 
     async def close(self) -> None:
         """Close all environments and connections."""
-        self._lanes.close()
-        for env in self._envs.values():
-            close_env(env)
+        self._player.close()
         for sink in self._sinks.values():
             await sink.close()
 
@@ -102,74 +94,62 @@ class Actor:
     def _act(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> tuple[Trajectory, EpisodeStats]:
-        settings = task.settings
-        env = self._env(settings, settings.envs)
-        return rollout(
-            env,
-            _policies(env, acting),
-            steps=settings.steps,
-            seed=actor_seed(settings.seed, task.mode, task.round, task.index),
-            with_state=settings.with_state,
-            stopped=stop.is_set,
-        )
+        steps, seed = task.settings.steps, _seed(task)
+        return self._player.roll_out(_env_key(task), acting, steps=steps, seed=seed, stopped=stop.is_set)
 
     async def _go_on(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState]
     ) -> actor_pool_pb2.RolloutReceipt:
         """Run a lane on from where the round before left it; a large carry is published beside the upload."""
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
-        here = self._lanes.has(_env_key(task.settings, task.settings.envs), (task.job, task.index), start.digest)
+        here = self._player.has_lane(_env_key(task), (task.job, task.index), start.digest)
         loaded = b"" if here or not start.digest else await carries.fetch(self._store, task.job, start)
-        living, trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, self._lanes, loaded))
-        left, returned = carries.after(start, carry), carries.is_returned(carry, task.actors)
-        kept = {} if returned else {left: carry}
+        rolled = await stoppable(partial(self._roll_on, task, acting, loaded))
+        left, returned = carries.after(start, rolled.carry), carries.is_returned(rolled.carry, task.actors)
+        kept = {} if returned else {left: rolled.carry}
         failpoint("actor.carry.before")
         uploaded, _ = await both(
-            self._deliver(task, trajectory),
+            self._deliver(task, rolled.trajectory),
             carries.publish(self._store, task.job, task.settings.epoch, task.round, kept),
         )
         failpoint("actor.carry.after")
-        living.digest = left.digest
-        receipt = _receipt(task, stats, uploaded)
+        rolled.living.digest = left.digest
+        receipt = _receipt(task, rolled.stats, uploaded)
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
-        receipt.carry = carry if returned else b""
+        receipt.carry = rolled.carry if returned else b""
         return receipt
+
+    def _roll_on(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], loaded: bytes, stop: threading.Event
+    ) -> Rolled:
+        return self._player.go_on(
+            _env_key(task),
+            acting,
+            whose=(task.job, task.index),
+            digest=task.lane.digest,
+            loaded=loaded,
+            steps=task.settings.steps,
+            seed=_seed(task),
+            stopped=stop.is_set,
+        )
 
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> actor_pool_pb2.RolloutReceipt:
-        """Run whole episodes with greedy or random actions, in batches, until a bound is reached."""
-        settings, running, played = task.settings, RunningTime(), list[EpisodeStats]()
-        bounds = PlayLimits(
+        """Run whole episodes with greedy or random actions, in batches, until a limit is reached."""
+        limits = PlayLimits(
             episodes=task.episodes,
-            limit_s=settings.limit_s,
-            relative_error=settings.relative_error,
+            limit_s=task.settings.limit_s,
+            relative_error=task.settings.relative_error,
             parts=max(task.actors, 1),
         )
-        seed = actor_seed(settings.seed, task.mode, task.round, task.index)
-        for number, episodes in enumerate(_batches(task)):
-            if bounds.reached(returns_of(played), running.seconds, episodes):
-                break
-            env = self._env(settings, min(settings.envs, episodes))
-            policies = _policies(env, acting) if acting else None
-            at = batch_seed(seed, number)
-            # An episode of a known length ends, however long it takes; another one may not.
-            limit_s = bounds.limit_s if env.spaces.max_steps is None else 0.0
-            played.append(play(env, policies, episodes=episodes, seed=at, stopped=stop.is_set, limit_s=limit_s))
-            if not played[-1].episodes:
-                break
-        receipt = _receipt(task, total(played), 0)
-        receipt.played_s = running.seconds
+        sizes, seed = _batches(task), _seed(task)
+        stats, played_s = self._player.play(
+            _env_key(task), acting, sizes=sizes, limits=limits, seed=seed, stopped=stop.is_set
+        )
+        receipt = _receipt(task, stats, 0)
+        receipt.played_s = played_s
         return receipt
-
-    def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
-        key = _env_key(settings, batch)
-        if key not in self._envs:
-            self._envs[key] = _made(registry.make, key)
-            while len(self._envs) > _CACHED_ENVS:
-                close_env(self._envs.popitem(last=False)[1])
-        self._envs.move_to_end(key)
-        return self._envs[key]
 
     async def _deliver(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
         """Upload the trajectory; returns its size in bytes, or 0 if it is no longer needed."""
@@ -208,63 +188,19 @@ class Actor:
         return self._sinks[address]
 
 
-def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
-    """The 64-bit seed of one actor, a function of job, mode, round and index only."""
-    low, high = np.random.SeedSequence((job_seed, mode, round_, index)).generate_state(2)
-    return int(high) << 32 | int(low)
-
-
-def batch_seed(seed: int, number: int) -> int:
-    """The seed of batch `number` of an actor's episodes."""
-    return actor_seed(seed, 0, 0, number) if number else seed
-
-
-def _env_key(settings: actor_pool_pb2.RolloutSettings, batch: int) -> EnvKey:
-    return settings.env, settings.env_options_json, settings.with_state, batch, settings.agents_crc32
-
-
-def _made(make: Callable[..., BatchedEnv], key: EnvKey) -> BatchedEnv:
-    name, options_json, with_state, batch, agents = key
-    options = documents.from_json(options_json, "env_options_json")
-    if not isinstance(options, dict):
-        raise SpecError("env_options_json: options are a JSON object")
-    env = make(name, options, batch, with_state=with_state)
-    if agents and agents_checksum(env.spaces) != agents:
-        close_env(env)
-        raise SpecError(
-            f"environment {name} has other agents here than where the job was accepted, or the same in another order: "
-            f"{shown(list(env.spaces.agents))}; it must have the same agents in the same order in every process, so do "
-            "not list them from a set"
-        )
-    return env
-
-
-def _run_on(
-    task: actor_pool_pb2.RolloutTask,
-    acting: Mapping[str, ActingState],
-    lanes: LivingLanes,
-    loaded: bytes,
-    stop: threading.Event,
-) -> tuple[Living, Trajectory, EpisodeStats, bytes]:
-    """Begin the lane if it is not here, or load it if there are bytes, and roll it on; returns its new carry as bytes,
-    too.
-    """
+def _env_key(task: actor_pool_pb2.RolloutTask) -> EnvKey:
     settings = task.settings
-    living, goes_on = lanes.take(_env_key(settings, settings.envs), (task.job, task.index), task.lane.digest)
-    lane, seed = living.lane, actor_seed(settings.seed, task.mode, task.round, task.index)
-    if loaded:
-        lane.load(decode(loaded))
-    elif not goes_on:
-        lane.begin(seed)
-    trajectory, stats = lane.roll(
-        _policies(living.env, acting),
-        steps=settings.steps,
-        seed=seed,
+    return EnvKey(
+        name=settings.env,
+        options_json=settings.env_options_json,
         with_state=settings.with_state,
-        index=task.index,
-        stopped=stop.is_set,
+        envs=settings.envs,
+        agents_crc32=settings.agents_crc32,
     )
-    return living, trajectory, stats, encode(lane.save())
+
+
+def _seed(task: actor_pool_pb2.RolloutTask) -> int:
+    return actor_seed(task.settings.seed, task.mode, task.round, task.index)
 
 
 def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:
@@ -272,13 +208,6 @@ def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:
     if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM:
         return iter((task.episodes,))
     return batches(task.episodes, task.settings.envs, one_by_one=registry.one_by_one(task.settings.env))
-
-
-def _policies(env: BatchedEnv, acting: Mapping[str, ActingState]) -> list[ActingPolicies]:
-    return [
-        ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
-        for agent_class in env.spaces.classes
-    ]
 
 
 def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: int) -> actor_pool_pb2.RolloutReceipt:

@@ -16,7 +16,7 @@ from services.coordinator.api.metrics import figures
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.config import CoordinatorConfig, parse
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.state.runs import BucketRuns, Runs
 
@@ -31,7 +31,7 @@ async def build(config: CoordinatorConfig, _address: str) -> AsyncIterator[Serve
         peers = {name: Peer(address, config.server.security, name) for name, address in config.peers.items()}
         for peer in peers.values():
             stack.push_async_callback(peer.close)
-        pools = Pools(peers["actor_pool"], peers["learner_pool"], ParamStore(peers["param_store"]))
+        pools = ServicePools(peers["actor_pool"], peers["learner_pool"], ParamStore(peers["param_store"]))
         jobs = await stack.enter_async_context(Jobs(_runs(config), pools, config.jobs))
         readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
         servicer = CoordinatorServicer(jobs, readiness)

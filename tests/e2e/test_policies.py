@@ -20,13 +20,13 @@ from marless.jobs import spec as specs
 from marless.jobs.record import RoundRecord
 from marless.learning.data.bounds import batches
 from marless.learning.data.episodes import total
+from marless.learning.data.player import actor_seed, batch_seed
 from marless.learning.data.returns import returns_of
 from marless.learning.data.rollout import play
 from marless.learning.envs import registry
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
 from marless.rpc.v1 import actor_pool_pb2
 from marless.storage.round_file import read
-from services.actor_pool.actor import actor_seed, batch_seed
 from tests import misbehaving_env
 
 ROOT = Path(__file__).parents[2]

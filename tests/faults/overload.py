@@ -25,7 +25,7 @@ from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.preparation import MAX_AT_ONCE
 from tests.faults.pools import RunningPools, running_pools, small_job
@@ -93,7 +93,8 @@ async def _operations(running: RunningPools, uploads: _Uploads) -> dict[str, Ope
     peers = [Peer(running.store_address, Security(), "param_store") for _ in range(TIMES)]
     stores = [ParamStore(peer, patience_s=0.0) for peer in peers]
     pools = [
-        Pools(Peer(running.actors.address, Security(), "actor_pool"), running.actors, running.store) for _ in peers
+        ServicePools(Peer(running.actors.address, Security(), "actor_pool"), running.actors, running.store)
+        for _ in peers
     ]
     serial = count()
 

@@ -22,7 +22,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import ActorPoolConfig
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import LearnerPoolConfig
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
@@ -54,7 +54,7 @@ class RunningPools:
     operator: Peer
     """To the actor pool, with every right."""
     actor_config: ActorPoolConfig
-    pools: Pools
+    pools: ServicePools
 
     async def open(self, job_id: str, job: PreparedJob, *, round_: int = 0) -> tuple[int, Versions]:
         """Open a job as a coordinator that takes it over before this round; returns its epoch and versions."""
@@ -114,7 +114,7 @@ async def running_pools(
             actors=peers[0],
             operator=peers[1],
             actor_config=actors,
-            pools=Pools(peers[0], peers[2], client),
+            pools=ServicePools(peers[0], peers[2], client),
         )
         for peer in peers:
             await peer.close()

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import pytest_asyncio
 
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool.updates import Updates
 from tests.integration.running import Cluster, KilledError, running_scripted
 
@@ -55,14 +55,14 @@ def trained(monkeypatch) -> list[int]:
 @pytest.fixture
 def sampled(monkeypatch) -> list[int]:
     """The rounds whose actors have run."""
-    rounds, real = [], Pools.train
+    rounds, real = [], ServicePools.train
 
     async def train(pools, job_id, job, round_, *rest, **options):
         answer = await real(pools, job_id, job, round_, *rest, **options)
         rounds.append(round_)
         return answer
 
-    monkeypatch.setattr(Pools, "train", train)
+    monkeypatch.setattr(ServicePools, "train", train)
     return rounds
 
 
@@ -74,7 +74,7 @@ def after(cluster, monkeypatch):
     """
 
     def arm(call: str, round_: int, interrupt, *, before: bool = False) -> None:
-        real, calls = getattr(Pools, call), count()
+        real, calls = getattr(ServicePools, call), count()
 
         async def called(*args, **kwargs):
             now = next(calls) == round_
@@ -85,6 +85,6 @@ def after(cluster, monkeypatch):
                 await asyncio.shield(asyncio.create_task(interrupt()))
             return answer
 
-        monkeypatch.setattr(Pools, call, called)
+        monkeypatch.setattr(ServicePools, call, called)
 
     return arm

@@ -21,13 +21,13 @@ from marless.learning.aggregation.queue import GradientBatch
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
+from marless.learning.data.player import actor_seed
 from marless.learning.data.rollout import Lane
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
 
 States = dict[str, PolicyState]

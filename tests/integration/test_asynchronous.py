@@ -17,7 +17,7 @@ from marless.jobs.schedules.arrivals import read
 from marless.jobs.sections import StopSpec
 from marless.rpc.param_store import ParamStore
 from services.coordinator.execution import asynchronous
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import KilledError, check_replay, created, dying, go_on, restarted, succeeded
@@ -124,7 +124,7 @@ async def test_a_service_that_is_restarted(cluster, tmp_path, after, service, ca
 async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(cluster, tmp_path, after, monkeypatch):
     """What was sampled under them before, perhaps with other versions, is replaced."""
     begun: Counter[tuple[int, int]] = Counter()
-    sample = Pools.sample
+    sample = ServicePools.sample
 
     async def counted(pools, job_id, job, rollout, *args, epoch):
         begun[rollout, epoch] += 1
@@ -133,7 +133,7 @@ async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(clu
     async def trouble():
         raise UnreachableError("actor_pool: it is gone")
 
-    monkeypatch.setattr(Pools, "sample", counted)
+    monkeypatch.setattr(ServicePools, "sample", counted)
     after("sample", 5, trouble)
     folder = new(tmp_path)
     await succeeded(cluster, folder)
@@ -147,7 +147,7 @@ async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp
     monkeypatch.setattr(asynchronous, "MOST_LOST", 4)
     calls: Counter[str] = Counter()
     many, gone, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    sample, gradient, open_job = Pools.sample, Pools.gradient, Pools.open_job
+    sample, gradient, open_job = ServicePools.sample, ServicePools.gradient, ServicePools.open_job
 
     async def sampled(*args, **given):
         if gone.is_set():
@@ -177,7 +177,7 @@ async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp
         return await open_job(*args, **given)
 
     for name, call in (("sample", sampled), ("gradient", differentiated), ("open_job", opened)):
-        monkeypatch.setattr(Pools, name, call)
+        monkeypatch.setattr(ServicePools, name, call)
     schedule = {"name": "stellaris", "learners": 1, "data_lag": 12}
     folder = created(tmp_path / "waiting", spec_of(**EVERYTHING | {"schedule": schedule}))
     await succeeded(cluster, folder)

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from marless.fleet.dispatch import Dispatcher
 from services.coordinator.execution import versions
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import Cluster, created, succeeded
 from tests.integration.running import spec as spec_of
@@ -66,7 +66,7 @@ def arrivals(records) -> list[str]:
 @schedules
 async def test_a_learner_that_never_answers(cluster, tmp_path, monkeypatch, schedule):
     """Its task is given to another worker after learner.timeout_s, and that one's gradient counts."""
-    hung, run_on, gradient, answered = [], Dispatcher._run_on, Pools.gradient, asyncio.Event()
+    hung, run_on, gradient, answered = [], Dispatcher._run_on, ServicePools.gradient, asyncio.Event()
 
     async def run(dispatcher, worker, task):
         if "/gradient-2/" in task.id and task.attempt == 1:
@@ -84,7 +84,7 @@ async def test_a_learner_that_never_answers(cluster, tmp_path, monkeypatch, sche
         return found
 
     monkeypatch.setattr(Dispatcher, "_run_on", run)
-    monkeypatch.setattr(Pools, "gradient", in_time)
+    monkeypatch.setattr(ServicePools, "gradient", in_time)
     records = await trained(cluster, tmp_path, schedule)
     assert len(hung) == 1
     learners = [each for record in records for each in record.invocations if each.function == "learner"]
@@ -115,7 +115,7 @@ async def test_a_learner_that_answers_twice(cluster, tmp_path, monkeypatch, sche
 async def test_a_learner_whose_version_was_pruned_before_it_has_read_it(cluster, tmp_path, monkeypatch):
     """Its gradient is lost and counted, and the job goes on."""
     monkeypatch.setattr(versions, "MAX_KEPT", 2)
-    gradient, published, behind = Pools.gradient, asyncio.Event(), []
+    gradient, published, behind = ServicePools.gradient, asyncio.Event(), []
 
     async def late(pools, job_id, learn, *args, **given):
         if learn.learner == 1:
@@ -125,7 +125,7 @@ async def test_a_learner_whose_version_was_pruned_before_it_has_read_it(cluster,
             published.set()
         return await gradient(pools, job_id, learn, *args, **given)
 
-    monkeypatch.setattr(Pools, "gradient", late)
+    monkeypatch.setattr(ServicePools, "gradient", late)
     records = await trained(cluster, tmp_path, ONE | {"data_lag": 8})
     assert behind[0] < 2
     assert "G1" in arrivals(records)
@@ -135,7 +135,7 @@ async def test_a_learner_whose_version_was_pruned_before_it_has_read_it(cluster,
 async def test_a_learner_that_answers_after_its_version_was_pruned(cluster, tmp_path, monkeypatch):
     """Its gradient is applied to the newest version, as stale as it is."""
     monkeypatch.setattr(versions, "MAX_KEPT", 2)
-    gradient, published = Pools.gradient, asyncio.Event()
+    gradient, published = ServicePools.gradient, asyncio.Event()
 
     async def late(pools, job_id, learn, *args, **given):
         found = await gradient(pools, job_id, learn, *args, **given)
@@ -145,7 +145,7 @@ async def test_a_learner_that_answers_after_its_version_was_pruned(cluster, tmp_
             published.set()
         return found
 
-    monkeypatch.setattr(Pools, "gradient", late)
+    monkeypatch.setattr(ServicePools, "gradient", late)
     records = await trained(cluster, tmp_path, ONE | {"data_lag": 8})
     [mine] = [each for record in records for each in record.aggregation.gradients if each.learner == 1]
     assert mine.staleness >= 4

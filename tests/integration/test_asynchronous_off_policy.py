@@ -16,8 +16,8 @@ from marless.jobs.schedules.arrivals import read
 from marless.learning.aggregation.config import AsyncRule
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.off_policy.config import OffPolicyConfig
-from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool.tasks import LearnTasks
 from tests.integration.running import KilledError, check_replay, created, dying, go_on, outcome, restarted, succeeded
@@ -143,7 +143,7 @@ async def test_a_coordinator_that_is_killed_once_the_version_is_there(cluster, t
     """
     actors = EVERYTHING["actors"] | {"count": 2}
     folder = new(tmp_path, name, actors=actors, schedule={"name": "stellaris", "batch": 2, "data_lag": 0})
-    sample, update, asked = Pools.sample, Pools.update, []
+    sample, update, asked = ServicePools.sample, ServicePools.update, []
     ended: defaultdict[tuple[int, bool], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def one_after_the_other(pools, job_id, job, rollout, *args, **given):
@@ -160,8 +160,8 @@ async def test_a_coordinator_that_is_killed_once_the_version_is_there(cluster, t
             raise KilledError
         return answer
 
-    monkeypatch.setattr(Pools, "sample", one_after_the_other)
-    monkeypatch.setattr(Pools, "update", dies)
+    monkeypatch.setattr(ServicePools, "sample", one_after_the_other)
+    monkeypatch.setattr(ServicePools, "update", dies)
     with pytest.raises(KilledError):
         await go_on(folder, cluster.pools)
     if pool_too:
@@ -201,7 +201,7 @@ async def test_a_version_of_other_rollouts_than_those_asked_for_sends_the_job_ba
 ):
     """As after a power failure that leaves the store, and has pending.json forgotten."""
     folder = new(tmp_path, "vdn", schedule={"name": "stellaris", "batch": 2})
-    update, calls, back, begun = Pools.update, count(), [], asyncio.Event()
+    update, calls, back, begun = ServicePools.update, count(), [], asyncio.Event()
     run, go_back = LearnTasks.run, Recovery.go_back
 
     async def made_otherwise_first(*args, **given):
@@ -223,7 +223,7 @@ async def test_a_version_of_other_rollouts_than_those_asked_for_sends_the_job_ba
         back.append(recovery)
         go_back(recovery)
 
-    monkeypatch.setattr(Pools, "update", made_otherwise_first)
+    monkeypatch.setattr(ServicePools, "update", made_otherwise_first)
     monkeypatch.setattr(LearnTasks, "run", runs)
     monkeypatch.setattr(Recovery, "go_back", goes_back)
     await succeeded(cluster, folder)

@@ -16,7 +16,7 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.coordinator.api.watching import watch
 from services.coordinator.execution.cancellation import GRACE_S
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.state.run_folder import RunFolder
@@ -215,15 +215,15 @@ async def test_a_cancelled_job_ends_within_seconds_of_the_present_step(cluster, 
 
 
 async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(cluster, hold, tmp_path, monkeypatch):
-    folder, real = created(tmp_path / "unevaluated", spec(**waiting(hold))), Pools.evaluate
+    folder, real = created(tmp_path / "unevaluated", spec(**waiting(hold))), ServicePools.evaluate
     run = ready(folder, cluster.pools)
 
-    async def evaluate(pools: Pools, *args: object, **options: object) -> object:
+    async def evaluate(pools: ServicePools, *args: object, **options: object) -> object:
         hold.touch()
         run.cancel()
         return await real(pools, *args, **options)
 
-    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluate)
     monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", 0.05)
     await run.run()
     hold.unlink()

@@ -14,6 +14,7 @@ from marless.core.group import Group
 from marless.jobs.job import prepare
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.player import actor_seed
 from marless.learning.data.rollout import Lane
 from marless.learning.data.stagger import lengths
 from marless.learning.envs import registry
@@ -21,7 +22,6 @@ from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 from marless.rpc import carries
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.actor import actor_seed
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
@@ -243,7 +243,7 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
     whole, folder = new(tmp_path, **given), new(tmp_path, **given)
     await succeeded(cluster, whole)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.coordinator.execution.updates._update", dies)
+        patched.setattr("services.coordinator.execution.commands._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
     async with dying(cluster, "actor_pool", "actor.carry.after:2"):

@@ -16,6 +16,7 @@ from marless.jobs import prices
 from marless.jobs.job import prepare
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.player import actor_seed
 from marless.learning.data.rollout import Lane
 from marless.learning.envs import registry
 from marless.learning.nets import serial
@@ -24,9 +25,8 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.storage.checkpoint import PARTS
-from services.actor_pool.actor import actor_seed
-from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.prewarming import Prewarming
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
@@ -394,7 +394,7 @@ async def test_no_round_starts_that_the_budget_has_been_spent_for(cluster, tmp_p
 async def test_actors_are_warmed_while_learners_work(cluster, tmp_path, monkeypatch, prewarm):
     """Between an update and the rollout after it, only a hint starts actors that are not there."""
     folder = new(tmp_path, functions={"prewarm": prewarm}, scaling="fixed", sharing="fixed", stop={"rounds": 2})
-    real, workers = Pools.update, []
+    real, workers = ServicePools.update, []
 
     async def update(pools, *args, **kwargs):
         await restarted(cluster, "actor_pool")()  # nobody is warm now
@@ -409,7 +409,7 @@ async def test_actors_are_warmed_while_learners_work(cluster, tmp_path, monkeypa
                 workers[:] = reply.workers
         return answer
 
-    monkeypatch.setattr(Pools, "update", update)
+    monkeypatch.setattr(ServicePools, "update", update)
     run = ready(folder, cluster.pools)
     await run.run()
     assert run.status.reason == "2 rounds done"

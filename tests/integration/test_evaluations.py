@@ -17,7 +17,8 @@ from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
 from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import GRACE_S
-from services.coordinator.execution.pools import Pools, Rollout
+from services.coordinator.execution.pools import Rollout
+from services.coordinator.execution.service_pools import ServicePools
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
 from tests.integration.test_cancelling import PATIENCE_S, all_idle, until, waiting, workers
 
@@ -43,15 +44,15 @@ def whole_lines(notes: Path) -> list[str]:
 @pytest.fixture
 def during(monkeypatch, notes) -> list[int]:
     """How many lines the notes have when the evaluation begins, and when it ends."""
-    found, real = [], Pools.evaluate
+    found, real = [], ServicePools.evaluate
 
-    async def evaluate(pools: Pools, *args: object, **options: object) -> object:
+    async def evaluate(pools: ServicePools, *args: object, **options: object) -> object:
         found.append(len(whole_lines(notes)))
         answer = await real(pools, *args, **options)
         found.append(len(whole_lines(notes)))
         return answer
 
-    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluate)
     return found
 
 
@@ -171,37 +172,37 @@ async def test_a_job_that_is_cancelled_ends_its_evaluation_in_mid_play(cluster, 
 @pytest.fixture
 def played(monkeypatch) -> dict[int, asyncio.Event]:
     """Round → set once the policies that had been trained for so many rounds have been evaluated."""
-    ends, real = defaultdict(asyncio.Event), Pools.evaluate
+    ends, real = defaultdict(asyncio.Event), ServicePools.evaluate
 
     async def evaluate(
-        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+        pools: ServicePools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
     ) -> object:
         answer = await real(pools, job_id, job, round_, *args, **options)
         ends[round_].set()
         return answer
 
-    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluate)
     return ends
 
 
 async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, played, tmp_path, monkeypatch):
     """The evaluations begin after the updates of rounds 3 and 5 have begun, and these end after the evaluations."""
-    update, evaluate, begun = Pools.update, Pools.evaluate, defaultdict(asyncio.Event)
+    update, evaluate, begun = ServicePools.update, ServicePools.evaluate, defaultdict(asyncio.Event)
 
-    async def updated(pools: Pools, *args: object, round_: int, **options: object) -> object:
+    async def updated(pools: ServicePools, *args: object, round_: int, **options: object) -> object:
         begun[round_].set()
         if round_ in (2, 4):
             await played[round_].wait()
         return await update(pools, *args, round_=round_, **options)
 
     async def evaluated(
-        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+        pools: ServicePools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
     ) -> object:
         await begun[min(round_, 4)].wait()
         return await evaluate(pools, job_id, job, round_, *args, **options)
 
-    monkeypatch.setattr(Pools, "update", updated)
-    monkeypatch.setattr(Pools, "evaluate", evaluated)
+    monkeypatch.setattr(ServicePools, "update", updated)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluated)
     folder = created(tmp_path / "beside", spec())
     async with asyncio.timeout(PATIENCE_S):
         await succeeded(cluster, folder)
@@ -219,10 +220,10 @@ async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, p
 
 
 async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cluster, tmp_path, monkeypatch):
-    real, shown, goes_on = Pools.evaluate, asyncio.Event(), asyncio.Event()
+    real, shown, goes_on = ServicePools.evaluate, asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(cancellation, "SHOWN_AFTER_S", 0.0)
 
-    async def evaluate(pools: Pools, *args: object, **options: object) -> object:
+    async def evaluate(pools: ServicePools, *args: object, **options: object) -> object:
         await goes_on.wait()
         return await real(pools, *args, **options)
 
@@ -230,7 +231,7 @@ async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cl
         if run.status.reason == "round 3: actors evaluate":
             shown.set()
 
-    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluate)
     folder = created(tmp_path / "waits", spec(stop={"rounds": 3}))
     run = ready(folder, cluster.pools, changed=changed)
     task = asyncio.create_task(run.run())
@@ -261,13 +262,13 @@ async def test_a_job_that_is_cancelled_stops_the_evaluation_beside_its_update(cl
 
 
 async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(cluster, notes, tmp_path, monkeypatch):
-    real = Pools.update
+    real = ServicePools.update
 
-    async def update(pools: Pools, *args: object, **options: object) -> object:
+    async def update(pools: ServicePools, *args: object, **options: object) -> object:
         run.cancel()
         return await real(pools, *args, **options)
 
-    monkeypatch.setattr(Pools, "update", update)
+    monkeypatch.setattr(ServicePools, "update", update)
     monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", PATIENCE_S)
     folder = created(tmp_path / "last", spec(**one_round(notes, episodes=4) | {"stop": {"rounds": 9}}))
     run = ready(folder, cluster.pools)
@@ -278,16 +279,16 @@ async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(clus
 
 async def test_an_update_that_fails_stops_the_evaluation_beside_it(cluster, notes, during, tmp_path, monkeypatch):
     """Red if it is only awaited: it would go on for hours."""
-    real = Pools.update
+    real = ServicePools.update
 
-    async def update(pools: Pools, *args: object, round_: int, **options: object) -> object:
+    async def update(pools: ServicePools, *args: object, round_: int, **options: object) -> object:
         while round_ and len(await batches_of(cluster, notes, during)) < ACTORS:  # noqa: ASYNC110  # of a file
             await asyncio.sleep(0.01)
         if round_:
             raise InternalError("a defect")
         return await real(pools, *args, round_=round_, **options)
 
-    monkeypatch.setattr(Pools, "update", update)
+    monkeypatch.setattr(ServicePools, "update", update)
     endless = one_round(notes, every=1, episodes=10**6, limit_s=None, relative_error=0.0)
     folder = created(tmp_path / "beside-failed", spec(**endless | {"stop": {"rounds": 9}}))
     async with asyncio.timeout(PATIENCE_S):
@@ -299,16 +300,16 @@ async def test_an_update_that_fails_stops_the_evaluation_beside_it(cluster, note
 
 async def test_a_return_ends_a_job_when_the_newest_policies_reach_it(cluster, tmp_path, monkeypatch):
     """Of the policies evaluated every other round, those of round 2 and 4 reach it, and those of 5, but not of 3."""
-    means, asked, real = {2: 5.0, 3: 1.0, 4: 6.0, 5: 4.5}, [], Pools.evaluate
+    means, asked, real = {2: 5.0, 3: 1.0, 4: 6.0, 5: 4.5}, [], ServicePools.evaluate
 
     async def evaluate(
-        pools: Pools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
+        pools: ServicePools, job_id: str, job: PreparedJob, round_: int, *args: object, **options: object
     ) -> Rollout:
         asked.append(round_)
         found = await real(pools, job_id, job, round_, *args, **options)
         return replace(found, returns=replace(found.returns, mean=means[round_]))
 
-    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr(ServicePools, "evaluate", evaluate)
     folder = created(tmp_path / "return", spec(stop={"return": 4.0}))
     run = await go_on(folder, cluster.pools)
     assert (run.status.state, asked) == ("SUCCEEDED", [2, 3, 4, 5])
@@ -320,13 +321,13 @@ async def test_a_return_ends_a_job_when_the_newest_policies_reach_it(cluster, tm
 
 async def test_no_step_of_an_environment_precedes_the_first_rollout(cluster, tmp_path, monkeypatch):
     """Every step lasts until the file has gone, and the random baseline is given all the time that it takes."""
-    hold, sampling, real = tmp_path / "hold", asyncio.Event(), Pools.train
+    hold, sampling, real = tmp_path / "hold", asyncio.Event(), ServicePools.train
 
-    async def train(pools: Pools, *args: object, **options: object) -> object:
+    async def train(pools: ServicePools, *args: object, **options: object) -> object:
         sampling.set()
         return await real(pools, *args, **options)
 
-    monkeypatch.setattr(Pools, "train", train)
+    monkeypatch.setattr(ServicePools, "train", train)
     hold.touch()
     folder = created(tmp_path / "first", spec(**waiting(hold, hangs=True), evaluation={"limit_s": None}))
     run = asyncio.create_task(ready(folder, cluster.pools).run())

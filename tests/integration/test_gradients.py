@@ -18,6 +18,7 @@ from marless.jobs.job import PreparedJob, prepare
 from marless.learning.aggregation import gradient_file
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.player import actor_seed
 from marless.learning.data.rollout import rollout
 from marless.learning.envs import registry
 from marless.learning.nets import serial
@@ -27,7 +28,6 @@ from marless.rpc.param_store import PolicyWrite
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.storage.checkpoint import PARTS
-from services.actor_pool.actor import actor_seed
 from services.coordinator.execution.wire import groups_of
 from services.learner_pool.tasks import LearnTasks
 from tests.integration.running import ENVS, STEPS, Cluster, spec

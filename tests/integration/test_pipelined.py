@@ -14,7 +14,7 @@ from marless.jobs.job import prepare, schema_of
 from marless.jobs.record import InvocationRecord, RoundRecord
 from marless.jobs.schedules.pipelined import PipelinedConfig
 from marless.jobs.sections import StopSpec
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
@@ -232,13 +232,13 @@ async def test_a_change_of_actors_is_explained_by_the_decision_that_it_follows_f
 
 
 async def test_each_round_reserves_its_room_beside_the_update_before(cluster, undisturbed, tmp_path, monkeypatch):
-    reserved, real = [], Pools.reserve
+    reserved, real = [], ServicePools.reserve
 
     async def reserve(pools, job_id, job, round_, actors, *, epoch):
         reserved.append((round_, actors))
         await real(pools, job_id, job, round_, actors, epoch=epoch)
 
-    monkeypatch.setattr(Pools, "reserve", reserve)
+    monkeypatch.setattr(ServicePools, "reserve", reserve)
     folder = new(tmp_path)
     await succeeded(cluster, folder)
     assert reserved == [(record.round, record.actors) for record in folder.records()]

@@ -23,7 +23,7 @@ from marless.jobs import prices
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.storage.checkpoint import PARTS
 from services.coordinator.execution import reservations, timing, updates
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs import view
 from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.journal import Journal
@@ -431,7 +431,7 @@ def moved(monkeypatch) -> Time:
         return called
 
     for name, seconds in calls.items():
-        monkeypatch.setattr(Pools, name, taking(getattr(Pools, name), seconds))
+        monkeypatch.setattr(ServicePools, name, taking(getattr(ServicePools, name), seconds))
     append = RunFolder.append
 
     def appended(folder, record) -> None:
@@ -460,7 +460,7 @@ async def test_interruptions_of_five_minutes_cost_nothing_and_take_no_training_t
             await go_on(folder, cluster.pools)
         moved.now_s += AWAY_S
     kill_at("nowhere")
-    real, asked = Pools.update, count()
+    real, asked = ServicePools.update, count()
 
     async def down_once(*args, **kwargs):
         if not next(asked):
@@ -468,7 +468,7 @@ async def test_interruptions_of_five_minutes_cost_nothing_and_take_no_training_t
             raise UnreachableError("the learner pool is down")
         return await real(*args, **kwargs)
 
-    monkeypatch.setattr(Pools, "update", down_once)
+    monkeypatch.setattr(ServicePools, "update", down_once)
     run = await go_on(folder, cluster.pools)
     assert (run.status.state, run.status.resumes) == ("SUCCEEDED", INTERRUPTIONS - 1)
     assert charged(folder) == {name: pytest.approx(usd, rel=0.05) for name, usd in charged(plain).items()}
@@ -480,7 +480,7 @@ async def test_interruptions_of_five_minutes_cost_nothing_and_take_no_training_t
 
 
 async def test_time_in_which_a_job_waits_for_room_is_not_its_own(cluster, tmp_path, moved, monkeypatch):
-    folder, real = new(tmp_path, stop={"rounds": 3}), Pools.reserve
+    folder, real = new(tmp_path, stop={"rounds": 3}), ServicePools.reserve
 
     async def later(*args, **kwargs):
         moved.now_s += AWAY_S
@@ -488,7 +488,7 @@ async def test_time_in_which_a_job_waits_for_room_is_not_its_own(cluster, tmp_pa
         return await real(*args, **kwargs)
 
     monkeypatch.setattr(reservations, "SHOWN_AFTER_S", 0.01)
-    monkeypatch.setattr(Pools, "reserve", later)
+    monkeypatch.setattr(ServicePools, "reserve", later)
     await go_on(folder, cluster.pools)
     assert sum(each.spent_s for each in folder.records()) <= 3 * (ROLLOUT_S + UPDATE_S + WRITE_S)
 
@@ -652,14 +652,14 @@ async def test_a_foreign_coordinator_of_the_same_name_does_not_go_unnoticed(clus
     async def other() -> None:
         await cluster.store.acquire_epoch(folder.path.name, f"other-{next(epochs)}")
 
-    real = Pools.update
+    real = ServicePools.update
     with pytest.MonkeyPatch.context() as patched:
 
         async def update(*args, **kwargs):
             await other()
             return await real(*args, **kwargs)
 
-        patched.setattr(Pools, "update", update)
+        patched.setattr(ServicePools, "update", update)
         run = await go_on(folder, cluster.pools)
     assert run.status.state == "FAILED"
     assert "another coordinator publishes under the name" in run.status.reason
@@ -732,7 +732,7 @@ async def test_the_random_baseline_is_measured_beside_training_and_changes_nothi
     cluster, undisturbed, tmp_path, monkeypatch
 ):
     """Red before: no round began before it was measured. One that is killed measures it anew, to the same figures."""
-    folder, real, rounds = new(tmp_path), Pools.play_randomly, []
+    folder, real, rounds = new(tmp_path), ServicePools.play_randomly, []
     run = ready(folder, cluster.pools, changed=lambda record: rounds.append(record) if record else None)
 
     async def late(pools, *args, **options):
@@ -740,7 +740,7 @@ async def test_the_random_baseline_is_measured_beside_training_and_changes_nothi
             await until(lambda: len([record for record in rounds if record]) >= 3)
         return await real(pools, *args, **options)
 
-    monkeypatch.setattr(Pools, "play_randomly", late)
+    monkeypatch.setattr(ServicePools, "play_randomly", late)
     await run.run()
     assert outcome(folder) == undisturbed
     measured = RunFolder(folder.path).read_status()
@@ -754,7 +754,7 @@ async def test_a_random_baseline_that_is_recorded_is_not_measured_anew(cluster, 
     folder = new(tmp_path)
     random = (await go_on(folder, cluster.pools)).status.random
     played = []
-    monkeypatch.setattr(Pools, "play_randomly", lambda *_args, **_options: played.append(1))
+    monkeypatch.setattr(ServicePools, "play_randomly", lambda *_args, **_options: played.append(1))
     folder = RunFolder(folder.path)
     assert folder.own()
     folder.write_status(dataclasses.replace(folder.read_status(), state="RUNNING", summary_json=""))
@@ -763,14 +763,14 @@ async def test_a_random_baseline_that_is_recorded_is_not_measured_anew(cluster, 
 
 
 async def test_a_random_baseline_that_was_cut_short_is_measured_anew(cluster, tmp_path, monkeypatch):
-    folder, real = new(tmp_path), Pools.play_randomly
+    folder, real = new(tmp_path), ServicePools.play_randomly
 
     async def once(pools, job_id, job, batch, episodes, **options):
         if batch:
             await asyncio.Event().wait()
         return await real(pools, job_id, job, batch, episodes, **options)
 
-    monkeypatch.setattr(Pools, "play_randomly", once)
+    monkeypatch.setattr(ServicePools, "play_randomly", once)
     run = ready(folder, cluster.pools)
     task = asyncio.create_task(run.run())
     await until(lambda: run.status.reason.startswith("training is done; random baseline so far: "))
@@ -778,7 +778,7 @@ async def test_a_random_baseline_that_was_cut_short_is_measured_anew(cluster, tm
     await task
     status = RunFolder(folder.path).read_status()
     assert (status.state, status.random.episodes, status.random_cut) == ("SUCCEEDED", 2, True)
-    monkeypatch.setattr(Pools, "play_randomly", real)
+    monkeypatch.setattr(ServicePools, "play_randomly", real)
     folder = RunFolder(folder.path)
     assert folder.own()
     folder.write_status(dataclasses.replace(status, state="RUNNING", cancelling=False, summary_json=""))

@@ -19,6 +19,7 @@ from marless.jobs import spec as specs
 from marless.jobs.job import PreparedJob, prepare
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.player import actor_seed
 from marless.learning.data.returns import EpisodeReturns, returns_of
 from marless.learning.data.rollout import play, rollout
 from marless.learning.envs import registry
@@ -31,9 +32,8 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.actor import actor_seed
 from services.actor_pool.config import ActorPoolConfig
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import LearnerPoolConfig
 from services.learner_pool.tasks import LearnTasks
@@ -62,7 +62,7 @@ def spec(**changes) -> specs.JobSpec:
 
 @dataclass(frozen=True)
 class Cluster:
-    pools: Pools
+    pools: ServicePools
     store: ParamStore
     actors: Peer
     spool: Path
@@ -99,7 +99,7 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
         )
         peers = [Peer(address, Security()) for address in (actors, learners, store)]
         client = ParamStore(peers[2], patience_s=0.0)
-        yield Cluster(Pools(peers[0], peers[1], client), client, peers[0], folder)
+        yield Cluster(ServicePools(peers[0], peers[1], client), client, peers[0], folder)
         for peer in peers:
             await peer.close()
 

@@ -20,10 +20,11 @@ from marless.core.state import REPLAY, PolicyState
 from marless.jobs.job import PreparedJob, schema_of
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.data.episodes import EpisodeStats
+from marless.learning.data.lanes import LivingLanes
+from marless.learning.data.player import Rolled
 from marless.learning.data.trajectory import Trajectory
 from services.actor_pool import actor as actors
 from services.actor_pool.actor import Actor
-from services.actor_pool.lanes import LivingLanes
 
 INPUTS = 3
 """Of a policy's net, whose layer has one output, and one bias."""
@@ -78,16 +79,14 @@ class Canned:
         seed = digest(task.settings.seed, task.round, task.index, _of(acting))
         return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed)
 
-    def run_on(
-        self, task: Any, acting: Mapping[str, Any], lanes: LivingLanes, loaded: bytes, stop: Any
-    ) -> tuple[Any, Trajectory, EpisodeStats, bytes]:
-        """As `_run_on` of the actor's module."""
-        whose = task.job, task.index
-        living, goes_on = lanes.take(actors._env_key(task.settings, task.settings.envs), whose, task.lane.digest)
+    def roll_on(self, task: Any, acting: Mapping[str, Any], lanes: LivingLanes, loaded: bytes) -> Rolled:
+        """As `Player.go_on`."""
+        living, goes_on = lanes.take(actors._env_key(task), (task.job, task.index), task.lane.digest)
         before = loaded or (living.lane.carry if goes_on else b"")
         seed = digest(task.settings.seed, task.round, task.index, _of(acting), before)
         carry = living.lane.carry = digest(seed, "carry")
-        return living, self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed), carry
+        stats = self._stats(self._schema.steps * self._schema.batch, seed)
+        return Rolled(living, self._trajectory(task, seed), stats, carry)
 
     def play(self, task: Any, acting: Mapping[str, Any]) -> Any:
         seed = digest(task.settings.seed, task.mode, task.round, task.index, _of(acting))
@@ -122,10 +121,13 @@ class _CannedActor(Actor):
     def __init__(self, canned: Canned, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._canned = canned
-        self._lanes = LivingLanes(lambda _: canned.lane())
+        self._player._lanes = LivingLanes(lambda _: canned.lane())
 
     def _act(self, task: Any, acting: Mapping[str, Any], stop: Any) -> tuple[Trajectory, EpisodeStats]:
         return self._canned.act(task, acting)
+
+    def _roll_on(self, task: Any, acting: Mapping[str, Any], loaded: bytes, stop: Any) -> Rolled:
+        return self._canned.roll_on(task, acting, self._player._lanes, loaded)
 
     def _play(self, task: Any, acting: Mapping[str, Any], stop: Any) -> Any:
         return self._canned.play(task, acting)

@@ -27,7 +27,6 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool import actor as actors
 from services.actor_pool import worker as actor_worker
 from services.actor_pool.config import ActorPoolConfig
 from services.coordinator import __main__ as coordinator
@@ -233,10 +232,8 @@ class _Launcher:
 
 def production(patched: pytest.MonkeyPatch, system: System) -> None:
     """Replace the parts of production code that compute, and those that start other programs."""
-    canned = Canned(system.job)
     patched.setattr(redis_server, "provided", system._provided)
     patched.setattr(param_store, "connected", system._connected)
-    patched.setattr(actors, "_run_on", canned.run_on)
     patched.setattr(learner_worker, "compute_side_by_side", lambda: None)
     patched.setattr(spool, "memory_backed", lambda: str(system.spool))
     algorithm = algorithms.algorithm(system.job.spec.algorithm.name)

@@ -9,10 +9,9 @@ from typing import Self
 from marless.core.errors import InternalError
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import Command, RollOut, Schedule, ScheduleState, Train
+from services.coordinator.execution.commands import roll_out, train
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.rollouts import roll_out
-from services.coordinator.execution.updates import train
 
 
 class Rounds:

@@ -11,7 +11,7 @@ from marless.core.group import Versions
 from marless.core.lanes import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
-from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion
+from marless.rpc.param_store import PolicyStore, PolicyWrite, StoredVersion
 from marless.storage.checkpoint import EARLIER, PARTS, Checkpoint, CheckpointProgress, SavedLane, SavedPolicy
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.job_log import JobLog
@@ -20,7 +20,7 @@ from services.coordinator.state.job_log import JobLog
 class Snapshots:
     """Saves the versions of one job to disk, and restores them."""
 
-    def __init__(self, job_id: str, folder: DurableJob, store: ParamStore, log: JobLog) -> None:
+    def __init__(self, job_id: str, folder: DurableJob, store: PolicyStore, log: JobLog) -> None:
         self._id = job_id
         self._folder = folder
         self._store = store

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from marless.core.failpoint import failpoint
 from marless.core.lanes import LaneRecord
 from marless.rpc import carries
-from marless.rpc.param_store import ParamStore
+from marless.rpc.param_store import PolicyStore
 
 
 class LanePublisher:
     """Publishes what the actors of one job have returned of their lanes; see `marless.rpc.carries`."""
 
-    def __init__(self, job_id: str, store: ParamStore) -> None:
+    def __init__(self, job_id: str, store: PolicyStore) -> None:
         self._id = job_id
         self._store = store
         self._returned: dict[int, Mapping[LaneRecord, bytes]] = {}

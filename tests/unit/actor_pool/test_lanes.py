@@ -10,12 +10,12 @@ import pytest_asyncio
 from marless.core.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 from marless.core.lanes import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_RETURNED_BYTES
+from marless.learning.data import lanes
 from marless.learning.envs import registry
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1.actor_pool_pb2 import ROLLOUT_MODE_TRAIN, Lane, RolloutReceipt, RolloutSettings, RolloutTask
-from services.actor_pool import lanes
 from services.actor_pool.actor import Actor
 from tests.unit.learning.nets.acting_states import state
 
@@ -43,8 +43,8 @@ class Worker:
         self.actor._pull = self._pull
         self.actor._upload = self._upload
         self.made: list[object] = []
-        make = self.actor._lanes._make
-        self.actor._lanes._make = lambda key: self.made.append(key) or make(key)
+        make = self.actor._player._lanes._make
+        self.actor._player._lanes._make = lambda key: self.made.append(key) or make(key)
 
     async def _pull(self, task):
         return self.acting

@@ -11,6 +11,7 @@ from marless.core.limits import MAX_ACTORS
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
+from marless.learning.data.player import actor_seed
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
@@ -22,7 +23,6 @@ from marless.rpc.v1.actor_pool_pb2 import (
     RolloutTask,
 )
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
-from services.actor_pool.actor import actor_seed
 from services.actor_pool.rollouts import MAX_UNDER_WAY, WINDOW, Rollouts, _Places
 
 SETTINGS = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0)

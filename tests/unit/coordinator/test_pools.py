@@ -17,7 +17,7 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.service_pools import ServicePools
 
 JOB = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}}
 
@@ -59,7 +59,7 @@ async def pools_of(tmp_path, actors: Actors, learners: Learners):
             await peer("actors", partial(add_ActorPoolServiceServicer_to_server, actors)),
             await peer("learners", partial(add_LearnerPoolServiceServicer_to_server, learners)),
         ]
-        yield Pools(*peers, ParamStore(peers[1])), peers
+        yield ServicePools(*peers, ParamStore(peers[1])), peers
 
 
 @pytest.mark.parametrize("address", ["learners.example.org:7070", ""])

@@ -11,10 +11,10 @@ from pettingzoo import ParallelEnv
 
 from marless.core.allowed_modules import VARIABLE
 from marless.core.errors import SpecError
+from marless.learning.data.lanes import EnvKey
+from marless.learning.data.player import _made
 from marless.learning.envs import registry
 from marless.learning.envs.base import agents_checksum, random_actions
-from marless.rpc.v1.actor_pool_pb2 import RolloutSettings
-from services.actor_pool.actor import _env_key, _made
 
 
 @pytest.fixture(autouse=True)
@@ -228,11 +228,11 @@ def test_rows_follow_from_names_in_every_process():
 
 def test_a_worker_refuses_an_environment_whose_agents_are_in_another_order():
     spaces = registry.spaces(path(Plain), {})
-    settings = RolloutSettings(env=path(Plain), env_options_json="{}", agents_crc32=agents_checksum(spaces))
-    _made(registry.make, _env_key(settings, 1)).close()
-    settings.agents_crc32 = agents_checksum(registry.spaces("game/matrix", {}))
+    key = EnvKey(path(Plain), "{}", with_state=False, envs=1, agents_crc32=agents_checksum(spaces))
+    _made(registry.make, key).close()
+    others = key._replace(agents_crc32=agents_checksum(registry.spaces("game/matrix", {})))
     with pytest.raises(SpecError, match=r"has other agents here than .* in another order: \['a', 'b'\]"):
-        _made(registry.make, _env_key(settings, 1))
+        _made(registry.make, others)
 
 
 @pytest.mark.parametrize("mask", [{"key": "unavailable", "inverted": True}])

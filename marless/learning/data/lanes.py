@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from marless.core.errors import told
 from marless.core.log import structlog
@@ -14,8 +15,19 @@ log = structlog.get_logger()
 LIVING = 16
 """Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago, which is
 cheap for environments that save their state, and slow for those whose episodes are played again."""
-EnvKey = tuple[str, str, bool, int, int]
-"""Name, options as JSON, whether frames need the global state, number of copies, checksum of the job's agents."""
+
+
+class EnvKey(NamedTuple):
+    """What a batch of environment copies is made from; equal keys may share one."""
+
+    name: str
+    options_json: str
+    with_state: bool
+    """Whether its frames hold the global state."""
+    envs: int
+    """Number of copies."""
+    agents_crc32: int
+    """Checksum of the job's agents; 0: not known."""
 
 
 def close_env(env: BatchedEnv) -> None:
