@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from marless.core.errors import ConflictError, CorruptError, SpecError, UnavailableError
 from marless.core.failpoint import failpoint
 from marless.core.functions import FunctionRun
@@ -30,6 +28,7 @@ from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets import serial
 from marless.learning.nets.compiled import described
+from marless.learning.nets.device import choose_device
 from marless.learning.similarity.measures import make_similarity
 from marless.rpc import idempotency
 from marless.rpc.concurrency import gather, stoppable, to_the_end
@@ -309,18 +308,6 @@ def _writes(
         req_id = idempotency.request_id(task.job, what, name)
         writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
     return writes
-
-
-def choose_device(asked: str) -> tuple[str, str]:
-    """The torch device to use, and why, for the log; raises SpecError for a GPU that does not exist."""
-    if asked == "auto":
-        if torch.cuda.is_available():
-            return "cuda:0", torch.cuda.get_device_name(0)
-        return "cpu", f"auto: torch sees no GPU; threads: {torch.get_num_interop_threads()}"
-    gpus = torch.cuda.device_count()
-    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
-        raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
-    return asked, "as configured"
 
 
 def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from marless.fleet.session import WorkerOptions, serve, work
+from marless.learning.nets.device import choose_device, compute_side_by_side
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Borrowed
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from services.learner_pool import spool
-from services.learner_pool.learner import Learning, choose_device
+from services.learner_pool.learner import Learning
 
 if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
@@ -35,12 +34,6 @@ async def run(options: WorkerOptions) -> None:
         learning.close()
         await store.close()
         await pool.close()
-
-
-def compute_side_by_side() -> None:
-    """Let functions of an update run in parallel: torch's threads serve one function each, not parts of operations."""
-    torch.set_num_interop_threads(torch.get_num_threads())
-    torch.set_num_threads(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

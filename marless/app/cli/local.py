@@ -1,10 +1,10 @@
-"""The command `train`: runs one job with all services on this machine."""
+"""The command `train`: runs one job on this machine, with all services or in one process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,8 +25,7 @@ SOON_S = 0.4
 """Seconds after which progress is shown, so that the first line of output appears within two seconds."""
 
 if TYPE_CHECKING:
-    from marless.app.cli.service_process import Starter
-    from marless.app.cli.train import JobOutcome, Show
+    from marless.app.cli.train import JobOutcome, Show, Where
     from marless.jobs.sections import StopSpec
     from marless.jobs.spec import JobSpec
 
@@ -56,12 +55,23 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
             autocompletion=job_ids,
         ),
     ] = "",
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Run all in this process, without services: debuggers and profilers see environments and nets.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, max=256, metavar="N", help="With --in-process: so many processes play; 0: this one.")
+    ] = 0,
     dry_run: DryRunOption = False,
     like: LikeOption = "",
 ) -> None:
     """Train on this machine: start the four services, run the job, stop them, print a summary.
 
-    With --dry-run, only estimate the duration and cost of the job.
+    With --in-process, there are no services: the same weights, by plain calls. With --dry-run, only estimate the
+    duration and cost of the job.
     """
     if [bool(job_file), bool(resume), bool(replay)].count(True) != 1:
         raise SpecError("give one of these: a job file, --resume with a job's id, --replay with a run")
@@ -72,20 +82,35 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
     at = CoordinatorOptions("", runs, "")
     if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
         return
-    from marless.app.cli.service_process import ahead
-
-    with ahead() as starter:
+    if workers and not in_process:
+        raise SpecError("--workers: it is for --in-process; on services, the job's actors.count decides")
+    with _where(workers, in_process=in_process) as where:
         if job_file:
-            outcome = _begin(job_file, override, job, runs, starter)
+            outcome = _begin(job_file, override, job, runs, where)
         elif replay:
-            outcome = _replay(replay, job, runs, at, starter)
+            outcome = _replay(replay, job, runs, at, where)
         else:
-            outcome = _resume(resume, override, runs, starter)
+            outcome = _resume(resume, override, runs, where)
     _report(outcome, output)
 
 
-def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: Starter) -> JobOutcome:
+@contextmanager
+def _where(workers: int, *, in_process: bool) -> Iterator[Where]:
+    """Where the job runs; what starts services begins at once, beside the check of the job."""
+    from marless.app.cli.train import InProcess, OnServices
+
+    if in_process:
+        yield InProcess(workers)
+        return
+    from marless.app.cli.service_process import ahead
+
+    with ahead() as starter:
+        yield OnServices(starter)
+
+
+def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Where) -> JobOutcome:
     from marless.app.cli.check import summary
+    from marless.app.cli.train import InProcess
     from marless.jobs import spec as specs
     from marless.jobs.examining import examined
     from marless.jobs.job import advice, prepare
@@ -95,42 +120,42 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, starter: S
     try:
         sinks.check(*spec.sinks)  # the coordinator will have this process's packages and environment
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
-            prepared = prepare(spec, examined)
+            # A debugger follows into the constructor of an environment only if that is called here.
+            prepared = prepare(spec, None if isinstance(where, InProcess) else examined)
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     for line in summary(prepared):
         say(line)
     if note := advice(prepared):
         say(f"note: {note}")
-    return _run(spec, job, runs, starter)
+    return _run(spec, job, runs, where)
 
 
-def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, starter: Starter) -> JobOutcome:
+def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, where: Where) -> JobOutcome:
     from marless.app.cli.recorded import find
     from marless.jobs.rerun import replayed
     from marless.jobs.sinks import registry as sinks
 
     found = find(source, at)
     sinks.check(*found.spec.sinks)
-    return _run(replayed(found.spec, found.records), job, runs, starter)
+    return _run(replayed(found.spec, found.records), job, runs, where)
 
 
-def _run(spec: JobSpec, job: str, runs: Path, starter: Starter) -> JobOutcome:
+def _run(spec: JobSpec, job: str, runs: Path, where: Where) -> JobOutcome:
     from marless.app.cli import train as local
 
     job_id = job or local.claim_job_id(spec.name, runs)
-    train = partial(local.train, spec, job_id=job_id, runs=runs, starter=starter, claimed=not job)
-    return _attended(job_id, runs, spec.stop, lambda show: train(show=show))
+    train = partial(local.train, spec, job_id=job_id, runs=runs, where=where, claimed=not job)
+    return _attended(job_id, runs, spec.stop, where, lambda show: train(show=show))
 
 
-def _resume(job: str, override: list[str], runs: Path, starter: Starter) -> JobOutcome:
+def _resume(job: str, override: list[str], runs: Path, where: Where) -> JobOutcome:
     from marless.app.cli import train as local
 
     rules = stop_rules(override)
     shown = _stop_of(runs / job / "spec.yaml", rules)
-    return _attended(
-        job, runs, shown, lambda show: local.resume(job, runs=runs, stop=rules, show=show, starter=starter)
-    )
+    resume = partial(local.resume, job, runs=runs, stop=rules, where=where)
+    return _attended(job, runs, shown, where, lambda show: resume(show=show))
 
 
 def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
@@ -143,18 +168,24 @@ def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # An
     return None
 
 
-def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], JobOutcome]) -> JobOutcome:
+def _attended(
+    job: str, runs: Path, stop: StopSpec | None, where: Where, action: Callable[[Show], JobOutcome]
+) -> JobOutcome:
     """Run a job with progress display; if it is interrupted, print how to continue it."""
     import asyncio
 
     from marless.app.cli.progress import TrainingProgress
-    from marless.app.cli.train import Show
+    from marless.app.cli.train import InProcess, Show
 
+    services = not isinstance(where, InProcess)
+    begins = "starting four services" if services else "starting"
+    # Without workers, a debugger's prompt may stand where a thread would print.
+    lively = not isinstance(where, InProcess) or where.workers > 0
     try:
-        with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=SOON_S) as shown:
+        with TrainingProgress(console(stderr=True), job, stop, begins, first_s=SOON_S, lively=lively) as shown:
             return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
     except asyncio.CancelledError:  # the second Ctrl-C
-        say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")
+        say(f"interrupted; {'all services were stopped' if services else 'all was stopped'}{_how_to_go_on(job, runs)}")
         raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
     except UnavailableError as error:
         raise UnavailableError(f"{error}{_how_to_go_on(job, runs)}") from None

@@ -57,9 +57,8 @@ class _Lines:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def start(self) -> None:
-        """Start printing, unless the console is a terminal."""
-        if not self._console.is_terminal:
-            self._thread.start()
+        """Start printing."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop printing."""
@@ -88,9 +87,18 @@ class TrainingProgress:
     """
 
     def __init__(
-        self, console: Console, title: str, stop: StopSpec | None, status: str, *, first_s: float = QUIET_S
+        self,
+        console: Console,
+        title: str,
+        stop: StopSpec | None,
+        status: str,
+        *,
+        first_s: float = QUIET_S,
+        lively: bool = True,
     ) -> None:
         self._console = console
+        self._lively = lively
+        self._in_place = lively and console.is_terminal
         self._stop = stop
         self._now = status
         """The text of the next status line."""
@@ -106,7 +114,7 @@ class TrainingProgress:
             *_columns(wide=self._wide),
             console=console,
             expand=True,
-            disable=not console.is_terminal,
+            disable=not self._in_place,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # data for a file or pipe must stay there
         )
@@ -114,7 +122,8 @@ class TrainingProgress:
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
-        self._lines.start()
+        if self._lively and not self._in_place:
+            self._lines.start()
         return self
 
     def __exit__(
@@ -143,7 +152,7 @@ class TrainingProgress:
         self.look_back(record)
         self._bar.update(self._task, completed=self._course[-1][0], status=self._status(record))
         self._now = self._whole(record)
-        if record.evaluations and not self._console.is_terminal:
+        if record.evaluations and not self._in_place:
             self._lines.printed()
             self._console.print(self._now, highlight=False, soft_wrap=True)
 

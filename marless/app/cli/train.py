@@ -1,21 +1,23 @@
-"""Runs one job with all services on this machine, from start to summary, for the command `train`."""
+"""Runs one job on this machine, from start to summary, for the command `train`: with all services, or without them."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from marless.app.cli.runs import unfinished
 from marless.app.cli.service_process import Starter
 from marless.app.cli.stack import LocalStack, StackOptions
 from marless.app.client import AsyncClient, Job
+from marless.app.client.direct import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.core.job_id import check_id
 from marless.jobs.record import RoundRecord
@@ -56,6 +58,64 @@ class JobOutcome:
     """True if the user pressed Ctrl-C."""
 
 
+class Where(Protocol):
+    """Where a job runs."""
+
+    def coordinator(self, folder: Path, told: Callable[[str], None]) -> AbstractAsyncContextManager[Reached]:
+        """Start a coordinator for the job of a run folder, and stop it when the context ends.
+
+        Args:
+            told: Called with a message about a service that was restarted.
+        """
+        ...
+
+
+Reached: TypeAlias = tuple[AsyncClient, Callable[[], Coroutine[Any, Any, UnavailableError]]]  # Any: as asyncio has it
+"""A client of a coordinator, and what returns an error once the coordinator, or a service behind it, is given up."""
+
+
+@dataclass(frozen=True)
+class OnServices:
+    """Four services on this machine, each a process; they are started by `starter`, if given."""
+
+    starter: Starter | None = None
+
+    @asynccontextmanager
+    async def coordinator(self, folder: Path, told: Callable[[str], None]) -> AsyncIterator[Reached]:
+        """As `Where.coordinator`; raises UnavailableError if a service cannot be started."""
+        stack = LocalStack(
+            runs=folder.parent,
+            logs=folder / "logs",
+            data=folder / "store",
+            options=StackOptions(
+                environment={"coordinator": {"MARLESS_ONLY": folder.name}}, told=told, starter=self.starter
+            ),
+        )
+        async with stack, AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
+            yield client, stack.failed
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """This process, by plain calls; with `workers`, so many others play."""
+
+    workers: int = 0
+
+    @asynccontextmanager
+    async def coordinator(self, folder: Path, told: Callable[[str], None]) -> AsyncIterator[Reached]:
+        """As `Where.coordinator`."""
+        # By name, as `OnServices` starts its processes: no import leads from here to the services.
+        serving = importlib.import_module("services.coordinator.in_process.serving")
+        async with serving.serving(folder, workers=self.workers) as servicer, DirectClient(servicer) as client:
+            yield client, _never
+
+
+async def _never() -> UnavailableError:
+    """What cannot fail by itself is never given up."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
 def claim_job_id(name: str, runs: Path) -> str:
     """A job id that sorts by time, <name>-<date>-<time>, and no other command has; its run folder is made.
 
@@ -83,9 +143,9 @@ def _made(folder: Path) -> bool:
 
 
 def train(
-    spec: JobSpec, *, job_id: str, runs: Path, show: Show, starter: Starter | None = None, claimed: bool = False
+    spec: JobSpec, *, job_id: str, runs: Path, show: Show, where: Where | None = None, claimed: bool = False
 ) -> JobOutcome:
-    """Start the stack, by `starter` if given, run the job, stop the stack; `claimed` ids are those of `claim_job_id`.
+    """Run a job to its end, by default on services; `claimed` ids are those of `claim_job_id`.
 
     Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
     asyncio.CancelledError on a second Ctrl-C.
@@ -99,7 +159,7 @@ def train(
         await client.submit(spec, job=job_id, attached=True)
         return 0
 
-    return _Attended(folder, show, starter).run(begin)
+    return _Attended(folder, show, where or OnServices()).run(begin)
 
 
 def resume(
@@ -108,7 +168,7 @@ def resume(
     runs: Path,
     stop: Mapping[str, Any] | None,  # Any: YAML
     show: Show,
-    starter: Starter | None = None,
+    where: Where | None = None,
 ) -> JobOutcome:
     """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
 
@@ -134,49 +194,38 @@ def resume(
             await client.resume(job_id, stop=stop)
         return job.rounds
 
-    return _Attended(folder, show, starter).run(begin)
+    return _Attended(folder, show, where or OnServices()).run(begin)
 
 
 @dataclass
 class _Attended:
-    """Runs one job on a stack of its own."""
+    """Runs one job with a coordinator of its own."""
 
     folder: Path
     show: Show
-    starter: Starter | None
+    where: Where
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> JobOutcome:
-        """Start the stack, follow the job to its end; `begin` submits it and returns the round to watch it from."""
-        data = self.folder / "store"
-        stack = LocalStack(
-            runs=self.folder.parent,
-            logs=self.folder / "logs",
-            data=data,
-            options=StackOptions(
-                environment={"coordinator": {"MARLESS_ONLY": self.folder.name}},
-                told=self.show.trouble,
-                starter=self.starter,
-            ),
-        )
+        """Start the coordinator, follow the job to its end; `begin` submits it and returns the round to watch from."""
         before = signal.getsignal(signal.SIGINT)
         try:
-            job = asyncio.run(self._attend(stack, data, begin))
+            job = asyncio.run(self._attend(begin))
         finally:
             signal.signal(signal.SIGINT, before)
         return JobOutcome(job, self.interrupted.is_set())
 
-    async def _attend(self, stack: LocalStack, data: Path, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+    async def _attend(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
         async with _interrupts(self.interrupted) as hold_off:
             async with AsyncExitStack() as held:
-                await self._unless_interrupted(held.enter_async_context(stack))
+                started = held.enter_async_context(self.where.coordinator(self.folder, self.show.trouble))
+                client, failed = await self._unless_interrupted(started)
                 try:
-                    async with AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
-                        job = await _unless_failed(stack, self._follow(client, begin))
+                    job = await _unless_failed(failed(), self._follow(client, begin))
                 finally:
                     hold_off()
             if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
-                shutil.rmtree(data, ignore_errors=True)  # the newest checkpoint holds the same state
+                shutil.rmtree(self.folder / "store", ignore_errors=True)  # the newest checkpoint holds the same state
             return job
 
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio has it
@@ -218,9 +267,12 @@ async def _given(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> Job:  # Any: as asyncio has it
-    """The result of `work`; raises UnavailableError if a service is given up first."""
-    working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
+async def _unless_failed(
+    failed: Coroutine[Any, Any, UnavailableError],  # Any: as asyncio has it, twice
+    work: Coroutine[Any, Any, Job],
+) -> Job:
+    """The result of `work`; raises what `failed` returns if that comes first."""
+    working, failing = asyncio.create_task(work), asyncio.create_task(failed)
     try:
         await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
         if failing.done():

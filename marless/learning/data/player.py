@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +30,15 @@ from marless.learning.envs.base import BatchedEnv, agents_checksum
 from marless.learning.nets.acting import Acting, ActingPolicies
 
 _CACHED_ENVS = 4
+
+
+class Mode(IntEnum):
+    """How an actor acts. The numbers are those of `RolloutMode` in actor_pool.proto, and a part of its seed."""
+
+    TRAIN = 1
+    """It explores."""
+    GREEDY = 2
+    RANDOM = 3
 
 
 class Rolled(NamedTuple):
@@ -142,7 +152,7 @@ class Player:
 
 
 def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
-    """The 64-bit seed of one actor, a function of job, mode (`RolloutMode`), round and index only."""
+    """The 64-bit seed of one actor, a function of job, `Mode`, round and index only."""
     low, high = np.random.SeedSequence((job_seed, mode, round_, index)).generate_state(2)
     return int(high) << 32 | int(low)
 

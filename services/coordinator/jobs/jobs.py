@@ -68,7 +68,9 @@ class Jobs:
     Jobs that run when it exits stay RUNNING on disk, and the next coordinator continues them.
     """
 
-    def __init__(self, runs: Path | Runs, pools: Pools, options: JobsOptions | None = None) -> None:
+    def __init__(
+        self, runs: Path | Runs, pools: Pools, options: JobsOptions | None = None, preparing: Preparing | None = None
+    ) -> None:
         self._runs = runs if isinstance(runs, Runs) else Runs(runs)
         self.runs = self._runs.path
         self._pools = pools
@@ -77,7 +79,7 @@ class Jobs:
         self._index = Index(self._runs)
         self._aftermath = Aftermath(pools, self._keep)
         self._queue = JobQueue(self._options.running, self._aftermath.follow)
-        self._preparing = Preparing()
+        self._preparing = preparing or Preparing()
         self._failover = Failover(
             self._index,
             self._runs,

@@ -25,9 +25,13 @@ MAX_AT_ONCE = 16
 class Preparing:
     """Prepares each job in a daemon thread of its own, so that an environment that hangs blocks neither the threads
     for file access nor the exit of this process.
+
+    Args:
+        make: Prepares the job of a spec; by default, its environment is made in a process of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[JobSpec], PreparedJob] | None = None) -> None:
+        self._make = make or partial(prepare, examined=partial(examined, limit_s=PREPARE_S))
         self._threads = 0
         self._waiting: set[asyncio.Future[PreparedJob]] = set()
 
@@ -40,7 +44,7 @@ class Preparing:
         if self._threads >= MAX_AT_ONCE:
             raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
         done: asyncio.Future[PreparedJob] = asyncio.get_running_loop().create_future()
-        make = partial(_checked if new else _prepared, spec)
+        make = partial(_checked, spec, self._make) if new else partial(self._make, spec)
         thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
         self._threads += 1
         self._waiting.add(done)
@@ -81,14 +85,10 @@ class Preparing:
             done.set_exception(error or AssertionError)
 
 
-def _checked(spec: JobSpec) -> PreparedJob:
+def _checked(spec: JobSpec, make: Callable[[JobSpec], PreparedJob]) -> PreparedJob:
     sinks.check(*spec.sinks)
     costs.check(spec)
-    return _prepared(spec)
-
-
-def _prepared(spec: JobSpec) -> PreparedJob:
-    return prepare(spec, partial(examined, limit_s=PREPARE_S))
+    return make(spec)
 
 
 def changed(spec: JobSpec, stop_json: str) -> JobSpec:

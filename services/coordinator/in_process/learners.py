@@ -1,0 +1,242 @@
+"""The learners of one job, one for each scope, called directly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError, SpecError
+from marless.core.functions import FunctionRun
+from marless.core.group import Group, Versions
+from marless.core.measures import Measure
+from marless.core.state import Arrays
+from marless.core.stopwatch import Stopwatch
+from marless.jobs.job import PreparedJob, replay_of
+from marless.jobs.record import Distances, InvocationRecord
+from marless.learning.algos import registry
+from marless.learning.algos.algorithm import scopes
+from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, Scope
+from marless.learning.data.frame_file import allocate
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.nets.serial import check_update
+from marless.rpc import gradients
+from services.coordinator.execution.pools import GradientResult, Update
+from services.coordinator.in_process.store import MemoryStore
+from services.coordinator.in_process.tasks import HERE, memory_bytes
+
+
+@dataclass
+class _Held:
+    """The learner of one scope, and the versions of the states that it holds."""
+
+    learner: Learner
+    scope: Scope
+    agents: frozenset[str]
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def groups(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """Those of this scope."""
+        return tuple(group for group in groups if group.agents[0] in self.agents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnInput:
+    """What an update or a gradient is made from."""
+
+    round: int
+    """Of an update; of a gradient, the number of its learner."""
+    env_steps: int
+    groups: tuple[Group, ...]
+    versions: Versions
+    """The newest version of every policy and joint critic."""
+    trajectories: Sequence[Trajectory]
+    measure: Measure
+
+
+class JobLearners:
+    """Opens, updates and differentiates the policies of one job; publishes them to the store.
+
+    Args:
+        replay: Directory for the replay buffers of off-policy algorithms, so that they outlive this process.
+    """
+
+    def __init__(self, job_id: str, job: PreparedJob, store: MemoryStore, replay: Path) -> None:
+        # Here, because it imports torch: a process that only prepares a job has no use for it.
+        from marless.learning.nets.device import choose_device, compute_side_by_side
+
+        self._id = job_id
+        self._job = job
+        self._store = store
+        compute_side_by_side()
+        self._device = choose_device(job.spec.learner.device)[0]
+        self._held = [self._made(scope, replay) for scope in self._scopes()]
+
+    def _scopes(self) -> Sequence[Scope]:
+        config = self._job.spec.algorithm
+        return scopes(registry.algorithm(config.name), config, self._job.spaces)
+
+    def _made(self, scope: Scope, replay: Path) -> _Held:
+        spec, spaces = self._job.spec, self._job.spaces
+        file = None
+        if wanted := replay_of(spec, spaces, scope):
+            schema, capacity = wanted
+            file = replay / scope.name
+            allocate(file, schema.file_bytes(capacity))
+        context = LearnerContext(spec.nets, spaces, scope, self._device, file, self._job.carried)
+        learner = registry.algorithm(spec.algorithm.name).learner(spec.algorithm, context)
+        agents = frozenset(agent for each in scope.agent_classes(spaces) for agent in each.agents)
+        return _Held(learner, scope, agents)
+
+    def open(self, groups: Sequence[Group]) -> Versions:
+        """Load what the store has, initialise and publish the rest; returns the newest version of everything.
+
+        Raises SpecError for stored states of another shape.
+        """
+        versions: dict[str, int] = {}
+        for held in self._held:
+            starts = [Group(group.start, group.agents) for group in held.groups(groups)]
+            names = held.learner.names(starts)
+            heads = self._store.heads()
+            try:
+                self._hold(held, {name: heads[name] for name in names if name in heads})
+            except CorruptError as error:
+                raise SpecError(f"the stored versions of job {self._id} do not fit its spec: {error}") from None
+            fresh = [name for name in names if name not in heads]
+            for name in fresh:
+                held.learner.load(name, held.learner.initial(name, self._job.spec.seed))
+            held.versions |= self._publish(held, fresh, 0, "init")
+            versions |= {name: held.versions[name] for name in names}
+        return versions
+
+    def update(self, given: LearnInput) -> Update:
+        """Update every policy once."""
+        versions: dict[str, int] = {}
+        metrics: dict[str, Mapping[str, float]] = {}
+        invocations: list[InvocationRecord] = []
+        distances: list[Distances] = []
+        for held in self._held:
+            inputs, names = self._inputs(held, given)
+            held.versions.clear()  # the learner's states have no version until they are published
+            running, cpu_s = Stopwatch.start(), time.process_time()
+            output = held.learner.update(inputs)
+            invocations += self._invocations(held, f"{given.round}", inputs.groups, output.runs, running, cpu_s)
+            metrics |= output.metrics
+            distances += self._distances(output.distances)
+            held.versions = self._publish(held, names, given.round, given.round)
+            versions |= held.versions
+        return Update(versions, metrics, tuple(invocations), tuple(distances))
+
+    def gradient(self, given: LearnInput, peers: Sequence[Versions]) -> GradientResult:
+        """Compute one gradient of every policy, and keep it in the store; the policies stay as they are."""
+        parts: dict[str, int] = {}
+        metrics: dict[str, Mapping[str, float]] = {}
+        invocations: list[InvocationRecord] = []
+        distances: list[Distances] = []
+        for held in self._held:
+            inputs, _ = self._inputs(held, given)
+            inputs = replace(inputs, peers=tuple(self._peers(peers, inputs.groups)))
+            running, cpu_s = Stopwatch.start(), time.process_time()
+            output = held.learner.gradients(inputs)
+            what = f"gradient-{given.round}"
+            invocations += self._invocations(held, what, inputs.groups, output.runs, running, cpu_s)
+            metrics |= output.metrics
+            distances += self._distances(output.distances)
+            name = gradients.name_of(given.round, held.scope.index)
+            parts[name] = self._store.put_gradient(name, output.gradients)
+        return GradientResult(parts, metrics, tuple(invocations), tuple(distances))
+
+    def _inputs(self, held: _Held, given: LearnInput) -> tuple[RoundInput, tuple[str, ...]]:
+        """The input of one scope's learner, which then holds what it starts from; and the names that it publishes."""
+        groups = held.groups(given.groups)
+        names = held.learner.names(groups)
+        starts = {group.start for group in groups}
+        policies = {group.policy for group in groups}
+        wanted = starts | {name for name in names if name not in policies}
+        self._hold(held, {name: given.versions[name] for name in wanted})
+        inputs = RoundInput(
+            round=given.round,
+            env_steps=given.env_steps,
+            seed=self._job.spec.seed,
+            groups=groups,
+            trajectories=given.trajectories,
+            pooling=self._job.spec.sharing.samples,
+            measure=given.measure,
+        )
+        return inputs, names
+
+    def _hold(self, held: _Held, wanted: Mapping[str, int]) -> None:
+        """Make a learner hold these versions; raises CorruptError if a state does not fit."""
+        missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
+        for name, state in self._store.states(missing).items():
+            held.learner.load(name, state)
+        held.versions |= missing
+
+    def _publish(self, held: _Held, names: Sequence[str], round_: int, what: int | str) -> dict[str, int]:
+        states = {name: held.learner.state(name) for name in names}
+        for name, state in states.items():
+            check_update(name, state)
+        return self._store.put(self._id, round_, what, states)
+
+    def _peers(self, peers: Sequence[Versions], groups: Sequence[Group]) -> Iterator[Mapping[str, Arrays]]:
+        """The acting weights of each other learner, if the algorithm truncates ratios over them; equal ones once."""
+        if getattr(self._job.spec.algorithm, "truncation", "none") == "none":
+            return
+        starts = {group.start for group in groups}
+        for each in dict.fromkeys(tuple(sorted(peer.items())) for peer in peers):
+            wanted = {name: version for name, version in each if name in starts and self._store.has(name, version)}
+            if wanted:
+                yield {name: state.acting for name, state in self._store.states(wanted).items()}
+
+    def _distances(self, measured: Mapping[str, NDArray[np.float64]]) -> Iterator[Distances]:
+        agents = {each.name: each.agents for each in self._job.spaces.classes}
+        for name, values in measured.items():
+            yield Distances(agents=agents[name], values=tuple(map(tuple, values.tolist())))
+
+    def _invocations(
+        self,
+        held: _Held,
+        what: str,
+        groups: Sequence[Group],
+        runs: Sequence[FunctionRun],
+        running: Stopwatch,
+        cpu_s: float,
+    ) -> Iterator[InvocationRecord]:
+        """The learner's execution as a whole, and that of each function inside it."""
+        config, index = self._job.spec.algorithm, held.scope.index
+        graph = registry.algorithm(config.name).functions(config, held.scope, groups, self._job.spaces)
+        after = {node.id: node.after for node in graph}
+        yield InvocationRecord(
+            id=f"{self._id}/{what}/update/{index}",
+            function="learner",
+            name="",
+            index=index,
+            attempt=1,
+            worker=HERE,
+            queued_s=running.started_s,
+            start_s=running.started_s,
+            end_s=running.now_s,
+            vcpu_s=time.process_time() - cpu_s,
+            memory_bytes=memory_bytes(),
+            cold=False,
+        )
+        for run in runs:
+            yield InvocationRecord(
+                id=f"{self._id}/{what}/{run.function}/{run.name}",
+                function=run.function,
+                name=run.name,
+                index=index,
+                attempt=0,
+                worker="",
+                queued_s=0.0,
+                start_s=run.start_s,
+                end_s=run.end_s,
+                vcpu_s=run.vcpu_s,
+                memory_bytes=0,
+                cold=False,
+                after=after.get(f"{run.function}/{run.name}", ()),
+            )
