@@ -240,6 +240,7 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
     """The config types of the sections whose type depends on their name, by the section's path in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
+        # A name that is unknown is an error already, which validation has found where it looked for the name.
         types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
     for section, type_of, default in _NAMED:
         with suppress(SpecError):
