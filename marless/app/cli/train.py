@@ -120,6 +120,7 @@ def resume(
     if not (folder / "job.json").exists():
         raise NotFoundError(f"{folder} contains no job")
     left = [job for job in unfinished(runs) if job.job == job_id]
+    # With a store of its own it is run by another `train`: the lock of that store refuses a second one, and names it.
     if any(job.run_by_somebody for job in left) and not (folder / "store").exists():
         raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
 
@@ -154,6 +155,7 @@ class _Attended:
             logs=self.folder / "logs",
             data=data,
             options=StackOptions(
+                # Other unfinished jobs of the same directory wait for their own commands, or for `marless up`.
                 environment={"coordinator": {"MARLESS_ONLY": self.folder.name}},
                 told=self.show.trouble,
                 starter=self.starter,
@@ -171,6 +173,7 @@ class _Attended:
             async with AsyncExitStack() as held:
                 await self._unless_interrupted(held.enter_async_context(stack))
                 try:
+                    # Secrets of the environment are for another coordinator; this one has a private socket.
                     async with AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
                         job = await _unless_failed(stack, self._follow(client, begin))
                 finally:
