@@ -104,11 +104,14 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
     here, there = os.pipe()
     try:
         child = subprocess.Popen(
+            # -P leaves the working directory out of the path, where a numpy.py of anybody could lie.
             [sys.executable, "-P", "-m", "marless.jobs.examining", str(there)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             pass_fds=(there,),
+            # By its session, processes that it leaves behind are found, whatever they do
+            # to their environment variables.
             start_new_session=True,
             text=True,
             env=process_environment.inherited(os.environ)
@@ -119,6 +122,7 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
         os.close(here)
         raise SpecError(f"environment {name}: no process could be started to make it: {error.strerror}") from error
     finally:
+        # The child has an end of its own: with this one open, the pipe would not end when the child does.
         os.close(there)
     try:
         _tell(child.stdin, request)
@@ -148,6 +152,7 @@ def _tell(pipe: IO[str] | None, request: str) -> None:
 
 def _read_line(child: subprocess.Popen[str], pipe: int, until_s: float) -> bytes | None:
     """What the child has written to the pipe when it has written a line or ended; None if it does neither in time."""
+    # A descriptor of the process lets one call wait for its end and for its answer.
     written, exited = b"", os.pidfd_open(child.pid)
     try:
         while (left_s := until_s - time.monotonic()) > 0:

@@ -205,6 +205,7 @@ def _scaled_stretches(records: Sequence[RoundRecord], before: int | None) -> Ite
         if part and (turned or _why(_decision(record, "scaling")) != _why(_decision(part[-1], "scaling"))):
             yield _stretch("scaling", part, earlier)
             part, earlier, direction = [], last, 0
+        # A round without a change keeps the direction: a rise, a rest and a rise are one stretch.
         direction = step or direction
         part.append(record)
         last = record.actors

@@ -244,6 +244,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
         sampled, round_steps = schedule.batch, schedule.batch * of_actor  # a round is an update from these rollouts
     bounds = [
         *([stop.rounds * round_steps] if stop.rounds is not None else []),
+        # The job ends after the round in which it reaches the limit, which may be up to one round beyond it.
         *([stop.env_steps + round_steps] if stop.env_steps is not None else []),
     ]
     return Setting(

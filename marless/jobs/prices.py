@@ -139,6 +139,7 @@ class Prices(Strict):
 
         The table's price wins over that of the host, which counts up to the list price of a known type.
         """
+        # The most exact price comes first: a spot price holds in one zone, a price of a type anywhere.
         for end in (f"/{machine.market}/{machine.zone}", f"/{machine.market}", ""):
             if machine.type and (given := self.machines.usd_h.get(f"{machine.type}{end}")) is not None:
                 return given
@@ -146,6 +147,7 @@ class Prices(Strict):
         listed = self.ec2.instances.get(machine.type) if rented else None
         if listed and machine.market in ("", "on-demand"):
             return listed.usd_h
+        # By way of the text: Decimal of a float has all digits of its binary fraction, 0.1 among them.
         said = None if machine.usd_h is None else Decimal(str(machine.usd_h))
         return min(said, listed.usd_h) if said is not None and listed else said
 

@@ -71,6 +71,7 @@ def _aggregation(data: dict[str, Any] | None) -> AggregationRecord | None:  # An
 
 
 def _whole(numbers: Any) -> tuple[int, ...]:  # Any: JSON
+    # Not isinstance, for which True is an int.
     if not isinstance(numbers, list) or not all(type(each) is int for each in numbers):
         raise TypeError(f"{numbers!r:.80} is no list of numbers")
     return tuple(numbers)
@@ -92,6 +93,7 @@ def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: J
     """Construct a part of a record; raises TypeError for a field that is missing, unknown, of the wrong type, or NaN or
     infinite, and for times and counts beyond `MAX_COUNT`, with which costs cannot be computed.
     """
+    # Returns are as large as an environment makes them, and enter no cost.
     most = math.inf if kind is EpisodeReturns else MAX_COUNT
     part = kind(**data)
     for name, types in _scalars(kind):
@@ -112,11 +114,13 @@ def _row(data: list[Any]) -> tuple[float, ...]:  # Any: JSON
     for value in data:
         if not isinstance(value, int | float):
             raise TypeError(f"{value!r:.80} is no number")
+        # A whole number beyond the range of float64 raises OverflowError here, not where somebody computes with it.
         float(value)
     return tuple(data)
 
 
 def _texts(data: list[Any]) -> tuple[str, ...]:  # Any: JSON
+    # A text would pass as the list of its letters.
     if isinstance(data, str) or not all(isinstance(each, str) for each in data):
         raise TypeError(f"{data!r:.80} is no list of names")
     return tuple(data)

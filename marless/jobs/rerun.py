@@ -32,6 +32,7 @@ def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
         raise SpecError(f"--replay: the run's events take {len(order):,} characters; at most {MAX_ORDER:,} are taken")
     _check_replays(records[-1])
     stop = StopSpec.model_validate({"rounds": len(records)})
+    # In pieces, because no document holds a longer text, and the spec of a long run's repetition must be read again.
     texts = tuple(textwrap.wrap(order, MAX_TEXT, break_long_words=False))
     return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": texts}), "stop": stop})
 

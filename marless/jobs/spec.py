@@ -145,6 +145,7 @@ class JobSpec(Strict):
     @field_validator("schedule")
     @classmethod
     def _schedule_fits_algorithm(cls, schedule: ScheduleConfig, info: ValidationInfo) -> ScheduleConfig:
+        # Fields are validated in the order of the class, in which the algorithm comes before the schedule.
         algorithm = info.data.get("algorithm")  # missing if it is not valid
         return schedule.fitted(algorithm) if algorithm else schedule
 
@@ -200,6 +201,7 @@ def spaces_from_json(text: str) -> EnvSpaces:
     from marless.learning.envs.base import check_spaces
 
     try:
+        # Infinity is allowed: bounds of observations and actions may be infinite.
         spaces = _spaces_type().validate_python(documents.from_json(text, "spaces", finite=False))
     except ValidationError as error:
         raise SpecError(f"spaces: {error.error_count()} fields are not fields of an environment's spaces") from None
@@ -238,6 +240,7 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
     """The config types of the sections whose type depends on their name, by the section's path in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
+        # A name that is unknown is an error already, which validation has found where it looked for the name.
         types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
     for section, type_of, default in _NAMED:
         with suppress(SpecError):
@@ -284,6 +287,7 @@ def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:
     Raises SpecError, each line starting with `source`, for invalid rules, and if no rule is left.
     """
     document = json.loads(spec.to_json())
+    # Rules that are no mapping are handed on as they are, and `parse` says what is wrong with them.
     return parse(document | {"stop": document["stop"] | rules if isinstance(rules, dict) else rules}, source)
 
 
@@ -323,6 +327,7 @@ def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAM
     *sections, field = key.split(".")
     for section in sections:
         inner = document.setdefault(section, {})
+        # `algorithm: ippo` is short for a section of that name, whose fields can be set like those of others.
         if isinstance(inner, str) and section in ("algorithm", "schedule", "scaling", "sharing", "similarity"):
             inner = document[section] = {"name": inner}
         if not isinstance(inner, dict):

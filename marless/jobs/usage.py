@@ -72,6 +72,8 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[FunctionUse, .
             size = functions.actor if each.function in WHOLE else functions.learner
             uses.append(_use(each, _wall(each), size, each, policies))
         elif each.function != HOST:
+            # Shares were made in the order of the record, in which this loop takes them:
+            # the next one is this function's.
             seconds = max(each.vcpu_s, 0.0) / functions.learner.vcpus + next(overheads[each.index])
             starting = hosts[each.index] if each.function in STARTED else ()
             host = max(starting, key=attrgetter("cold", "init_s"), default=each)

@@ -119,8 +119,8 @@ def security_of(args: argparse.Namespace, role: Role) -> Security:
     return Security.of_process(role, args.tokens, tls_cert=args.tls_cert, tls_key=args.tls_key, tls_ca=args.tls_ca)
 
 
-def configure_logging() -> None:
-    """Configure structured logs: one JSON object per line on standard error. No call that logs raises."""
+def configure_logging(stream: TextIO | None = None) -> None:
+    """Configure structured logs: one JSON object per line, by default on standard error. No call that logs raises."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -130,7 +130,7 @@ def configure_logging() -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", Lines(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", Lines(stream or sys.stderr))),
     )
 
 

@@ -90,6 +90,7 @@ async def _answers(endpoint: Endpoint, limit_s: float) -> bool:
     check = health_pb2_grpc.HealthStub(peer.channel).Check
     request = health_pb2.HealthCheckRequest()
     try:
+        # A question waits for a connection, too: a failure at once would take no time, and so count as no silence.
         await check(request, timeout=limit_s, metadata=peer.metadata, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
         return error.code() not in _NO_ANSWER
@@ -103,6 +104,7 @@ def starved_s(pid: int) -> dict[str, float]:
     waited = {}
     for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):
+            # The second number is the time on a run queue, in nanoseconds.
             waited[thread.parent.name] = int(thread.read_text("ascii").split()[1]) / 1e9
     return waited
 

@@ -24,6 +24,7 @@ def is_wanted() -> bool:
 def run() -> int:
     """Run this command line once more in a child; returns the exit code, having said if the environment ended it."""
     here, there = os.pipe()
+    # With the options of the interpreter, which sys.argv has no more.
     command = [sys.executable, *sys.orig_argv[1:]]
     # In a process group of its own, so that Ctrl-C reaches it once, from here, as does what is sent to this process.
     child = subprocess.Popen(
@@ -43,7 +44,9 @@ def run() -> int:
     by_itself = False
     with suppress(BlockingIOError):
         by_itself = bool(os.read(here, 1))
+    # The end by a signal that was handed on is what its sender wanted, and no doing of the environment.
     if by_itself or -code in asked:
+        # As shells report the end of a process by a signal.
         return code if code >= 0 else 128 - code
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended itself with exit code {code}"
     print(  # noqa: T201  # for people

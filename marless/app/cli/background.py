@@ -144,6 +144,8 @@ class StackFolder:
         if standing is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
+            # The id may be another process's by now, which only its command line tells; that ends with a zero byte,
+            # so that the last part is empty.
             module, settings = Path(f"/proc/{standing.pid}/cmdline").read_bytes().split(b"\0")[-3:-1]
             if module == MODULE.encode() and StackSettings.from_json(settings.decode()).runs == self.path.parent:
                 return standing.pid
@@ -171,6 +173,7 @@ class StackFolder:
 
     def write(self, standing: RunningStack) -> None:
         """Replace stack.json."""
+        # Commands read it at any moment, and must find all of it or what was there before.
         partial = self._file.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(standing)), encoding="utf-8")
         partial.replace(self._file)
@@ -194,6 +197,7 @@ def up(settings: StackSettings) -> tuple[RunningStack, bool]:
     while time.monotonic() < give_up_s:
         ended = supervisor.poll() is not None
         if standing := folder.standing():
+            # Another `up` may have been faster: then its supervisor serves, and ours has ended.
             return standing, standing.pid != supervisor.pid
         if ended and folder.supervisor() is None:
             raise UnavailableError(f"{folder.gave_up() or 'the supervisor ended'} (log: {folder.log.path})")
@@ -261,6 +265,7 @@ async def supervise(settings: StackSettings) -> None:
             if failing.done():
                 raise failing.result()
         finally:
+            # While the services still run, so that no command finds an address at which they are about to stop.
             folder.clear()
             for task in (failing, stopping, serving):
                 task.cancel()
@@ -272,9 +277,11 @@ def _spawn(settings: StackSettings, folder: StackFolder) -> subprocess.Popen[byt
     try:
         private_files.directory(folder.logs)
         if folder.supervisor() is None:
+            # A new log, in which `gave_up` does not find the error of an earlier supervisor.
             folder.log.put_aside()
         with folder.log.open() as log:
             return subprocess.Popen(
+                # -P leaves the working directory out of the path, where a module of anybody could lie.
                 [sys.executable, "-P", "-m", MODULE, settings.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -119,6 +119,7 @@ def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     from marless.jobs.job import advice, prepare
     from marless.jobs.sinks import registry as sinks
 
+    # Sinks run where the coordinator does, whose packages and variables nobody knows here.
     if not at.coordinator:
         sinks.check(*asked.job.sinks)
     if asked.document:

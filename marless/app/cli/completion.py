@@ -27,6 +27,7 @@ def _asked(context: typer.Context, runs: Path) -> list[str]:
     from marless.app.client import AsyncClient
 
     async def ask() -> list[str]:
+        # Without patience: a coordinator that is not there is asked once.
         client = AsyncClient(context.params.get("coordinator"), runs=runs, contact_s=0.0)
         async with asyncio.timeout(BUDGET_S), client:
             return [job.job for job in await client.list()]

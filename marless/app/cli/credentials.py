@@ -71,6 +71,7 @@ def credentials(
     hosts, owner = _hosts(host), (os.geteuid() or CONTAINER_UID) if owner is None else owner
     try:
         home = private_files.directory(directory)
+        # Taken back from the services' user first, because files of other users are not trusted.
         _give_to(home, os.geteuid())
         authority = _Authority(home)
         tokens.create(home / "tokens")
@@ -96,6 +97,7 @@ def _hosts(given: list[str]) -> Mapping[str, tuple[str, ...]]:
                 f"--host {text}: give SERVICE=HOST, e.g. coordinator=train.example.org; services are "
                 f"{', '.join(SERVICES)}"
             )
+        # Addresses of IPv6 are dialled in brackets, and certified without.
         hosts[service] += (host.strip("[]"),)
     return hosts
 
@@ -144,6 +146,7 @@ class _Authority:
         shutil.copyfile(self._cert, folder / self._cert.name)
 
     def _make(self) -> None:
+        # The host is a placeholder, in the section of processes, which this certificate does not use.
         with _settings(self._cert.parent, _SETTINGS.format(name="marless authority", hosts="DNS:none")) as settings:
             _openssl(
                 "req",
@@ -212,6 +215,7 @@ def _hand_out(home: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}")
+    # Left by a run that was killed; O_EXCL refuses to open what is there, and so follows nobody's link.
     with suppress(FileNotFoundError):
         partial.unlink()
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

@@ -121,6 +121,7 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
     with Working("measuring"):
         found = _calibrated(spec)
     work = forecast.work_of(found, job)
+    # At least as many as one function needs, because the model refuses slots that hold none.
     slots = max(
         len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))
     )
@@ -134,6 +135,8 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
 
         count = 1 + max(min(spec.evaluation.every, 5 * _SAMPLED_ROUNDS), _SAMPLED_ROUNDS)
         if paid_s := minimum_s(table):
+            # So long that machines or containers are held beyond what is charged at least: later rounds then show
+            # what one costs.
             count = min(count + int(2 * paid_s / some(2).round_s), _MOST_SAMPLED_ROUNDS)
         courses.append(some(count))
     return _Basis(courses, _assumptions(found, job, slots), "")

@@ -51,6 +51,7 @@ def reap(output: OutputOption = Output.table) -> None:
     if cloud and machines:
         _end(cloud, machines)
     still = (*orphans.of_dead_pools(), *_containers(engine), *_of_cloud(cloud))
+    # What other pools have left meanwhile was not to be ended by this command.
     left = {each.id for each in still} & {each.id for each in found}
     _show([each for each in found if each.id not in left], output)
     if left:

@@ -55,6 +55,7 @@ class JobOrder(StrEnum):
         """Sort jobs: numbers descending, texts ascending; unknown values come last."""
         field = {"accepted": "accepted_s", "ended": "ended_s"}.get(self.name, self.name)
         known = [job for job in jobs if getattr(job, field) is not None]
+        # Texts ascend and numbers descend, unless reversed: the order is descending where the two flags agree.
         texts = self in (JobOrder.job, JobOrder.state)
         known.sort(key=operator.attrgetter(field), reverse=texts is reverse)
         return known + [job for job in jobs if getattr(job, field) is None]
@@ -84,6 +85,7 @@ def list_(
         wanted = [JobState.named(each) for each in state]
     except SpecError as error:
         raise SpecError(f"--state: {error}") from None
+    # Only then are the first N of the coordinator, which lists the newest first, also the first N asked for.
     newest = not name and sort is JobOrder.accepted and not reverse
     with to.client() as client:
         found = client.list(states=wanted, limit=limit if newest else None)
@@ -294,6 +296,7 @@ def _far(jobs: Mapping[str, Job], rules: Mapping[str, StopSpec | None]) -> tuple
         counts = Counter(job.state.lower() for job in jobs.values())
         return done, len(jobs), ", ".join(f"{number} {state}" for state, number in counts.items())
     [job] = jobs.values()
+    # Without a rule on rounds or env steps nobody knows how far it is; with a total of 0 no fraction is shown.
     return done, 1 if done else 0, f"round {job.rounds:,}" if job.state == "RUNNING" else job.reason or "pending"
 
 
@@ -313,6 +316,7 @@ def end_all(jobs: Sequence[Job], timeout_s: float | None, *, missing: bool) -> N
             say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` shows more")
         elif not job.state.ended:
             say(f"job {job.job} has not ended within {timeout_s:g} s; it continues")
+    # How a job ended badly says more than that another one is missing, so that its code wins.
     raise typer.Exit(exits.of_states([job.state for job in jobs]) or missing * exits.ExitCode.NOT_FOUND)
 
 

@@ -162,6 +162,7 @@ def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
     staleness.plot(rounds, [each.mean_staleness for each in made], color=_COLOURS[0], label="mean")
     greatest = [max((one.staleness for one in each.gradients), default=0) for each in made]
     staleness.plot(rounds, greatest, color=_COLOURS[3], linestyle=":", label="greatest")
+    # A line has a gap where it is NaN.
     bounds = [float("nan") if each.bound is None else each.bound for each in made]
     staleness.plot(rounds, bounds, color=_COLOURS[6], linestyle="--", label="bound on the mean")
     staleness.set_ylabel("staleness of gradients")
@@ -204,6 +205,7 @@ def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[s
 
 
 def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    # Not the panel of returns, which may be negative.
     for panel in (figure.axes[0], figure.axes[1], figure.axes[3]):
         panel.set_ylim(bottom=0)
     _write(figure, target)

@@ -73,6 +73,7 @@ class _Lines:
     def _run(self) -> None:
         while not self._ended.wait(max(self._due_s - time.monotonic(), 0.0)):
             now_s = time.monotonic()
+            # False if another line was printed during the wait, which has moved the next one.
             if now_s >= self._due_s:
                 self._due_s = now_s + EVERY_S
                 line = f"{harmless(self._status())} · {duration(now_s - self._began_s)} so far"

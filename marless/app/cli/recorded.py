@@ -162,6 +162,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             records=records,
             random=random,
             state=known["state"],
+            # A job that was resumed still has the file of its end before.
             kept=kept if known["state"] in ENDED else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -50,6 +50,7 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
 def _is_locked(path: Path) -> bool:
     try:
         with regular_files.opened(path) as file:
+            # Shared, so that two commands that look at once do not take each other for a coordinator.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (NotFoundError, CorruptError):
         return False

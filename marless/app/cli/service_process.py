@@ -169,6 +169,7 @@ class _ForkedService:
         return self._end.result() if self._end.done() else None
 
     async def wait(self) -> int:
+        # Whoever gives up waiting must not end the task that alone learns how the service has ended.
         return await asyncio.shield(self._end)
 
     def send_signal(self, signal: int) -> None:

@@ -178,9 +178,12 @@ class LocalStack:
         public = name == "coordinator" and bool(self._options.listen)
         hidden = set(SECRET_VARIABLES).difference(_PUBLIC if public else ())
         redis = {variable for variable in os.environ if variable.startswith(_REDIS)}
+        # Only the parameter store connects to a Redis, so nobody else needs to know its password.
         hidden = hidden - redis if name == "param_store" else hidden | redis
         inherited = {variable: value for variable, value in os.environ.items() if variable not in hidden}
         return (
+            # A worker of each kind imports what it needs while the services start; the user's
+            # own setting, which follows, wins.
             {"MARLESS_WARM_WORKERS": "1"}
             | inherited
             | {
@@ -230,6 +233,7 @@ class LocalStack:
         try:
             for name in reversed(SERVICES):
                 if keeping := self._keeping.pop(name, None):
+                    # Else its end would be taken for a death, and it would be started again.
                     keeping.cancel()
                     await asyncio.gather(keeping, return_exceptions=True)
                 if service := self._services.get(name):
@@ -244,6 +248,7 @@ def owner_of(data: Path) -> int | None:
     if not path.exists():
         return None
     with os.fdopen(private_files.open_readable(path), encoding="utf-8") as file:
+        # Shared, so that two processes that ask at once do not take each other for the owner.
         if _locks(file, fcntl.LOCK_SH):
             return None
         name = file.read()
@@ -253,6 +258,7 @@ def owner_of(data: Path) -> int | None:
 async def _lock(path: Path, patience_s: float) -> IO[str] | None:
     """Lock a file until it is closed here and by all processes that inherit it; None if it stays locked by others."""
     give_up_s = time.monotonic() + patience_s
+    # Not emptied when it is opened: until the lock is ours, it holds the id of the owner.
     descriptor = private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     file = os.fdopen(descriptor, "a", encoding="utf-8")
     while not _locks(file, fcntl.LOCK_EX):
@@ -260,6 +266,7 @@ async def _lock(path: Path, patience_s: float) -> IO[str] | None:
             file.close()
             return None
         await asyncio.sleep(POLL_S)
+    # The id of an earlier owner must not be read as that of the new one, which writes its own next.
     file.truncate(0)
     return file
 

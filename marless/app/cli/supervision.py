@@ -184,6 +184,7 @@ class SupervisedService:
             code = await self._end()
             deaths.append(time.monotonic())
             mute = 0 if self._answered else mute + 1
+            # SIGKILL comes from outside, as when memory is short: it does not say that the installation is broken.
             unserved = 0 if self._answered or code == -signal.SIGKILL else unserved + 1
             if unserved == self._limits.unserved:
                 return f"{self.name} ended: {self._last_words()}"

@@ -139,6 +139,7 @@ def _split(text: str) -> list[str]:
 def _canonical(value: object) -> str:
     """One text for all ways to write a value: 1e-3 and 0.001, 16 and 16.0, -0.0 and 0, keys in another order."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        # Beyond 2**53, different whole numbers would have one text, as they have one float.
         return repr(float(value) + 0.0) if abs(value) < 2**53 else repr(value)  # -0.0 + 0.0 is 0.0
     if isinstance(value, list):
         return f"[{', '.join(map(_canonical, value))}]"

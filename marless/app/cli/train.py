@@ -88,9 +88,13 @@ class OnServices:
             logs=folder / "logs",
             data=folder / "store",
             options=StackOptions(
-                environment={"coordinator": {"MARLESS_ONLY": folder.name}}, told=told, starter=self.starter
+                # Other unfinished jobs of the same directory wait for their own commands, or for `marless up`.
+                environment={"coordinator": {"MARLESS_ONLY": folder.name}},
+                told=told,
+                starter=self.starter,
             ),
         )
+        # Secrets of the environment are for another coordinator; this one has a private socket.
         async with stack, AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
             yield client, stack.failed
 
@@ -180,6 +184,7 @@ def resume(
     if not (folder / "job.json").exists():
         raise NotFoundError(f"{folder} contains no job")
     left = [job for job in unfinished(runs) if job.job == job_id]
+    # With a store of its own it is run by another `train`: the lock of that store refuses a second one, and names it.
     if any(job.run_by_somebody for job in left) and not (folder / "store").exists():
         raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
 

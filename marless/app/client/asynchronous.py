@@ -76,6 +76,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; jobs continue."""
+        # To ask for a connection that nobody has used would make one.
         if "_connection" in self.__dict__:
             await self._connection.close()
 
@@ -114,6 +115,7 @@ class AsyncClient:
         resolved, source = _resolved(spec, overrides)
         request = pb.SubmitJobRequest(
             job=job or f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            # Equal in all attempts: if only the answer was lost, the next one finds its job and makes no second.
             request_id=request_id or uuid.uuid4().hex,
             if_exists=pb.IfExists.Value(f"IF_EXISTS_{if_exists.upper()}"),
             attached=attached,
@@ -213,6 +215,7 @@ class AsyncClient:
         """Wait until the job has ended or `timeout_s` is over; returns its state then."""
         known = await self.get(job)
         with suppress(TimeoutError):
+            # From the present round on, because only changes of its state matter here.
             async with asyncio.timeout(timeout_s), aclosing(self.watch(job, cursor=known.rounds)) as events:
                 async for event in events:
                     known = event.job or known

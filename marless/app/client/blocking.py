@@ -50,6 +50,7 @@ class Client:
             patience_s=patience_s,
         )
         self.address = self._client.address
+        # With a factory, the runner leaves the thread's current event loop, which is the caller's, as it is.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._closed = False
 
@@ -194,6 +195,8 @@ class _Interrupts:
     def run(self, runner: asyncio.Runner, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` to its end; raises KeyboardInterrupt if it was interrupted."""
         on_main = threading.current_thread() is threading.main_thread()
+        # As asyncio does: only the main thread can handle signals, and a handler that the
+        # program has set is left alone.
         if not on_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return runner.run(work)
         call = self._cancellable(work)

@@ -77,6 +77,7 @@ class Connection:
                 async with aclosing(self.peer.stream(method, request())) as responses:
                     async for response in responses:
                         self._met = True
+                        # Each message shows that it works again, so that time counts anew from the next failure.
                         patience = _Patience(self, unavailable_s=self._patience_s)
                         yield response
                 if not lasting:
@@ -138,6 +139,7 @@ class _Patience:
         patience_s = self._connection.patience_s() if isinstance(error, UnreachableError) else self._unavailable_s
         now_s, delay_s = time.monotonic(), pause_s(next(self._delays), error)
         self._since_s = now_s if self._since_s is None else self._since_s
+        # A pause that would outlast the patience is not begun, so that the error is told in time.
         if now_s + delay_s > self._since_s + patience_s:
             raise told from None
         await asyncio.sleep(delay_s)

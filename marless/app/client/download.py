@@ -86,6 +86,7 @@ async def _contents(
     method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = connection.peer.channel.unary_stream(
         f"/{PACKAGE}.CoordinatorService/ReadFile",
         request_serializer=pb.ReadFileRequest.SerializeToString,
+        # Frames are parsed by hand, because protobuf's own bytes would be copied once more.
         response_deserializer=None,
     )
     async with aclosing(connection.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
@@ -97,6 +98,8 @@ async def _contents(
             data = chunks.data_of(frame)
             lacking -= len(data)
             yield data
+    # The server sends a file as long as it was when it was opened; one that became shorter
+    # since then ends without an error.
     if lacking:
         raise UnreachableError(f"{path} was cut short")
 
@@ -130,6 +133,7 @@ class Arriving:
         for each in self._target.parent.iterdir():
             if each.name.startswith(start) and each.name.endswith(end):
                 process = each.name[len(start) : -len(end)].partition("-")[0]
+                # A process that runs may still write its own.
                 if process.isdecimal() and not Path("/proc", process).exists():
                     each.unlink(missing_ok=True)
 

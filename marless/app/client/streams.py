@@ -49,12 +49,14 @@ async def logs(
     ended = False
 
     def request() -> pb.StreamLogsRequest:
+        # Once the job has ended, one more stream, which does not follow, brings what was written until then.
         return pb.StreamLogsRequest(job=job, cursor=cursor, tail=tail, follow=follow and not ended)
 
     while True:
         async with aclosing(connection.stream(connection.stub.StreamLogs, request)) as messages:
             async for message in messages:
                 if message.cursor > cursor:
+                    # A stream that is begun anew goes on at the cursor: by its tail it would leave lines out.
                     cursor, tail = message.cursor, 0
                     yield LogLine(cursor=cursor, text=message.json)
         if ended or not follow:

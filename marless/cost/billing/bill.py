@@ -78,6 +78,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
     rounds = tuple(ledger.add(record) for record in known)
     machine = ledger.machine if known else None
     if machine:
+        # Which machine the run needs is known at its end: until then rounds were priced by what was needed so far.
         rounds = tuple(_reserved(rounds, known, machine, spec))
     after = _after(ledger, kept) if kept else ()
     return Bill(
@@ -91,6 +92,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
 
 
 def _after(ledger: Ledger, kept: Kept) -> tuple[Charge, ...]:
+    # What machines had done at the job's end is charged before what they were kept for since then.
     ended = ledger.machines.charges(kept.end)
     return merged((*ended, *ledger.machines.charges(kept.now, after=True)))
 

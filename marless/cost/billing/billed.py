@@ -47,6 +47,7 @@ class Clock:
 
     def span(self, record: RoundRecord) -> Span:
         """The span of the next round."""
+        # Functions are released after the keep-alive, so a longer gap between rounds is charged no further.
         begin, idle_s = self._spent_ms, min(max(record.idle_s or 0.0, 0.0), self._keep_alive_s)
         self._spent_us += round(1e6 * (idle_s + record.took_s))
         return Span(begin, self._spent_ms, interrupted=record.idle_s is None)
@@ -92,6 +93,8 @@ class LambdaMeter:
             yield Charge(use.function, use.group, "work", rate.of(memory_mb * duration_ms))
             yield Charge(use.function, use.group, "request", self._request.of(1))
         if self._provisioned:
+            # Actors of this round and those of the next one, which run beside its update, use
+            # the same provisioned capacity.
             actors = max(record.actors, record.ahead)
             yield Charge("actor", "", "ready", self._ready.of(actors * self._actor_mb * span.length_ms))
 
@@ -123,6 +126,7 @@ class Slots:
 
     def spend(self, count: int, span: Span) -> tuple[list[int], int]:
         """Charge a round that uses `count` slots; returns picodollars of each, and of all idle slots together."""
+        # A new slot has paid nothing, and owes the minimum charge from the round's start.
         while len(self._slots) < count:
             self._slots.append(_Slot(span.end_ms, span.start_ms, span.start_ms + self._minimum_ms))
         for slot in self._slots[:count]:

@@ -65,6 +65,7 @@ class Ledger:
         self._serverful_ms: Counter[int] = Counter()
         """Modelled time of all rounds by the vCPUs of the machine; which machine is needed is known only at the end."""
         self._choices = serverful.choices(prices)
+        # Asked for its error alone: a job whose actors fit on no machine is refused before its first round.
         serverful.smallest(
             Need(spec.actors.count * spec.functions.actor.vcpus, spec.actors.count * spec.functions.actor.memory_mb),
             prices,
@@ -98,6 +99,8 @@ class Ledger:
                 return self._serverful(record)
 
     def _serverful(self, record: RoundRecord) -> tuple[Charge, ...]:
+        # The need never shrinks: machines that are too small now need not be modelled any
+        # more, which takes most of the time.
         self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
         modelled = self._rounds.phases(record, self._choices)
         for vcpus in self._choices:

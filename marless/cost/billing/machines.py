@@ -92,6 +92,7 @@ class MachineMeter:
             together.setdefault(each.id, []).append(each)
         for rows in together.values():
             present = [self._grown(row, "present_s") for row in rows]
+            # A machine that two pools have is paid once: together they pay for the longer presence, each in proportion.
             share = (max(present), sum(present)) if sum(present) else (1, 1)
             gone = [row for row in rows if row.released and not self._was_released(row)]
             for row in rows:
@@ -104,6 +105,7 @@ class MachineMeter:
         part, whole = share
         for item in (STARTING, WORK, WAITING):
             grown = self._grown(row, f"{item}_s")
+            # Rounded half up in whole numbers, so that equal records give equal bills.
             us = (2 * grown * part + whole) // (2 * whole)
             yield from self._charge(row, KEPT if after and item == WAITING else item, us)
         self._known[row.key] = row
@@ -134,6 +136,8 @@ class MachineMeter:
     def _life(self, row: MachineRecord) -> int:
         """Microseconds from when either pool had the machine until none has it any more."""
         rows = [each for each in self._known.values() if each.id == row.id and each.pool != row.pool]
+        # A pool that was done with the machine before this one had it is another life,
+        # which has been rounded up already.
         rows = [row, *(each for each in rows if _end_s(each) >= row.began_s)]
         return _us(max(map(_end_s, rows)) - min(each.began_s for each in rows))
 

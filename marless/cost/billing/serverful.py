@@ -82,6 +82,7 @@ class ModelledRounds:
         A number that was left out of an earlier round cannot be asked for again.
         """
         largest = max(self._functions.actor.vcpus, self._functions.learner.vcpus)
+        # With a slot for each function more slots change nothing, so that all larger machines share one model.
         enough = math.ceil(max(len(record.invocations), 1) * largest)
         found: dict[tuple[ModelledRun, int], tuple[PhaseSeconds, ModelledRun]] = {}
         phases: dict[int, PhaseSeconds] = {}

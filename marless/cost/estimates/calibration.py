@@ -189,6 +189,7 @@ def _update(
             measure=measure,
         )
         for run in each.learner.update(inputs).runs:
+            # Measurements use a subset of fixed size, however many samples a round has.
             grows = run.function not in ("curvature", "similarity")
             seconds = run.vcpu_s * (scale if grows else 1.0)
             waits = after.get((index, f"{run.function}/{run.name}"), ())

@@ -58,6 +58,7 @@ class Pace:
 def work_of(found: Calibration, job: PreparedJob) -> list[FunctionSeconds]:
     """Seconds of each function of an update: the shortest measured time, or estimated from the number of samples."""
     if found.updates:
+        # The shortest, because whatever else the machine does only makes a measurement longer.
         best = [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
         return list(best)
     spec, groups = job.spec, _groups(job)

@@ -130,6 +130,7 @@ def simulate(
     """
     if not records:
         raise SpecError("there is nothing to replay: no round has been recorded yet")
+    # Policies see all rounds so far, so a gap would change what they decide.
     if [record.round for record in records] != list(range(len(records))):
         raise SpecError(f"the records of {records[0].job} have a gap or do not begin with round 1")
     if spec.stop.cost_usd is not None and spec.bill.accounting == "machines":
@@ -171,6 +172,8 @@ def slots_of(records: Sequence[RoundRecord], functions: FunctionsSpec) -> int:
 def _at_once(record: RoundRecord) -> int:
     """The most actors and evaluations that ran at the same time."""
     whole = [each for each in record.invocations if each.function in ("actor", "evaluation")]
+    # Of two changes at one time an end comes first, so that a function that follows
+    # another one does not count beside it.
     changes = sorted([(each.start_s, 1) for each in whole] + [(each.end_s, -1) for each in whole])
     most = now = 0
     for _, change in changes:
@@ -278,6 +281,7 @@ class _Walk:
             durations=self.durations,
             distances=distances,
             distances_round=self._records[found].round,
+            # A stream for each round: what is drawn in one does not move the draws of later ones.
             rng=np.random.default_rng([self.seed, number]),
         )
 

@@ -164,7 +164,9 @@ class _Run:
         if self._rng.random() < self._machines.straggling:
             took_s *= self._machines.straggler_factor
         slots.busy_s += took_s
+        # The rule may start a function on a version that the parameter function is still making.
         begins_s = max(self._now_s, self._version_s(command.clock))
+        # Numbered, so that of events at one time the older comes first, and commands are never compared.
         heapq.heappush(self._events, (begins_s + took_s, next(self._order), command, slot))
 
     def _version_s(self, clock: int) -> float:
@@ -174,6 +176,7 @@ class _Run:
     def course(self) -> SimulatedRun:
         """What has happened so far. Functions under way count until now."""
         ended_s = self._published[-1][0]
+        # Slots were counted as busy until the end of what they run: what lies beyond the end is taken off again.
         beyond = [(kind, max(ends_s - ended_s, 0.0)) for ends_s, _, kind, _ in self._events]
         return SimulatedRun(
             ended_s=ended_s,

@@ -149,6 +149,7 @@ def overheads(record: RoundRecord) -> PhaseSeconds:
     own = [each for each in evaluation if not each.during_update]
     waited_s = later_s([each for each in evaluation if each.during_update], record.phases.update)
     inner = [each for each in record.invocations if each.function not in WHOLE]
+    # Of learners whose results came from the store, only the functions inside them are recorded.
     update = [each for each in inner if each.function == HOST] or inner
     return PhaseSeconds(
         rollout=max(record.phases.rollout - span(rollout), 0.0),
@@ -180,6 +181,7 @@ def schedule(
     ready = [(-task.seconds, number) for number, task in enumerate(tasks) if not task.after]
     heapq.heapify(ready)
     free, now = list(range(at_once - taken)), 0.0
+    # Lanes that are taken at first hold tasks of their own, numbered after the real ones, which end and free them.
     placed = {len(tasks) + number: Placement(at_once - 1 - number, 0.0, until_s) for number in range(taken)}
     running = [(until_s, number) for number in placed]
     while ready or running:

@@ -60,6 +60,7 @@ def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportiona
     if slope < 0:
         return LinearSeconds(mean_y, 0.0, sizes)
     base_s = mean_y - slope * mean_x
+    # The best line with a base of at least 0 goes through the origin then.
     return LinearSeconds(base_s, slope, sizes) if base_s >= 0 else proportional
 
 

@@ -208,6 +208,7 @@ def _learners(source: Source, plan: PlannedRound, env_steps: int) -> list[Invoca
         outside_s *= env_steps / source.env_steps if source.env_steps else 1.0
         start_s, end_s = host.start_s + outside_s, host.start_s + outside_s + passes_s
         if index in hosts:
+            # What the learner did outside of its functions stays; rounding must not bring it below what they did.
             busy = work + host.vcpu_s - work_before
             found.append(replace(host, end_s=end_s, vcpu_s=max(busy, work)))
         found += [replace(each, start_s=start_s, end_s=end_s) for each in after]

@@ -43,6 +43,7 @@ class Timelines:
             replayed: The same of the replayed round.
             idle_s: Seconds between the round before and this one.
         """
+        # An interruption, of which the length is unknown, counts as no time for both.
         idle_s = max(idle_s or 0.0, 0.0)
         then, recorded_run = _after(self.recorded.rest(idle_s), recorded)
         now, replayed_run = _after(self.replayed.rest(idle_s), replayed)

@@ -22,6 +22,7 @@ class BoundedConfig(ScalingConfig):
     )
 
     def least(self, context: ScalingContext) -> int:
+        # A budget that is nearly spent pays for fewer than I_min.
         return 1 if self.within_budget else self.bounds(context).least
 
     def bounds(self, context: ScalingContext) -> ActorRange:

@@ -49,6 +49,7 @@ def within_budget(
     per_actor = growing / max(last.actors, 1)
     fixed = math.fsum(last_usd.values()) - growing
     for_a_round = max(remaining_usd, 0.0) * (SHARE_OF_REST if rounds_left is None else 1 / max(rounds_left, 1))
+    # Decisions are rounded up, but what a budget pays for is rounded down, to keep within it; one actor always remains.
     paid = max(math.floor(min((for_a_round - fixed) / per_actor, float(decision.actors)) + TOLERANCE), 1)
     inputs = {
         **decision.inputs,

@@ -119,6 +119,7 @@ def deviations(values: Sequence[float]) -> float:
     """Standard deviations of the newest value above the mean, outliers excluded; 0 if all values are equal."""
     middle = median(values)
     usual = median(abs(value - middle) for value in values)
+    # If more than half of the values are equal, their median deviation is 0, and none can be called an outlier by it.
     kept = [value for value in values if not usual or abs(value - middle) / usual < _OUTLIER]
     mean = fmean(kept)
     spread = math.sqrt(fmean((value - mean) ** 2 for value in kept))

@@ -29,6 +29,7 @@ def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str,
             break
         for policy, values in found.items():
             value = record.metrics.get(policy, {}).get(metric, math.nan)
+            # False for NaN, too.
             if abs(value) <= LARGEST:
                 values[record.round] = float(value)
     return {policy: dict(reversed(values.items())) for policy, values in found.items()}

@@ -100,6 +100,7 @@ class MarlessScaling:
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
         """Decide; a policy counts with I_max if it has no C of the newest round, or all C in its window are equal."""
+        # As in the paper's figures 6 and 12, which start with all actors.
         if not history:
             return ScalingDecision(self.bounds.high, f"first round: {self.bounds.high} actors, the most allowed")
         windows = series(history, groups, "curvature", self.window)
@@ -150,6 +151,7 @@ def score(values: Series, newest: int) -> float | None:
         return None
     low, high = min(values.values()), max(values.values())
     spread = high - low
+    # The paper does not say what holds for C_max = C_min, where its formula is 0/0: here the score is unknown.
     return (high - values[newest]) / spread if 0 < spread < math.inf else None
 
 

@@ -99,6 +99,7 @@ class NitroScaling:
 def _printed_score(values: Series, newest: int, config: NitroConfig) -> float:
     """S_k of the paper; d^k if the newest ratio cannot be compared."""
     found = score(values, newest)
+    # The paper counts rounds from 1, records count from 0.
     return (1.0 if found is None else found) * config.decay ** (newest + 1)
 
 

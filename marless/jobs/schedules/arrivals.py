@@ -19,6 +19,7 @@ _LETTERS: dict[str, Kind] = {
     "x": "restart",
 }
 _BY_KIND = {kind: letter for letter, kind in _LETTERS.items()}
+# Numbers are bounded, because an order may come from anybody, and Python refuses to read thousands of digits.
 _WORD = re.compile(r"([rgRGa])(\d{1,15})(?::(\d{1,15}))?|x")
 
 

@@ -40,6 +40,8 @@ class Pipelined:
     def due(self, state: ScheduleState) -> tuple[Command, ...]:
         k = state.recorded
         if k not in state.rolled_out:
+            # As if it had begun beside round k - 1, as it does unless that was interrupted: a
+            # decision must not depend on that.
             return (RollOut(k, decided=max(k - 1, 0)),)
         if k + 1 in state.rolled_out or k == state.last:
             return (Train(k),)

@@ -234,6 +234,8 @@ class Stellaris:
         """Start the learners and rollouts that are due."""
         progress, learners = self._learners(self._fresh(progress))
         if not learners and not progress.learning and progress.queue.waiting and self._starved(progress):
+            # No event can come that would make the rule of aggregation fire: they become a
+            # version, or the job stands still.
             outcome = self._aggregator.release(progress.queue)
             return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
         progress, rollouts = self._rollouts(progress)
@@ -294,6 +296,7 @@ class Stellaris:
 
         Before it come the gradients that wait, those under way, and those of all rollouts that no learner has.
         """
+        # Rounded down, because a rest that makes no whole batch is learned from together with the new rollout.
         ahead = (len(progress.sampling) + len(progress.waiting)) // self.config.batch
         return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.data_lag(progress)
 

@@ -75,6 +75,7 @@ class StellarisConfig(ScheduleConfig):
             return self
         only: dict[str, object] = {"learners": 1, "aggregation": AsyncRule.model_validate({}), "barrier": False}
         for name, value in only.items():
+            # Only what the job says is refused: defaults, which are for other algorithms, give way.
             if name in self.model_fields_set and getattr(self, name) != value:
                 raise ValueError(
                     f"{name} has no meaning with algorithm {algorithm.name}: its one learner makes each version by "

@@ -29,6 +29,7 @@ def kmeans(distances: Matrix, groups: int) -> tuple[int, ...]:
     `STARTS` seeded starts, and Lloyd's algorithm on one thread.
     """
     far_NN = np.asarray(distances, np.float64)
+    # Agents that are all alike have no distance to divide by.
     rows_NN = (far_NN / (far_NN.max() or 1.0)).round(DIGITS)
     distinct = len(np.unique(rows_NN, axis=0))
     model = KMeans(n_clusters=min(groups, distinct), n_init=STARTS, random_state=SEED, algorithm="lloyd")
@@ -73,6 +74,7 @@ def _improved(far_NN: NDArray[np.float64], medoids: tuple[int, ...]) -> tuple[in
             if new not in medoids
         ]
         best = min(swaps, key=lambda chosen: _cost(far_NN, chosen))
+        # A swap that only keeps the cost ends the search, too: else two equal choices could alternate for ever.
         if _cost(far_NN, best) >= _cost(far_NN, medoids):
             return medoids
         medoids = best

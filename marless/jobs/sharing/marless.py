@@ -94,6 +94,7 @@ class MarlessSharing:
         if not history:
             return self._stay(memory, self.groups, "the first round")
         newest = history[-1]
+        # Without their sources: what a group started from was copied in the round that began with it.
         groups = tuple(Group(group.policy, group.agents) for group in newest.groups)
         if newest.returns is None:
             return self._stay(memory, groups, f"no episode ended in round {newest.round + 1}")

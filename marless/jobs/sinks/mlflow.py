@@ -109,6 +109,7 @@ class MlflowSink:
             self._client.set_terminated(self._run, _STATUS[state])
 
     def _keep(self, path: Path, *, has_settings: bool) -> None:
+        # Written beside it and moved: from a half file a resumed job could not read which run is its own.
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps({"run_id": self._run, "has_settings": has_settings}), encoding="utf-8")
         partial.replace(path)

@@ -82,6 +82,7 @@ def _text(tag: str, text: str) -> Summary:
 def _settings(job: SinkJob) -> Summary:
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
+    # TensorBoard's own id is a digest of the settings, by which jobs with equal ones would be one trial.
     return hparams_pb(dict(job.settings), trial_id=job.id)
 
 

@@ -56,6 +56,7 @@ def combine(gradients: Sequence[Arrays], weights: Sequence[float]) -> Combined:
         raise ValueError(f"{len(gradients)} gradients need as many weights above 0, got {list(weights)}")
     total = sum(weights)
     if len(gradients) == 1:
+        # One gradient is its own mean: not a bit of it changes on the way through float64.
         return Combined(gradients[0], weights[0])
     mean = {}
     for name, first in gradients[0].items():
@@ -150,6 +151,7 @@ class _Net:
             matrices=matrices,
             acts=weights is state.acting,
             flat=matrices.flat(weights),
+            # Moments are changed in place, and the state is a published version. A target is replaced instead.
             first=checked(learning, f"{prefix}.first", size).copy(),
             second=checked(learning, f"{prefix}.second", size).copy(),
             count=_count(learning[f"{prefix}.count"], prefix),
@@ -162,6 +164,7 @@ class _Net:
         prefix = self.matrices.prefix
         if step.returns is not None and self.moments is not None:
             self._follow(part.gradient[f"{prefix}.{_RETURNS}"].astype(np.float64), step.returns)
+        # A copy, even of float32: its norm is limited in place, and the gradient is the caller's.
         gradient_D = part.gradient[prefix].astype(np.float32)
         clip_norm_(gradient_D, step.max_grad_norm)
         self.count += 1

@@ -93,4 +93,5 @@ def _place(name: str, prefix: str) -> tuple[int, bool]:
     number = name.removeprefix(f"{prefix}.").removesuffix(MEMORY)
     if not number.isdecimal():
         raise CorruptError(f"policy state: {name} is no layer of a net whose gradients can be aggregated")
+    # As a number, because as text layer 10 would come before layer 2.
     return int(number), name.endswith(MEMORY)

@@ -164,6 +164,7 @@ class GradientQueue:
             return "from_future"
         if queue.clock - gradient.clock > self.config.max_staleness:
             return "too_stale"
+        # After the test of staleness, because `done` holds no gradients that are too stale.
         known = (gradient.clock, gradient.id) in queue.done or any(each.id == gradient.id for each in queue.waiting)
         return "repeated" if known else None
 
@@ -172,6 +173,7 @@ class GradientQueue:
         if self._allowed(queue, under_way):
             return "rule"
         escape = isinstance(self.config, StellarisRule) and self.config.escape
+        # As in the public code of Yu et al. 2024: by the printed rule alone, stale gradients may wait for ever.
         if escape and len(queue.waiting) >= len(under_way):
             return "escape"
         return "full" if len(queue.waiting) >= self.config.capacity else None
@@ -183,6 +185,7 @@ class GradientQueue:
         if isinstance(config, SoftsyncRule):
             return len(queue.waiting) >= config.gradients
         if isinstance(config, SSPRule):
+            # Asked for the next version: once it is there, learners under way are one version staler.
             return all(queue.clock + 1 - clock <= config.staleness for clock in under_way)
         if isinstance(config, StellarisRule):
             bound = self.bound(queue)

@@ -26,6 +26,7 @@ class _Layer:
         stack, outputs, inputs = matrix_POI.shape
         new = matrix_POI.new_zeros
         self.matrix_POI = matrix_POI
+        # Pairs are in the opposite order of `inputs`: their product adds Ẇ x to W ẋ, which is the product rule.
         self._flow_value = new(stack, outputs, inputs, 2)
         self._flow_value[..., 1] = matrix_POI
         self._value_flow = new(stack, outputs, 2, inputs - 1)

@@ -60,6 +60,7 @@ def decode(data: bytes) -> Carry:
         raise CorruptError(f"carry: {len(data):,} bytes, and {MAX_CARRY_BYTES:,} are possible")
     if data[: len(_FORMAT)] != _FORMAT:
         raise CorruptError("carry: the bytes are no carry of this version")
+    # The checksum is compared before the library reads anything of the bytes.
     body = data[_HEAD:]
     if zlib.crc32(body).to_bytes(4, "little") != data[len(_FORMAT) : _HEAD]:
         raise CorruptError("carry: the bytes do not match their checksum")

@@ -91,6 +91,7 @@ class EpisodeMeter:
         self._steps_B += 1
         self._env_steps += len(self._steps_B)
         if transition.ended.any():
+            # An episode that was to be cut may also end by itself in that very step: then it is whole, and counts.
             whole_B = transition.ended if cut_B is None else transition.ended & ~(cut_B & transition.truncated)
             if transition.broken is not None:
                 whole_B = whole_B & ~transition.broken

@@ -64,12 +64,15 @@ class FrameFile:
         if self._owned or self._path is None:
             return
         locked, exists = _lock(self._descriptor), self._path.exists()
+        # Holds without the lock, too: a writer counts itself before it writes, so an equal count means that nothing was
+        # written since, although a paused writer may still hold the lock.
         if exists and (not self._is_current(self._path) or self._header[0] != self._writers):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             raise StaleError(f"replay {self._path}: another learner has gone on with it; load its state again")
         if not (locked and exists):
             self._copy(self._path)
         self._owned = True
+        # Before the first byte is written, so that whoever has looked at the file before notices.
         self._header[0] += 1
         self._writers = int(self._header[0])
 
@@ -120,6 +123,7 @@ class FrameFile:
             self._map(private_files.open_own(new, os.O_RDWR))
             _lock(self._descriptor)
             self._bytes[:] = before
+            # Locked and complete before it takes the path, so that nobody finds a part of it, or writes to it first.
             new.replace(path)
         except OSError as error:
             new.unlink(missing_ok=True)
@@ -153,6 +157,7 @@ def allocate(path: Path, size: int) -> bool:
         with suppress(FileNotFoundError):
             if path.lstat().st_size == size:
                 return False
+        # Under another name until its blocks are allocated: a file of this size at the path has all of them.
         descriptor = private_files.open_own(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -163,6 +163,7 @@ def place(trajectory: Trajectory, room: int) -> Placing:
     """Assign frames to a trajectory, at most `room`: to all of it, or to as many of its first segments as fit."""
     steps, batch = trajectory.steps, trajectory.batch
     cut = np.asarray(trajectory["cut"], np.bool_).T.ravel()
+    # Each segment that has ended before a step adds one frame, its last view, which comes after its steps.
     row = np.arange(cut.size) + np.cumsum(cut) - cut
     where = np.flatnonzero(cut)
     last = row[where] + 1

@@ -44,6 +44,7 @@ class Priorities:
     def update(self, row: Rows, priority: NDArray[np.floating]) -> None:
         known = (self._tree[row] > 0) & ~np.isnan(priority)
         bounded = np.fmin(np.fmax(priority, BOUNDS[0]), BOUNDS[1]).astype(np.float64)
+        # Rounded to what is published, so that a tree that is restored has the very leaves of this one.
         leaf = (bounded**self._alpha).astype(np.float32)
         self._tree.set(row[known], leaf[known])
         self._highest = max(self._highest, float(leaf[known].max(initial=0.0)))

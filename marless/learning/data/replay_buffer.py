@@ -120,6 +120,8 @@ class ReplayBuffer:
         Raises SpecError if not even one segment fits, StaleError if another learner has continued with the file.
         """
         self._file.own()
+        # Only such a round may be stored already. To verify reads all rounds from the
+        # file, so others are verified later.
         if self._stored.ring.rounds and number <= max(each.number for each in self._stored.ring.rounds):
             self._verify()
             if any(each.number == number for each in self._stored.ring.rounds):
@@ -130,6 +132,7 @@ class ReplayBuffer:
         steps = sum(trajectory.env_steps for trajectory in trajectories)
         self._counts = self._counts.plus(inserted=steps, dropped=steps - new.transitions)
         self._admit(new)
+        # After the round has been added: what an interrupted update has overwritten is dropped by then, and not lost.
         self._verify()
 
     def draw(self, rng: np.random.Generator, count: int, beta: float = 0.0) -> Draw:
@@ -185,6 +188,7 @@ class ReplayBuffer:
         table = [each.entry() for each in self._stored.ring.rounds]
         arrays: dict[str, NDArray[np.generic]] = {
             "ring": np.array([self._schema.fingerprint(self._stored.ring.capacity), self._stored.ring.head], np.int64),
+            # Reshaped, because of no rounds the array would have one axis only.
             "rounds": np.array(table, np.int64).reshape(-1, 7),
             "counts": np.array(list(asdict(self._counts).values()), np.int64),
         }

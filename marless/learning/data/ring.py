@@ -88,10 +88,12 @@ class Ring:
         tail = self.capacity - self.head
         start, split = self.head, frames
         if frames > tail:
+            # Split between segments only, because the successor of frame r must be frame r + 1.
             split = int(ends[ends <= tail].max(initial=0))
             if split == 0 or frames - split > self.head:
                 start, split = 0, frames
         new = RingRound(number, start, split, frames, frames - episodes, episodes)
+        # Rounds in the part that is skipped go, too, so that their order along the ring stays that of their age.
         skipped = (slice(self.head, self.capacity),) if frames > tail else ()
         dropped = []
         while self.rounds and self.rounds[0].overlaps((*new.pieces, *skipped)):

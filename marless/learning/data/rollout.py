@@ -170,6 +170,7 @@ class Lane:
         """
         if with_state and not self._env.spaces.state_size:
             raise SpecError("the algorithm needs a global state, which this environment does not have")
+        # No frame until the end of the round: after an exception nobody goes on with episodes that were left halfway.
         frame, self._frame, rng = self._present(), None, _streams(seed)[1]
         spaces, batch = self._env.spaces, self._env.batch
         self._recall(policies)
@@ -195,6 +196,7 @@ class Lane:
             self._cutter.truncate(cut_B)
         transition = step(self._env, policies, frame, actions)
         if transition.ended.any():
+            # Before the meter adds the step, which sets the lengths of ended episodes to 0.
             self._stagger.ended(transition.ended, self._meter.steps + 1)
         self._meter.add(transition, cut_B)
         return transition
@@ -254,6 +256,7 @@ def _memory(policies: Sequence[ActingPolicy]) -> list[FloatArray]:
     """[N, B, H] of each class before the first step of a rollout; [] if there is no memory."""
     found = _remembered(policies)
     return [
+        # By name, "hidden" before "last_action": readers of `memory/k` take the last action from its end.
         np.concatenate([found[k][name] for name in sorted(found[k])], axis=1, dtype=np.float32).swapaxes(1, 2)
         for k in sorted(found)
     ]

@@ -46,6 +46,7 @@ class StoredRounds:
         room, placings = self.ring.capacity, []
         for trajectory in trajectories:
             placings.append(place(trajectory, room))
+            # Once a segment does not fit, nothing of later trajectories is stored either: what is kept is a beginning.
             room = room - placings[-1].frames if placings[-1].kept is None else 0
         if trajectories and not sum(placing.frames for placing in placings):
             raise SpecError(

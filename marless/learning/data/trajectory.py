@@ -152,6 +152,8 @@ class TrajectorySchema:
         The running time depends only on the number of arrays, not on the sizes that they claim.
         """
         rows = dict(given).get("boot_index", ("", ()))[1]
+        # How many bootstrap rows there are is a claim of the sender. An impossible one is taken for 0, so
+        # that the message names boot_index.
         expected = self.shapes(rows[0] if len(rows) == 1 and 0 <= rows[0] <= self.steps * self.batch else 0)
         if given.keys() != expected.keys():
             odd = sorted(given.keys() ^ expected.keys())
@@ -259,6 +261,7 @@ class Recorder:
             if not name.startswith("boot_")
         }
         self._boots: dict[str, list[NDArray[np.generic]]] = {
+            # No rows at first, so that there is something to concatenate where nothing was cut.
             name: [np.empty(shape, dtype)]
             for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
             if name.startswith("boot_")
@@ -298,6 +301,7 @@ class Recorder:
             self._arrays["team_reward"][t] = transition.team_reward
         last = t == self._schema.steps - 1
         self._arrays["cut"][t] = transition.ended | last
+        # At the end of the rollout, episodes that go on are cut, too, and bootstrap as truncated ones do.
         copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)
         if copies.size:
             self._bootstrap(t, copies, transition.final)
@@ -305,6 +309,7 @@ class Recorder:
     def _bootstrap(self, t: int, copies: NDArray[np.intp], final: Frame) -> None:
         self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
         for k, obs_NBO in enumerate(final.obs):
+            # Indexing by numbers copies, as it must: the final frame is valid until the next step only.
             self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
             if final.waits is not None:
                 self._boots[f"boot_waits/{k}"].append(final.waits[k][:, copies])

@@ -90,6 +90,7 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
     seen.observe(frame)
     while seen.env_steps < steps and time.perf_counter() - started_s < seconds:
         chosen = random_actions(env.spaces, frame, rng)
+        # Before the step, after which the frame may show something else.
         seen.act(frame)
         transition = env.step(chosen)
         if seen.env_steps < _REPEATED_STEPS:

@@ -80,6 +80,7 @@ def place(path: str) -> ConstructorPlace:
 
 
 def _is_among(module: str, allowed: Sequence[str]) -> bool:
+    # With the dot, so that a package that is allowed does not allow another one whose name begins like its own.
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 

@@ -42,6 +42,7 @@ class Apart:
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """Let all agents act in every copy, one copy after another."""
         taken = [env.step(tuple(each[:, b : b + 1] for each in actions)) for b, env in enumerate(self._envs)]
+        # Joined, as copies, before any environment is reset: its final frame is not valid longer.
         step = _transition(taken)
         cut_B = self._cut_B & ~step.ended
         ended_B = step.ended | cut_B

@@ -46,6 +46,7 @@ class Box:
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        # No comparison with NaN is true, so bounds that are no numbers are refused, too.
         if len(self.low) != len(self.high) or not all(map(float.__lt__, self.low, self.high)):
             raise SpecError(f"a continuous action space needs low < high in each component, got {self}")
 
@@ -285,6 +286,7 @@ def save_generator(rng: np.random.Generator) -> NDArray[np.uint64]:
     state = rng.bit_generator.state
     if state["bit_generator"] != "PCG64":
         raise SpecError(f"random generators of kind {state['bit_generator']} cannot be saved, only PCG64")
+    # Both numbers of a PCG64 have 128 bits, and those of NumPy 64.
     halves = [half for key in ("state", "inc") for half in divmod(state["state"][key], 2**64)]
     return np.array([*halves, state["has_uint32"], state["uinteger"]], np.uint64)
 
@@ -292,6 +294,7 @@ def save_generator(rng: np.random.Generator) -> NDArray[np.uint64]:
 def load_generator(state: NDArray[np.uint64]) -> np.random.Generator:
     """The generator of `save_generator`; raises CorruptError for numbers that are no state of one."""
     first, second, third, fourth, spare, number = (int(each) for each in state)
+    # The increment of a PCG64 is odd, and what may be left of a draw is one number of 32 bits.
     if fourth % 2 == 0 or spare > 1 or number >= 2**32:
         raise CorruptError("saved environment: its random state is no state of a generator PCG64")
     rng = np.random.PCG64(0)

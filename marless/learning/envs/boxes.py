@@ -40,7 +40,10 @@ def into(space: Box, unit: ActionArray) -> ActionArray:
     if bounded.all():
         return np.clip(_scaled(unit, low, high), low, high)
     zero = np.float32(0)
+    # `where` computes all of its branches: bounds that are infinite are replaced, lest inf
+    # · 0 makes a warning and a NaN.
     found = np.where(bounded, _scaled(unit, np.where(bounded, low, zero), np.where(bounded, high, zero)), unit)
+    # ln(1 + eᵘ) as `logaddexp`, in which a large u does not overflow.
     found = np.where(above & ~below, np.where(above, low, zero) + np.logaddexp(zero, unit), found)
     found = np.where(below & ~above, np.where(below, high, zero) - np.logaddexp(zero, -unit), found)
     within: FloatArray = np.clip(found, low, high).astype(np.float32)

@@ -121,6 +121,7 @@ class CartPole:
         return self._rng.uniform(-0.05, 0.05, (len(self.spaces.agents), self.batch, 4))
 
     def _frame(self) -> Frame:
+        # Only what is observed is rounded: the carts themselves move in float64, as Gymnasium's do.
         obs_NBO = self._carts_NBO.astype(np.float32)
         return Frame(obs=(obs_NBO,), state=obs_NBO.swapaxes(0, 1).reshape(self.batch, -1))
 

@@ -243,6 +243,7 @@ class TwoStep(Game):
 
     def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp]]:
         first_B = self._state_B == 0
+        # In the first state the index is −1, and what it finds is not chosen.
         reward_B = np.where(first_B, 0.0, TWO_STEP[self._state_B - 1, action[0], action[1]])
         next_B = np.where(first_B, 1 + action[0], self._state_B).astype(np.intp)
         return reward_B, reward_B == TWO_STEP.max(), next_B

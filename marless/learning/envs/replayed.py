@@ -64,8 +64,10 @@ class EpisodeLog:
     def add(self, actions: Sequence[ActionArray], ended_B: BoolArray) -> None:
         """Add a step of all copies; where it has ended an episode, the next one begins."""
         self._grow(int(self._steps_B.max()) + 1)
+        # Longer episodes are played on without being kept: only a save of them is refused.
         kept = np.flatnonzero(self._steps_B < self._longest)
         for known, action in zip(self._actions, actions, strict=True):
+            # NumPy puts the axis of index arrays that are apart from each other first: [kept, N(, A)].
             known[self._steps_B[kept], :, kept] = action[:, kept].swapaxes(0, 1)
         self._steps_B += 1
         self._steps_B[ended_B] = 0
@@ -100,9 +102,11 @@ class EpisodeLog:
         seed = saved(arrays, "seed", "uint64", (1,))
         episode_B = saved(arrays, "episode", "int64", (self._batch,))
         steps_B = saved(arrays, "steps", "int64", (self._batch,))
+        # As numbers of Python, because a sum of numbers that nobody has checked may overflow int64.
         rows = sum(steps_B.tolist())
         if min(episode_B.min(), steps_B.min()) < 0:
             raise CorruptError("saved environment: its numbers of episodes or steps are negative")
+        # Compared with the actions that are there before room is made for as many as are claimed.
         given = [self._given(arrays, k, rows) for k in range(len(self._actions))]
         self._grow(int(steps_B.max()))
         if steps_B.max() > self._longest:

@@ -78,6 +78,8 @@ class ActingPolicies:
         metadata, action = _agreed(agent_class, states), agent_class.action
         try:
             inputs = Inputs.parse(metadata)
+            # Called for its check alone: a policy that does not know an agent's id is refused
+            # here, not in the first episode.
             inputs.ids(agent_class.agents if inputs.known else ())
             acts = metadata.get("acts", acting_heads.STOCHASTIC)
             owners = [s.acting for s in (states[:1] if all(s is states[0] for s in states) else states)]
@@ -99,6 +101,8 @@ class ActingPolicies:
         agents, seen = len(self.agent_class.agents), self.agent_class.obs_size
         input_NIB = self._net.allocate(agents, batch)
         self._batch = batch
+        # Views of the net's input: what an agent did last is written where the next step
+        # reads it, without another copy.
         self._obs_NOB = input_NIB[:, :seen]
         if self._inputs.last_action:
             self._last_NAB = input_NIB[:, seen : seen + self.agent_class.action.n]
@@ -129,6 +133,7 @@ class ActingPolicies:
         if found != expected or len(memory) != len(found):
             raise CorruptError(f"class {self.agent_class.name}: a memory of {found}, its policies have {expected}")
         if self._net.remembers:
+            # The dtype is checked above; this only tells the type checker, and copies nothing.
             self._net.recall(memory["hidden"].astype(np.float32, copy=False))
         if self._inputs.last_action:
             self._last_NAB[:] = memory["last_action"]
@@ -173,6 +178,7 @@ class ActingPolicies:
                     f"{self.agent_class.name} remembers {self._batch} episodes and got observations of {batch}; "
                     "begin new ones to act in as many"
                 )
+            # Without memory nothing is lost by new buffers, so the number of copies may change at any time.
             self.begin(batch)
         self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
         # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results
@@ -198,6 +204,7 @@ def description(
 
 def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, str]:
     """The common metadata of the states; raises CorruptError unless they agree and fit the class."""
+    # One stacked product evaluates all agents of a class, so all their nets must have one form.
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
     metadata, expected = states[0].metadata, actions.describe(agent_class.action)
     known = metadata.get("activation") in acting_nets.ACTIVATE
@@ -214,6 +221,8 @@ def _widths(text: str) -> tuple[int, ...]:
     """The units of hidden layers from a state's metadata; raises CorruptError."""
     if not text:
         return ()
+    # `int` also takes signs, spaces, underscores and digits of other scripts, so what it
+    # reads is compared with the text.
     found = tuple(int(each) for each in text.split(",")[:MAX_LAYERS] if each.isascii() and each.isdecimal())
     if ",".join(map(str, found)) != text or not all(0 < each <= MAX_WIDTH for each in found):
         raise CorruptError(f"policy state: hidden is {shown(text)}, expected the units of each layer")

@@ -56,8 +56,12 @@ class ActingCategorical:
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         logits_NAB = _legal(output_NAB, mask_NBA)
+        # The largest logit becomes 0, so `exp` cannot overflow, and the total is at least
+        # 1, of which a logarithm exists.
         logits_NAB -= logits_NAB.max(axis=1, keepdims=True)
         cumulative_NAB = np.exp(logits_NAB).cumsum(axis=1)
+        # Not a sum of its own: it could be rounded to more than the last cumulative value, and a threshold above all of
+        # them would choose an action that does not exist.
         total_NB = cumulative_NAB[:, -1]
         # Inverse transform sampling with a threshold in (0, total], so that no action of probability 0 is drawn.
         threshold_NB = rng.random(total_NB.shape, np.float32)
@@ -114,6 +118,8 @@ class ActingGaussian:
         """See `ActingHead`; actions are not clipped yet."""
         log_std_NA1 = self._log_std_NA[:, :, None]
         noise_NAB = rng.standard_normal(output_NAB.shape, dtype=np.float32)
+        # The noise is (action − mean) / σ already: computed from the action, it would suffer
+        # from rounding and from small σ.
         log_prob_NB: FloatArray = np.square(noise_NAB).sum(axis=1)
         log_prob_NB *= -0.5
         log_prob_NB -= (log_std_NA1 + HALF_LOG_2PI).sum(axis=1)
@@ -148,8 +154,12 @@ class EpsilonGreedy:
         if mask_NBA is None:
             any_NB = rng.integers(choices, size=own_NB.shape, dtype=np.int32)
         else:
+            # The largest of independent lots is a uniform draw among legal actions, however many each row has; lots are
+            # in [0, 1), so that an illegal action's −1 never wins.
             lots_NBA = np.where(mask_NBA, rng.random(mask_NBA.shape, np.float32), np.float32(-1))
             any_NB = lots_NBA.argmax(axis=2).astype(np.int32)
+        # Random actions are drawn for agents that do not explore, too: how far the
+        # generator advances is always the same.
         return np.where(explores_NB, any_NB, own_NB)
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:

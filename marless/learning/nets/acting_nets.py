@@ -94,6 +94,7 @@ class ActingGatedUnits:
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
         self._hidden_NHB = np.zeros((agents, self._memory.shape[2], batch), np.float32)
+        # A row of ones, as in the perceptrons: it carries the biases of the memory's matrix and of the output layer.
         self._hidden_NHB[:, -1] = 1
         return self._body.allocate(agents, batch)
 
@@ -115,6 +116,7 @@ class ActingGatedUnits:
         _sigmoid(switches)
         new += np.multiply(switches[:, :units], recurrent[:, 2 * units :], out=recurrent[:, 2 * units :])
         np.tanh(new, out=new)
+        # n + z (h − n) is (1 − z) n + z h with one product less, and in place.
         hidden -= new
         hidden *= switches[:, units:]
         hidden += new
@@ -164,6 +166,7 @@ def checked_memory(hidden_NHB: FloatArray, shape: tuple[int, ...]) -> FloatArray
 def numpy_ops(activation: str) -> Ops:
     """The operations of kinds, in NumPy."""
     return Ops(
+        # A kind may use a layer's result twice, as with torch's operations, so these never write into their argument.
         activate=partial(_new, ACTIVATE[activation]),
         tanh=np.tanh,
         sigmoid=_new_sigmoid,

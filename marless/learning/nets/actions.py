@@ -35,6 +35,7 @@ def parse(text: str) -> Discrete | Box:
     """The inverse of `describe`; raises ValueError for invalid text."""
     kind, _, numbers = text.partition(":")
     with contextlib.suppress(TypeError, ValueError, RecursionError, SpecError):
+        # `int` also takes signs, spaces and underscores: only the very text that `describe` writes is an action space.
         if kind == "discrete" and 0 < (n := int(numbers)) <= MAX_ACTIONS and numbers == str(n):
             return Discrete(n)
         if kind == "box":

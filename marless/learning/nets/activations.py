@@ -49,6 +49,8 @@ class Activation:
 
 
 def _tanh_through_(gradient: Tensor, y: Tensor) -> None:
+    # The operation that autograd itself uses: one pass, in place, where the formula would
+    # allocate arrays for its parts.
     torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
 
 

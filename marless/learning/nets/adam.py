@@ -46,6 +46,7 @@ class Adam:
         self._flat_PD, self._first_PD, self._second_PD, self._count_P = flat_PD, first_PD, second_PD, count_P
         counts_SP1 = count_P.unsqueeze(1) + torch.arange(1, steps + 1, device=count_P.device).view(-1, 1, 1)
         self._lr = lr
+        # In float64, as counts are: in float32 1 − 0.999 is wrong in its fifth digit, and so would be the first steps.
         correction1 = 1 - BETA1**counts_SP1
         self._a = _each((correction1 / (1 - BETA2**counts_SP1).sqrt()).to(flat_PD.dtype))
         self._b = _each((correction1 * eps).to(flat_PD.dtype))

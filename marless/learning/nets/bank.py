@@ -69,6 +69,8 @@ class Bank(Generic[FunctionT]):
         stack = self._stacks.get(names)
         if stack is None or names != starts:
             return None
+        # A row that is another object was put, changed or moved to another stack since: then
+        # this stack's copy is outdated.
         same = all(self.row(name) is row for name, row in zip(names, stack.rows, strict=True))
         return stack if same else None
 

@@ -43,8 +43,11 @@ class StateCodec:
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
         """Convert a row to (acting, learning) arrays, as copies."""
+        # On a CPU `numpy()` shares memory with the stack, which later updates change in
+        # place: what is published must not.
         arrays = {key: tensor.cpu().numpy().copy() for key, tensor in row.items()}
         weights: dict[str, NDArray[np.generic]] = {**self.layout.to_arrays(self.prefix, arrays.pop("flat"))}
+        # Counted in float64 only because Adam raises its decay rates to powers of it.
         arrays["count"] = arrays["count"].astype(np.int64)
         memory = {f"{self.prefix}.{key}": array for key, array in arrays.items()}
         return (weights, memory) if self.acts else ({}, weights | memory)

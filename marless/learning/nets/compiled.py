@@ -31,6 +31,8 @@ from marless.core.process_environment import KERNELS
 VARIABLE = KERNELS
 CHOICES = AUTO, COMPILED, NUMPY = "auto", "compiled", "numpy"
 SOURCE = Path(__file__).with_name("kernels.c")
+# Not -ffast-math: it would reorder additions, on which equal bits rely, and assume that there are no NaNs, which ReLU
+# keeps for those who look for them. Without errno, square roots are computed in vectors.
 _OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 120.0
@@ -201,10 +203,12 @@ def _compile(target: Path) -> None:
 
 
 def _load(path: Path) -> Library:
+    # CDLL releases the GIL during a call, so that nets which are trained on several threads compute at once.
     loaded = ctypes.CDLL(str(path))
     functions: dict[str, _Function] = {}
     for name, types in _TYPES.items():
         function = getattr(loaded, name)
+        # Without types ctypes passes whole numbers as C's int, which cuts addresses off.
         function.argtypes, function.restype = types, None
         functions[name] = function
     return Library(width=loaded.panel_width(), lanes=loaded.vector_lanes(), **functions)

@@ -55,6 +55,7 @@ class _Trial:
         layout = layout_of(name, inputs, hidden, outputs)
         flats = [layout.initial(rng, 1.0) for _ in range(_NETS)]
         _require(all(each.shape == (layout.size,) for each in flats), f"{where}: its parameters have another size")
+        # Biases are 0 at first: unchanged, a kind that forgets or mixes them up would pass.
         flat_PD = torch.tensor(np.stack(flats) + 0.1 * rng.standard_normal((_NETS, layout.size), np.float32))
         input_PIM = torch.tensor(rng.standard_normal((_NETS, inputs + 1, _STEPS * _COPIES), np.float32))
         input_PIM[:, -1] = 1.0
@@ -105,12 +106,16 @@ class _Trial:
             _NETS, self.layout.outputs, -1
         )
         net.backward(at_output_PKM)
+        # The definition is differentiated in float64, because central differences of step
+        # 1e-6 drown in float32's rounding.
         direction_PD = torch.tensor(np.random.default_rng(8).standard_normal(tuple(self.flat.shape)))
         step = 1e-6
         one, other = (
             (self._defined(sign * step * direction_PD) * at_output_PKM.double()).sum().item() for sign in (1, -1)
         )
         expected, found = (one - other) / (2 * step), (net.gradient_PD.double() * direction_PD).sum().item()
+        # Errors are compared with the sum of magnitudes: the terms of a directional
+        # derivative may cancel to almost nothing.
         size = (net.gradient_PD.double().abs() * direction_PD.abs()).sum().item()
         _require(abs(found - expected) <= 1e-3 * size, f"{self.where}: its gradient is {found:.6g}, not {expected:.6g}")
 

@@ -45,6 +45,7 @@ class Fused:
         self._layers, self._gradients = tuple(layers), tuple(gradients)
         self._stack = layers[0].shape[0]
         new, width = layers[0].new_zeros, kernels.width
+        # A panel holds the largest layer with its row of ones or, turned, as many rows as it has columns.
         self._panel = width * max(width, *(size + 1 for layer in layers for size in layer.shape[1:]))
         self._panels = new(_PANELS * self._panel)
         self._sums = [new(layer.shape[2] * self._wide(layer.shape[1])) for layer in layers]
@@ -53,6 +54,7 @@ class Fused:
 
     def forward(self, input_PIM: Tensor) -> Tensor:
         """Outputs [P, K, M]."""
+        # Kept for `backward`, which gets its address: if it is a copy made here, nobody else keeps it alive.
         self._input_PIM, room = _dense(input_PIM), self._kept_room(input_PIM.shape[2])
         self._kernels.forward(room.perceptrons, *_rows(self._input_PIM), *_rows(room.output))
         return room.output
@@ -122,6 +124,7 @@ def fused(layers: Sequence[Tensor], gradients: Sequence[Tensor], activation: Act
     alike = all(x.dtype is torch.float32 and x.device.type == "cpu" for x in every)
     if kernels is None or activation.fused is None or not alike:
         return None
+    # kernels.c is told the distance between nets only, and takes the rows of a matrix to be without gaps.
     if any(x.stride()[1:] != (x.shape[2], 1) for x in every):
         return None
     return Fused(kernels, layers, gradients, activation.fused[0], rooms)
@@ -129,6 +132,7 @@ def fused(layers: Sequence[Tensor], gradients: Sequence[Tensor], activation: Act
 
 def _rows(x: Tensor) -> tuple[int, int, int]:
     """Address and strides of the nets and rows of [P or 1, rows, M], whose columns are without gaps."""
+    # With a stride of 0 all nets read the one input that they share, as if it were broadcast.
     return x.data_ptr(), x.stride(0) if x.shape[0] > 1 else 0, x.stride(1)
 
 

@@ -139,6 +139,7 @@ class StackedGRU:
             _sigmoid_slope(scratch, z, out=d_z[t])
             if t:
                 kernels.matmul(to_memory_PHG, d_recurrent[t], out=work.carry)
+                # Where memory is reset, `keep` is 0: no gradient flows from an episode to the one before it.
                 work.carry.addcmul_(d_hidden[t], z)
                 d_hidden[t - 1].addcmul_(work.carry, self._keep[t])
 
@@ -147,6 +148,7 @@ class StackedGRU:
     ) -> tuple[GRU, tuple[Tensor, ...]]:
         """The arrays of a round for kernels.c, and those among them that nobody else keeps."""
         weights, keep = self._memory_PGH, self._keep
+        # kernels.c gets addresses, which keep nothing alive: what is made here is returned, and held until `backward`.
         memory = None if memory_PHB is None else memory_PHB.contiguous()
         arrays = work.recurrent, work.gates, work.before, work.hidden, work.d_hidden, work.d_recurrent, work.d_new
         described = GRU(

@@ -51,6 +51,7 @@ class Categorical:
         if found is not None:
             return found
         d_log_prob_P1M, d_entropy_P1M = d_log_prob_PM.unsqueeze(1), d_entropy_PM.unsqueeze(1)
+        # In place, because `evaluate` makes these arrays anew for each minibatch and nothing reads them afterwards.
         inner = self._log_PAM.add_(self._entropy_PM.unsqueeze(1)).mul_(d_entropy_P1M).add_(d_log_prob_P1M)
         return inner.mul_(self._prob_PAM).neg_().scatter_add_(1, self._action_P1M, d_log_prob_P1M)
 

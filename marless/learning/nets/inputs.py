@@ -47,6 +47,7 @@ class Inputs:
             known = None
         known = known if isinstance(known, list) and all(isinstance(agent, str) for agent in known) else None
         found = cls(_LAST_ACTION in more, tuple(known or ()))
+        # Compared with what `metadata` would write, so that unknown, repeated and reordered inputs are refused, too.
         if known is None or first != _OBS or more != found._names():
             raise CorruptError(
                 f"policy state: inputs {metadata.get('inputs')!r:.80} with ids {metadata.get('ids')!r:.80}"
@@ -108,6 +109,8 @@ class Inputs:
         if self.last_action and last_action is not None and first is not None:
             rows_NAM = input_NIM[:, seen : seen + agent_class.action.n]
             write_action(rows_NAM, last_action)
+            # A view with samples before components, in which a mask [N, M] selects whole actions;
+            # assigning writes to the input.
             rows_NAM.swapaxes(1, 2)[np.broadcast_to(first, obs_NMO.shape[:2])] = 0
         if self.known:
             input_NIM[:, -1 - len(self.known) : -1] = self.ids(agent_class.agents)[:, :, None]

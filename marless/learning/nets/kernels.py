@@ -61,6 +61,7 @@ def fused(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y: Tenso
     left, right = _strides(a), _strides(b)
     if rows < _LEAST or columns < _LEAST or (right[2] != 1 and right[1] != 1):
         return False
+    # kernels.c applies what follows a product in vectors, so only to rows without gaps.
     if then and (out.stride(2) != 1 or given.stride(2) != 1):
         return False
     y_net, y_row, _ = given.stride()
@@ -92,6 +93,8 @@ def _compiled(*tensors: Tensor) -> Library | None:
     """The compiled kernels, if these tensors are float32 on the CPU and need no gradients."""
     kernels = library()
     if kernels is None or any(
+        # Autograd does not see what is written through an address, so tensors that need
+        # gradients take torch's operations.
         x.dtype is not torch.float32 or not _on_host(x) or (x.requires_grad and torch.is_grad_enabled())
         for x in tensors
     ):

@@ -33,6 +33,7 @@ MEMORY = ".memory"
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """A random generator that depends on the seed and the name alone, also across processes and machines."""
+    # Not `hash`, which differs from process to process; and a byte order that is the same on every machine.
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 

@@ -42,6 +42,7 @@ def decode_acting(acting: bytes) -> ActingState:
     """The inverse of `encode_acting`; raises CorruptError."""
     arrays = _load(acting)
     try:
+        # The library returns no metadata, so the header, which `_load` has found valid, is read again.
         header = json.loads(acting[8 : 8 + int.from_bytes(acting[:8], "little")])
         metadata = json.loads(header["__metadata__"][_KEY])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -82,6 +83,7 @@ def _save(arrays: Arrays, metadata: str | None = None) -> bytes:
     """A safetensors file. Its header is made only once for arrays that differ in nothing but their values, as those of
     all versions of a policy do: the library takes most of its time for headers.
     """
+    # The format is little-endian and without gaps; arrays that are so already are not copied.
     plain = {name: np.asarray(each, each.dtype.newbyteorder("<"), order="C") for name, each in arrays.items()}
     header, order = _header(tuple((name, each.dtype, each.shape) for name, each in plain.items()), metadata)
     return b"".join([header, *(plain[name].data for name in order)])
@@ -95,5 +97,6 @@ def _header(
     zeros = {name: np.zeros(shape, dtype) for name, dtype, shape in described}
     file = safetensors.save(zeros, None if metadata is None else {_KEY: metadata})
     start = 8 + int.from_bytes(file[:8], "little")
+    # The library orders values as it likes, so their order is taken from the header that it made.
     at = {name: each["data_offsets"] for name, each in json.loads(file[8:start]).items() if name in zeros}
     return file[:start], tuple(sorted(at, key=lambda name: at[name]))

@@ -165,6 +165,7 @@ class StackedMLP:
         for i in range(len(self._layers) - 1, 0, -1):
             gradient = self._below(i, gradient, work)
         first_PHI = self._layers[0]
+        # Only the wanted columns are multiplied: of a joint critic's inputs, actions are the smaller part.
         columns_PHR = first_PHI.gather(2, rows_PR.unsqueeze(1).expand(-1, first_PHI.shape[1], -1))
         result_PRM = gradient.new_empty(gradient.shape[0], rows_PR.shape[1], gradient.shape[2])
         kernels.matmul(columns_PHR.transpose(1, 2), gradient, out=result_PRM)

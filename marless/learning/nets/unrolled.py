@@ -35,6 +35,7 @@ class Unrolled:
         return matrices(self.layout, self._flat_PD)[-1]
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        # `detach` copies nothing: the leaf is the present weights, and the caller's tensor stays out of the graph.
         self._leaf_PD = self._flat_PD.detach().requires_grad_()
         self._input_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach().requires_grad_()
         self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, self._input_PIM, resets, memory)

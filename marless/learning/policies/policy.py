@@ -80,6 +80,7 @@ def write(path: Path, policy: Policy, origin: Origin) -> None:
         "env_options": json.dumps(origin.env_options),
     }
     metadata["sha256"] = _digest(metadata, policy.state.acting)
+    # In the same directory, because only within one file system a file takes a name at once.
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(serial.encode_acting(ActingState(policy.state.acting, metadata)))
@@ -133,6 +134,7 @@ def options(value: object) -> Mapping[str, object]:
 
 
 def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:
+    # Shapes and types count, because equal bytes may be another matrix.
     shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
     digest = hashlib.sha256(json.dumps([dict(metadata), shapes], sort_keys=True).encode())
     for name in sorted(arrays):

@@ -53,6 +53,7 @@ def sides(copies: BatchedEnv, trained: Sequence[ActingPolicy], *, episodes: int,
     chance = play(copies, None, episodes=episodes, seed=seed)
     found = {}
     for k, agents in enumerate(spaces.classes):
+        # Made anew for each side, so that all of them meet the same random opponents.
         others = [Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
         policies = [trained[i] if i == k else other for i, other in enumerate(others)]
         played = play(copies, policies, episodes=episodes, seed=seed)

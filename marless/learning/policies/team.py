@@ -184,6 +184,7 @@ def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:
 def _mask(agent: str, mask: ArrayLike, batch: tuple[int, ...], action: Discrete | Box) -> BoolArray:
     if not isinstance(action, Discrete):
         raise SpecError(f"{agent} acts continuously: leave its mask out")
+    # A copy, because a mask that allows nothing is changed below.
     legal = np.array(mask, np.bool_)
     if legal.shape != (*batch, action.n):
         raise SpecError(f"the mask of {agent} must be of shape {[*batch, action.n]}, got {list(legal.shape)}")

@@ -46,12 +46,14 @@ class Densities:
         agents, count, features = samples_NSD.shape
         pooled = samples_NSD.reshape(-1, features)
         mean_D, std_D = pooled.mean(axis=0), pooled.std(axis=0)
+        # A constant far from 0 has a deviation of rounding errors, which must not be scaled to 1.
         varies_D = std_D > 1e-8 * np.maximum(1, abs(mean_D))
         standard = (pooled[:, varies_D] - mean_D[varies_D]) / std_D[varies_D]
         if not standard.size:
             return np.empty((agents, count, 0))
         pca = PCA(svd_solver="covariance_eigh")
         scores = pca.fit_transform(standard)
+        # Shares of the variance add up to 1 only up to rounding: at `variance` 1 none of the sums might reach it.
         enough = int(np.searchsorted(pca.explained_variance_ratio_.cumsum(), self.variance - 1e-12)) + 1
         kept = min(enough, self.dimensions, scores.shape[1], count // 4)  # half of the samples must span them
         return np.ascontiguousarray(scores[:, :kept]).reshape(agents, count, kept)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from marless.core.log import structlog
 from marless.jobs.job import prepare
+from marless.rpc.process import configure_logging
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.in_process.actors import Actors, PlainActors
@@ -25,9 +27,20 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
     """
     actors: Actors = PlainActors()
     pools = InProcessPools(actors, folder / "store" / "replay")
-    try:
-        options = JobsOptions(only=folder.name)
-        async with Jobs(folder.parent, pools, options, Preparing(prepare)) as jobs:
-            yield CoordinatorServicer(jobs, Readiness({}, folder.parent))
-    finally:
-        await pools.close()
+    options = JobsOptions(only=folder.name)
+    with _log(folder / "logs"):
+        try:
+            async with Jobs(folder.parent, pools, options, Preparing(prepare)) as jobs:
+                yield CoordinatorServicer(jobs, Readiness({}, folder.parent))
+        finally:
+            await pools.close()
+
+
+@contextmanager
+def _log(folder: Path) -> Iterator[None]:
+    """Write what this process logs to a file of the folder, as services do, and not between what it prints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "in_process.log").open("a", encoding="utf-8") as file:
+        configure_logging(file)
+        yield
+        structlog.reset_defaults()

@@ -94,6 +94,7 @@ def _usable_cores(memberships: str) -> float:
         machine.cgroup_file(memberships, "cpu", ("", name)).strip()
         for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     ]
+    # Version 1 has in two files what version 2 has in one line.
     limit = machine.cgroup_file(memberships, "cpu", ("cpu.max", "")) or " ".join(of_version_1)
     return min(usable, machine.quota(limit) or usable)
 
@@ -127,6 +128,7 @@ def _ask_coordinator(runs: Path) -> _Answer | None:
             answered_s = time.time()
     except MarlessError as error:
         return _Answer(address=address, info=None, reason=str(error))
+    # The coordinator has read its clock about midway between question and answer.
     return _Answer(address=address, info=info, skew_s=(asked_s + answered_s) / 2 - info.now_s)
 
 

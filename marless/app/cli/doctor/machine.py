@@ -71,6 +71,8 @@ def available_memory(meminfo: str, limit: str, used: str) -> float:
     """Available bytes: of the machine (/proc/meminfo), or of this process's cgroup if its limit leaves less."""
     lines = (line.split() for line in meminfo.splitlines())
     free = next((1024.0 * int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), float("inf"))
+    # "max", or no file; version 1 writes a number that is larger than any memory, which
+    # the minimum below takes care of.
     if not limit.strip().isdecimal():
         return free
     return min(free, float(limit) - float(used or 0))
@@ -80,6 +82,7 @@ def cgroup_file(memberships: str, controller: str, names: tuple[str, str]) -> st
     """Contents of a file of this process's cgroup, by its name in version 2 or version 1; "" if there is none."""
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has one hierarchy for all controllers, whose line names none.
         unified = not controllers
         if not unified and controller not in controllers.split(","):
             continue

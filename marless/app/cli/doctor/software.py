@@ -32,6 +32,7 @@ def packages(requirements: Sequence[str], installed: Mapping[str, str]) -> Findi
     """Check whether required packages have suitable versions; `installed` maps canonical names to versions."""
     wrong, seen = [], 0
     for requirement in map(Requirement, requirements):
+        # Requirements of extras have a marker that is false where no extra is named.
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         seen += 1

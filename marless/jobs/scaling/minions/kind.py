@@ -112,6 +112,7 @@ class MinionsScaling:
         if not history or self.budget_usd is None:
             return 0.0
         before = remembered(history, RULE).get("spent_usd")
+        # Handed on from decision to decision, because a long job's history has no longer all of its rounds.
         counted = history if before is None else (history[-1],)
         gb_s = sum(round_gb_s(record, self.functions) for record in counted)
         return (before or 0.0) + gb_s * self.loaded.scheduler.task.usd_per_gb_s
@@ -142,6 +143,7 @@ class MinionsKind:
         return MinionsScaling(
             loaded=loaded,
             rounds=context.rounds or task.rounds,
+            # A scheduler that was trained without a budget has only seen a full one, and gets no other in a job.
             budget_usd=task.budget_usd and (context.budget_usd or task.budget_usd),
             functions=context.functions or FunctionsSpec(),  # type: ignore[call-arg]  # defaults, as in marless.jobs.spec
         )

@@ -43,6 +43,7 @@ class QuantityCurves:
     def at(self, run_E: NDArray[np.intp], steps_E: Floats) -> Floats:
         """[E], values of the curves of runs `run_E` after `steps_E` env steps, without residuals."""
         place_E = np.clip(steps_E / self.end, 0.0, 1.0) * (self.values.shape[1] - 1)
+        # The last point belongs to the last interval, as there is none to its right.
         left_E = np.minimum(place_E.astype(np.intp), self.values.shape[1] - 2)
         low_E, high_E = self.values[run_E, left_E], self.values[run_E, left_E + 1]
         result: Floats = low_E + (high_E - low_E) * (place_E - left_E)
@@ -213,6 +214,7 @@ def _curves(
     return QuantityCurves(
         end=float(end),
         values=np.array(fitted),
+        # Simulated rounds draw from them, and from an empty array nothing can be drawn.
         residuals=np.concatenate(residuals) if residuals else np.zeros(1),
     )
 

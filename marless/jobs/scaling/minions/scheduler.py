@@ -163,6 +163,7 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
         )
     except (KeyError, TypeError, ValidationError):
         raise _foreign(str(path)) from None
+    # For its checks alone: what cannot be loaded is refused where the folder is, not by a coordinator.
     unpack(packed, str(path))
     return packed
 

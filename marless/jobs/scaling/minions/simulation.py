@@ -67,6 +67,7 @@ class _Runs:
         self._model, self._task = model, task
         self._seed, self._round = seed, 0
         first = np.random.default_rng([*seed, task.rounds]).integers(model.runs)  # a stream that no round uses
+        # Runs take turns, rather than being drawn, so that a batch meets each recorded curve about equally often.
         self._run_E = (first + np.arange(episodes)) % model.runs
         self._steps_E = np.zeros(episodes)
         self._spent_E = np.zeros(episodes)
@@ -100,7 +101,9 @@ class _Runs:
         seen = self._model.actor_s
         quantile_E = rng.random(len(actors_E)) ** (1 / actors_E)
         longest_E = np.interp(quantile_E, np.linspace(0, 1, len(seen)), seen)
+        # About normal by the central limit theorem: one draw, however many actors, so that equal seeds stay comparable.
         mean_E = seen.mean() + seen.std() / np.sqrt(actors_E) * rng.standard_normal(len(actors_E))
+        # One actor is its own mean; the mean of several, which is drawn apart, must not exceed the longest.
         return np.where(actors_E == 1, longest_E, np.clip(mean_E, seen[0], longest_E)), longest_E
 
 

@@ -195,6 +195,7 @@ class _Learning:
     def __init__(self, task: SchedulerTask, look: Episodes, start: int, settings: PPOSettings, seed: int) -> None:
         rng = np.random.default_rng([seed, _INITIAL])
         raw = look.observations.reshape(-1, len(FEATURES))
+        # Before a run's first round most features are not measured, and so NaN.
         spread = np.nanstd(raw, axis=0)
         self._settings = settings
         self._weights = {**_fresh("policy", task.max_actors, rng), **_fresh("critic", 1, rng)}
@@ -219,6 +220,7 @@ class _Learning:
     def sampled(self, raw_E8: Floats) -> NDArray[np.int64]:
         """Numbers of actors [E] sampled from the policy."""
         chances_EA = self._view.probabilities(raw_E8).cumsum(axis=1)
+        # Scaled to the last sum, which rounding may leave below 1: a larger draw would choose one actor too many.
         drawn_E1 = self._acts.random((len(raw_E8), 1)) * chances_EA[:, -1:]
         chosen: NDArray[np.int64] = (drawn_E1 >= chances_EA).sum(axis=1) + 1
         return chosen
@@ -229,6 +231,7 @@ class _Learning:
         gains = _discounted(episodes.rewards, self._settings.gamma).ravel()
         gains = (gains - self._gain_center) / self._gain_scale
         advantages = gains - forward(self._weights, "critic", inputs)[:, 0]
+        # Advantages that are all equal have a deviation of 0.
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         actions = torch.from_numpy(episodes.actors.ravel() - 1)
         x_M8, gain_M, advantage_M = (torch.from_numpy(array) for array in (inputs, gains, advantages))
@@ -243,6 +246,7 @@ class _Learning:
         settings = self._settings
         log_MA = self._log_probabilities(x_M8)
         taken_M = log_MA.gather(1, action_M[:, None])[:, 0]
+        # The losses of ppo are stacked over policies; here is one.
         weight_1M = torch.full_like(taken_M, 1 / len(taken_M))[None]
         surrogate = losses.surrogate(taken_M[None], old_M[None], advantage_M[None], weight_1M, settings.clip)[0]
         entropy = -(log_MA.exp() * log_MA).sum(dim=1).mean()

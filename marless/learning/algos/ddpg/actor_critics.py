@@ -148,6 +148,7 @@ class ActorCritics:
 
     def _actions_after(self, views: Sequence[SampleView]) -> list[Tensor]:
         """The actions of target policies in the successor states, by class."""
+        # Not initialised: the stacks of a class together have each of its agents, so every row is written.
         actions = [torch.empty_like(view.action) for view in views]
         for actors in self.actors:
             view, stack = views[actors.index], actors.stack
@@ -172,6 +173,7 @@ def descent(actors: Actors, mine: SampleView, input_RIM: Tensor, regularisation:
     d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
     # outputs of illegal actions have no effect, so they are not regularised
     squared_RAM = output_RAM if mine.legal is None else output_RAM * mine.legal
+    # The gradient of the penalty at z. The penalty is quadratic in z, so it is half of this gradient times z.
     pull_RAM = squared_RAM * (weight_R1M * (2 * regularisation / output_RAM.shape[1]))
     penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
     loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
@@ -183,6 +185,8 @@ def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Met
     """Means over those of each net's rows that have samples, of weight above 0; and whether a net has such rows."""
     present_R1 = (share_RM.sum(dim=1, keepdim=True) > 0).float()
     rows_P1 = nets.mean(present_R1)
+    # `mean` divides by all rows of a net; this turns it into the mean over rows with samples. Where
+    # there are none, 1/0 is not chosen.
     scale_P1 = torch.where(rows_P1 > 0, 1 / rows_P1, 0.0)
     means = {name: nets.mean(x_R.unsqueeze(1) * present_R1) * scale_P1 for name, x_R in per_row.items()}
     return {name: mean_P1.squeeze(1) for name, mean_P1 in means.items()} | {PRESENT: (rows_P1 > 0).float().squeeze(1)}

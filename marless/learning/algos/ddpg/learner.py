@@ -118,6 +118,8 @@ class DDPGLearner(OffPolicyLearner):
             return {"kind": self._model.kind, "activation": self._activation}
         mine = self._serves(name)
         agents = mine.agents
+        # Agents of MADDPG's code act by relaxed samples of the Gumbel-softmax; here by exact ones,
+        # which is to draw from the softmax.
         acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
         if _mixes(agents.action, self._config):
             acts = EPSILON_STOCHASTIC
@@ -160,6 +162,7 @@ class DDPGLearner(OffPolicyLearner):
         for index, each in enumerate(self._classes):
             chosen = each.chosen(inputs, self._config.batch_size, self._device)
             for stack, row in zip(chosen, _arranged(each.policies, chosen, copies), strict=True):
+                # Critics are those of all classes, class after class, and indices of agents are within their class.
                 judges = [first + agent for agent in stack.agents.tolist()]
                 actors.append(self._actors(index, stack, row, critics[_CRITIC], judges))
                 policies.append(self._trained("policy", _POLICY, stack.names, row, inputs))
@@ -223,6 +226,7 @@ class DDPGLearner(OffPolicyLearner):
 
 def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
     shape = layout(inputs.size(agents), model, agents.action.n)
+    # With so small an output layer policies start close to the middle of the box, or close to uniform.
     codec = StateCodec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
     return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
 

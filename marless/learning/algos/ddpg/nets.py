@@ -25,6 +25,8 @@ class RowNets:
         self.owners_R = torch.tensor(owners, device=flat_PD.device)
         rows = [[r for r, owner in enumerate(owners) if owner == net] for net in range(nets)]
         self._rows = [torch.tensor(each, dtype=torch.long, device=flat_PD.device) for each in rows]
+        # With one row per net the rows are the nets' own parameters: nothing is copied,
+        # and there is nothing to refresh.
         self.flat_RD = flat_PD if self._alone else flat_PD[self.owners_R]
         self.net = feed_forward(layout, self.flat_RD, activation)
 

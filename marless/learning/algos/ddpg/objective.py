@@ -51,6 +51,7 @@ class PolicyObjective:
         self.tensors = tensors
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
+        # Of E[Q(s, μ(s))] alone, which is maximised: without regularisation, and with the opposite sign of the loss.
         return descent(self._actors, _view(batch), batch["input"], 0.0).gradient.neg()
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
@@ -60,6 +61,7 @@ class PolicyObjective:
         def value(output_RAM: Tensor) -> Tensor:
             action_RAM = actors.head.smooth(output_RAM, mine.noise, mine.legal)
             input_RIM = replaced(batch["input"], actors.own, action_RAM)
+            # By the definition of the nets, which autograd follows twice; passes written by hand leave no graph.
             return outputs(judges.net.layout, judges.flat_RD, judges.net.activation, input_RIM) * weight_R1M
 
         product = hessian_product(

@@ -51,6 +51,8 @@ class TrainedActorCritic:
 
     def step(self, gradient: StackGradient, config: DDPGConfig) -> None:
         """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
+        # A target net follows each step of its own net: with `policy_every` target critics move in every step, unlike
+        # in TD3, where they move only with the policies.
         norm_P = clip_norm_(gradient.gradient, config.max_grad_norm)
         self.optimizer.step(gradient.gradient)
         follow_(config, self.tensors)
@@ -116,6 +118,7 @@ class DDPGTraining:
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
+        # All ensembles train on one batch; MADDPG's code draws another one for each agent.
         config, everyone = self._config, self._views(batch, meter)
         errors = []
         for each in self._ensembles:

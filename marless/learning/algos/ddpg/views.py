@@ -87,6 +87,7 @@ def views(batch: Batch, heads: Sequence[DeterministicHead], rng: np.random.Gener
         action = head.encode(each.action)
         alive = None if each.alive is None else each.alive.unsqueeze(1)
         legal = each.legal
+        # One draw for both, on the host: noise is the same on a CPU and on a GPU, and whether or not policies are due.
         noise, noise_after = torch.from_numpy(head.noise(rng, (2, *action.shape))).to(action.device)
         found.append(
             SampleView(

@@ -166,6 +166,7 @@ def _check_capacity(config: OffPolicyConfig, setting: Setting) -> None:
     from marless.learning.data.frames import ReplaySchema  # imported here, because it imports NumPy
 
     capacity, segment = config.replay.capacity, setting.steps + 1
+    # Each segment of T env steps takes T + 1 frames, as the view after its last step is kept, too.
     kept = capacity // segment * setting.steps
     if kept < max(config.warmup, 1):
         raise SpecError(

@@ -145,10 +145,13 @@ class BatchSource:
         """
         then, taken, after_M = [row_M], [np.ones(len(row_M), np.bool_)], row_M + 1
         for _ in range(self.config.n_step - 1):
+            # A sample that cannot go on stays at its frame: every sample has n rows, of which
+            # `taken` tells those that count.
             taken.append(taken[-1] & ~self._is("last", after_M) & ~self._truncated(after_M - 1))
             then.append(after_M)
             after_M = after_M + taken[-1]
         follows = np.zeros((1, len(row_M)), np.bool_)
+        # Successors stand beside the samples of their own batch, so that several batches are cut apart as views.
         frame = np.stack([row_M.reshape(-1, width), after_M.reshape(-1, width)], axis=1)
         summed = np.stack(taken) if len(taken) > 1 else None
         return _Frames(frame.ravel(), np.stack(then), 1, follows, None, summed, width=width)
@@ -166,6 +169,8 @@ class BatchSource:
         """Whole episodes, padded with their last frame."""
         steps = _padded(int(length_E.max()), self.longest)
         time_T1 = np.arange(steps + 1)[:, None]
+        # The frame after the last step is the episode's own view of where it ended or was
+        # cut, with which padding is filled.
         frame_TE = first_E + np.minimum(time_T1, length_E)
         valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= self._burnt(first_E, length_E))
         valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
@@ -241,6 +246,8 @@ class BatchSource:
         frame_FN = last_turns(
             frames.frame, waits=lambda row: self._is(f"waits/{k}", row), first=lambda row: self._is("first", row)
         )
+        # An agent without a turn so far still waits at the frame that was found, the
+        # segment's first: it counts nothing.
         alive_FN = self._flags(f"alive/{k}", frame_FN) if self._may_leave(k) else ~self._flags(f"waits/{k}", frame_FN)
         now_MN, after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(frame_FN, frames.width))
         waits_MN, waits_after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(waits_FN, frames.width))
@@ -332,6 +339,7 @@ class BatchSource:
         anew. `row` is [F], or [F, N] if agents have frames of their own.
         """
         first = self._is("first", row)
+        # A first frame has none before it: its own action is read instead, and ignored because the agent begins anew.
         before = self._each(f"action/{k}", row - ~first).swapaxes(0, 1)
         anew = first.T
         if f"alive/{k}" in self._fields:
@@ -394,6 +402,8 @@ class BatchSource:
         for gained_NM, over_NM, summed in later:
             reward_NM += np.where(summed, discount_NM * gained_NM, np.float32(0))
             discount_NM *= np.where(summed, np.where(over_NM, np.float32(0), gamma), np.float32(1))
+        # The successor's V is Q / scale + centre, and the centre is subtracted again for Q itself: what
+        # remains is (discount − 1) · centre.
         reward_NM += (discount_NM - np.float32(1)) * np.float32(centre * scale)
         return Gains(self._to(reward_NM), self._to(discount_NM))
 

@@ -171,6 +171,7 @@ class OffPolicyLearner(ABC):
     def initial(self, name: str, seed: int) -> PolicyState:
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
+            # In memory: the file belongs to this learner's own buffer, and may hold samples.
             empty = _replay(self._settings, self._batches.schema, None)
             return _remembered(empty, self._no_rewards())
         rng = generator(seed, name)
@@ -210,8 +211,12 @@ class OffPolicyLearner(ABC):
                 self._reprioritise(batch, training.step(batch, meter))
             _merge(metrics, training.metrics())
             if measuring.asked(inputs.measure):
+                # Drawn after all gradient steps, from the same stream: weights are the same
+                # whether a round measures or not.
                 [batch] = self._draws(inputs, rng, training.count, 1, PassTimer())
                 _merge(metrics, training.measured(inputs, batch, meter))
+        # Actors keep one exploration parameter during a round, so the next policies get the
+        # one at the start of their round.
         after = self._env_steps_after(inputs)
         self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
         metrics[self._replay_name] = self._replay.report()
@@ -270,6 +275,8 @@ class OffPolicyLearner(ABC):
         known, rule = self._replay.counts.inserted, self._settings.reward_rule
         trajectories = [rewarded(each, self._spaces, rule) for each in inputs.trajectories]
         self._replay.insert(inputs.round, trajectories)
+        # A round that the buffer already has, as after a crash, is not inserted again, and
+        # its rewards must not count twice.
         if self._replay.counts.inserted > known:
             self._moments.add([with_dead_agents_rewarded(each, rule) for each in trajectories])
 
@@ -286,6 +293,7 @@ class OffPolicyLearner(ABC):
         self._moments = moments
 
     def _ready(self) -> bool:
+        # Without a warm-up, too, there must be something to draw.
         return self._replay.size >= max(self._settings.warmup, 1)
 
     def _draws(
@@ -294,6 +302,7 @@ class OffPolicyLearner(ABC):
         """Draw `times` batches, metered as post-processing."""
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
         batches = self._batches.draws(rng, count, times, self._moments, beta)
+        # Advanced by hand, because draws are timed as post-processing, and the gradient steps between them are not.
         while True:
             with meter.measure("post_process", (self._scope.name,)):
                 together = next(batches, None)
@@ -347,6 +356,8 @@ def follow_(config: OffPolicyConfig, row: Row) -> None:
     if config.target_every is None:
         row["target"].lerp_(row["flat"], config.target_tau)
         return
+    # Nets of one stack may have taken different numbers of steps, as groups merge and
+    # split: each is due by its own count.
     due_P = row["count"].remainder(config.target_every) == 0
     if due_P.any():
         row["target"][due_P] = row["flat"][due_P]

@@ -29,6 +29,7 @@ def lambda_returns(
     result_NTE = reward_NTE + discount_NTE * after_NTE
     for t in range(reward_NTE.shape[1] - 2, -1, -1):
         decay = td_lambda if onward_NTE is None else torch.where(onward_NTE[:, t], 1.0, td_lambda)
+        # `result` has r + γ V already, so only γ λ (G − V) is missing.
         better_NE = decay * discount_NTE[:, t] * (result_NTE[:, t + 1] - after_NTE[:, t])
         result_NTE[:, t] += torch.where(follows[..., t, :], better_NE, 0.0)
     return result_NTE

@@ -49,6 +49,7 @@ def next_turns(then_nM: Rows, taken_nM: BoolArray, after_M: Rows, *, waits: Flag
         then.append(at_M)
         taken.append(going_MN.T)
         after_MN = after_MN + going_MN
+        # All agents of a sample walk along the same frames; one whose turn has come stays there, and the others go on.
         at_M = at_M + going_MN.any(axis=1)
         waits_MN = np.where(going_MN, waits(at_M), waits_MN)
         going_MN = going_MN & waits_MN & ~last(at_M)[:, None]

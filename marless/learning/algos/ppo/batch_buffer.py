@@ -20,6 +20,7 @@ from marless.learning.envs.base import EnvSpaces
 
 _SHARED = ("cut", "boot_index")
 _ROUNDS = "rounds"
+# What would have been legal at a cut matters to Q values; the value of a critic there does not depend on it.
 _UNUSED = "boot_mask/"
 Batch = tuple[Trajectory, ...]
 """A round's trajectories, in the order of actors, with the arrays of one agent class only."""
@@ -53,6 +54,7 @@ class BatchBuffer:
 
         The last one is that of the round itself.
         """
+        # With fewer rounds than uses some ages are equal: such a batch is due several times in one round.
         left = {n: self._ages.count(number - n) for n in self._batches}
         found: list[Batch] = []
         while any(left.values()):

@@ -65,6 +65,7 @@ class Surrogate:
         rest = old_PM, advantage_PM, weight_PM, *values
         found_PM, expected_PM = self.slope(log_prob_PM.clone(), *rest), self.differentiated(log_prob_PM, *rest)
         error = (found_PM - expected_PM).abs().max().item()
+        # Not `error > …`, so that NaN fails as well.
         if found_PM.shape != expected_PM.shape or not error <= 1e-4 * expected_PM.abs().max().item():
             raise AssertionError(
                 f"the gradient of {self.loss.__name__} is not the one that autograd finds: they differ by {error:.2g}, "
@@ -129,6 +130,7 @@ class _Trained(ABC):
 
         Metrics are means over the last epoch. Raises StoppedError between minibatches once `stopped` returns True.
         """
+        # Made for each round, but moments and counts are in the nets' tensors: Adam goes on where it was.
         optimizer = self._optimizer(settings, steps=len(orders) * minibatches)
         seen: list[Metrics] = []
         for epoch, order_S in enumerate(orders):
@@ -149,6 +151,7 @@ class _Trained(ABC):
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
         metrics = self._gradient(batch, settings, measure=True)
+        # Without a limit, this measures the norm and scales nothing: the gradient is limited where it is applied.
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
         return self.net.gradient_PD, metrics
 
@@ -306,6 +309,7 @@ class CriticFunction(_Trained):
             return
         new_mean_PK1, new_std_PK1 = normalise.mean_and_std(moments_PK3)
         layer_PKH = self.net.output_layer
+        # The last column is the bias, which is scaled with the weights first; then σ b + µ stays the same by the shift.
         layer_PKH *= (std_PK1 / new_std_PK1).float()
         layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
 

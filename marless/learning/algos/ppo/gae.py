@@ -30,6 +30,7 @@ def successor_values(
     after_NTB[:, :-1] = value_NTB[:, 1:]
     after_NTB.masked_fill_(cut_TB, 0.0)
     after_NTB.view(agents, -1)[:, boot_index_K] = boot_value_NK
+    # Last, because a segment that is cut has a bootstrap row for every agent, also for those that have terminated.
     return after_NTB.masked_fill_(terminated_NTB, 0.0)
 
 
@@ -58,6 +59,7 @@ def advantages(
     decay_NTB = (~ends_NTB).to(value_NTB.dtype).mul_(gamma * gae_lambda)
     if turns is not None:
         advantage_NTB, decay_NTB = turns.errors(advantage_NTB), turns.decays(decay_NTB, gamma * ~ends_NTB)
+    # Time first, so that a step of the recursion reads and writes memory without gaps.
     advantage_TNB, decay_TNB = (each.transpose(0, 1).contiguous() for each in (advantage_NTB, decay_NTB))
     for t in range(advantage_TNB.shape[0] - 2, -1, -1):
         advantage_TNB[t].addcmul_(decay_TNB[t], advantage_TNB[t + 1])

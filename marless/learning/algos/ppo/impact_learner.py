@@ -79,6 +79,8 @@ class ImpactLearner(PPOLearner):
         return super().state(name)
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
+        # Kept with the rewards that policies are trained on: what later rounds take from
+        # the buffer is not rewarded again.
         self._buffer.add(inputs.round, self._rewarded(inputs).trajectories)
         uses = len(self._buffer.due(inputs.round))
         output = super().update(inputs)
@@ -101,6 +103,8 @@ class ImpactLearner(PPOLearner):
                 inputs,
                 trajectories=batch,
                 groups=own if number else inputs.groups,
+                # The last use is that of the round's own batch, and has the round's own seed: with
+                # N = K = 1 the orders are PPO's.
                 seed=inputs.seed + _ANOTHER * (len(due) - 1 - number),
                 measure=inputs.measure if number == len(due) - 1 else Measure(),
             )

@@ -164,12 +164,15 @@ class PPOLearner:
             settings = self._settings(function, inputs.env_steps)
             gradient_PD, metrics = job.trained.gradient(job.samples, job.orders[0], settings)
             for row, name in enumerate(names):
+                # Passes write here from several threads, but no two the same name and function.
+                # The buffer is reused, so copies.
                 found[name][function] = gradient_PD[row].cpu().numpy().copy()
                 if job.returns is not None:
                     found[name][_RETURNS] = job.returns[row].cpu().numpy().copy()
             return metrics
 
         uses = (self._rewarded(inputs),)
+        # On copies, because post-processing rescales critics, and held states must not change.
         output = self._run(inputs, uses, 1, differentiate, self._policies.copies, self._critics.copies)
         return GradientOutput(found, output.metrics, output.runs, output.distances)
 
@@ -222,6 +225,7 @@ class PPOLearner:
         graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for given in uses:
+            # Each part trains twice, as policies and as critics, so half as many parts keep all threads busy.
             chosen, work = self._stacks(given, parts=max(1, threads // 2)), _Work()
             prepare = partial(self._prepare, work, given, chosen, policies, critics)
             passes = [Pass("post_process", (self._context.scope.name,), prepare)]
@@ -325,6 +329,8 @@ class PPOLearner:
         for weights in inputs.peers:
             absent = tuple(i for i, name in enumerate(stack.starts) if name not in weights)
             rows = [
+                # A stack has a row for each policy: zeros hold the place of one that the peer has
+                # not, and its result is dropped.
                 np.zeros(shape.size, np.float32) if i in absent else shape.from_arrays("policy", weights[name])
                 for i, name in enumerate(stack.starts)
             ]
@@ -372,6 +378,7 @@ class _Orders:
         config.check_minibatches(count, samples.remembers)
         if count not in self._known:
             rng = np.random.default_rng([self._inputs.seed, self._inputs.round])
+            # Drawn for whoever has more epochs: the first ones are the same for both, whoever asks first.
             epochs = max(each.epochs for each in self._configs.values())
             orders = [torch.from_numpy(rng.permutation(count)) for _ in range(epochs)]
             self._known[count] = [order.to(self._device) for order in orders]

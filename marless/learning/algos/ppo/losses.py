@@ -51,6 +51,7 @@ def approximate_kl(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor) -> Te
     """
     _same_shape(log_prob_PM, old_PM, weight_PM)
     log_ratio_PM = log_prob_PM - old_PM
+    # `expm1`, because exp(x) − 1 loses its digits for the small changes that this measures.
     return ((torch.expm1(log_ratio_PM) - log_ratio_PM) * weight_PM).sum(dim=1)
 
 

@@ -21,6 +21,7 @@ def standardise(x_PM: Tensor, weight_PM: Tensor, terms_PM: Tensor | None = None)
     if x_PM.dim() != 2 or x_PM.shape != weight_PM.shape:
         raise ValueError(f"shapes must both be [P, M], got {tuple(x_PM.shape)} and {tuple(weight_PM.shape)}")
     x, weight = x_PM.double(), weight_PM.double()
+    # All samples of a policy may be of dead agents: 0 divided by this is 0, where 0/0 would be NaN.
     share = weight / weight.sum(dim=1, keepdim=True).clamp_min(1e-300)
     centred = x - (x * share).sum(dim=1, keepdim=True)
     std_P1 = (centred.square() * share).sum(dim=1, keepdim=True).sqrt()
@@ -56,8 +57,10 @@ def mean_and_std(moments_PK3: Tensor) -> tuple[Tensor, Tensor]:
     """
     total, first, second = moments_PK3.unsqueeze(2).unbind(dim=3)
     seen = total > 0
+    # `where` computes both sides, so the side that is not chosen must not divide by 0.
     safe = torch.where(seen, total, torch.ones_like(total))
     mean = first / safe
+    # The difference of nearly equal numbers may be rounded below 0, which has no root.
     std = (second / safe - mean.square()).clamp_min(0.0).sqrt()
     std = torch.maximum(std, (ROUNDING * mean.abs()).clamp_min(_LEAST_STD))
     return mean, torch.where(seen, std, torch.ones_like(std))

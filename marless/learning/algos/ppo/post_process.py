@@ -96,6 +96,8 @@ def critic_passes(
             passes.append(CriticPass(names, function, None, features, frames, boots, resets))
             continue
         seen = stack.seen(frames)
+        # Without draws and memory the inputs for values are the pooled samples already: to
+        # pool them again would copy them.
         trained = seen if segments is None and stack.owner is None else stack.pool(features)
         boot_seen = stack.seen(boots) if segments is None else boots
         passes.append(CriticPass(names, function, stack, trained, seen, boot_seen, resets))
@@ -148,6 +150,7 @@ def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
     left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
     if "alive" in tensors:
         left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
+    # `roll` brings the first step to the last, where nobody counts as having left anyway.
     return left_NTB & ~tensors["waits"].roll(-1, dims=1) if "waits" in tensors else left_NTB
 
 

@@ -48,12 +48,16 @@ class Segments:
         """The segments of a round; see `marless.learning.algos.training.table` for the tensors."""
         cut_TB, boot_index_K = tensors["cut"], tensors["boot_index"]
         steps, copies = cut_TB.shape
+        # Also where a segment continues an episode: policies start from `memory` whatever this says,
+        # and critics from an empty one.
         first_TB = torch.ones_like(cut_TB)
         first_TB[1:] = cut_TB[:-1]
         boots_TB = torch.zeros_like(cut_TB, dtype=torch.int64)
         boots_TB.view(-1)[boot_index_K] = 1
         until_TB = boots_TB.cumsum(dim=0)
         number_S = torch.arange(steps * copies, device=cut_TB.device)
+        # Each bootstrap row of a copy moves its later samples down by one time step; `until` counts the row of the
+        # sample itself, too, which comes only after it.
         at_sample_S = number_S + copies * (until_TB - boots_TB).flatten()
         at_boot_K = at_sample_S[boot_index_K] + copies
         frames = copies * (steps + int(until_TB[-1].max()))

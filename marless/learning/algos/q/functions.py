@@ -87,6 +87,7 @@ class QFunction:
             now, after = features[:, :, :width], features[:, :, width:]
             best_PAM = self._values(self.net.forward(after)) if double else None
             after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
+            # Last, because `backward` follows the net's last pass.
             q_PAM = self._values(self.net.forward(now))
         else:
             q_PAF = self._at_turns(self._values(self.net.forward(features, seen.resets(), seen.memory)))
@@ -103,6 +104,7 @@ class QFunction:
         d_q_PAF = d_chosen_PM.new_zeros(len(d_chosen_PM), actions, self._forward)
         d_q_PAF.scatter_(1, action_P1M, d_chosen_PM.unsqueeze(1))
         if self._turns is not None:
+            # All steps in which an agent waits have the value of its last turn, so their gradients add up there.
             d_q_PAF = torch.zeros_like(d_q_PAF).scatter_add_(2, self._turns.expand_as(d_q_PAF), d_q_PAF)
         self.net.backward(at_outputs(d_q_PAF) if self._dueling else d_q_PAF)
 

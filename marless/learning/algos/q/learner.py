@@ -148,6 +148,7 @@ class QLearner(OffPolicyLearner):
         """
         agents, policies = sum(len(group.agents) for group in inputs.groups), len(inputs.groups)
         drawn = self._mixing != "none" and inputs.pooling == "drawn"
+        # Rounded up, so that a batch is never empty.
         return -(-self._config.batch_size * policies // agents) if drawn else self._config.batch_size
 
     def _arranged(self, k: int, inputs: RoundInput, count: int, *, copies: bool) -> list[tuple[Stack, QFunction]]:

@@ -71,6 +71,7 @@ class _Monotone:
         """The gradient with respect to q, [N, M]; those of the hypernetworks are written to `gradient_1D`."""
         # elu′(x) = 1 where elu(x) > 0, else eˣ = elu(x) + 1
         d_before_EM = d_team_1M * self._weight2_EM * self._hidden_EM.clamp(max=0).add_(1)
+        # The weights are |w|, whose derivative is the sign of w.
         d_weight1_NEM = d_before_EM * self._q_NM.unsqueeze(1) * self._raw1_NEM.sign()
         gradients = {
             "weight1": d_weight1_NEM.flatten(0, 1),

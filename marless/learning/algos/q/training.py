@@ -49,6 +49,7 @@ class TrainedQ:
 
     def follow(self, gradient_PD: Tensor, config: QConfig) -> None:
         """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
+        # For each net separately; EPyMARL limits the norm of all nets together.
         norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
         self.optimizer.step(gradient_PD)
         follow_(config, self.tensors)
@@ -323,6 +324,8 @@ class JointTraining(QTraining):
         for index, mine in enumerate(batch.classes):
             if mine.alive is not None:
                 rows = slice(ends[index], ends[index + 1])
+                # Dead agents add nothing to the team's value; in the papers' code the value of their
+                # only legal action is included.
                 value_RM[rows] *= mine.alive[:, : -batch.width]
                 after_RM[rows] *= mine.alive[:, batch.width :]
         return value_RM, after_RM

@@ -89,6 +89,7 @@ def measured(policies: Measurable, samples: Measured, inputs: RoundInput, miniba
     """
     metrics: dict[str, Tensor] = {}
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
+    # Drawn first and always, so that neither measurement depends on whether the other is asked for.
     order_S = torch.from_numpy(rng.permutation(samples.count)).to(policies.tensors["flat"].device)
     if inputs.measure.curvature is not None:
         metrics |= _curvature(policies, samples, order_S, inputs.measure.curvature, rng, inputs.stopped)
@@ -107,6 +108,7 @@ def _curvature(
 ) -> dict[str, Tensor]:
     flat_PD = policies.tensors["flat"]
     starts = [lanczos.rademacher(rng, flat_PD) for _ in range(spec.probes)]
+    # Rounded up to whole segments, of which nets with memory cannot see a part.
     product = policies.hessian(samples.subset(order_S[: -(-spec.samples // samples.unit)]))
 
     def unless_stopped(vector_PD: Tensor) -> Tensor:

@@ -160,6 +160,7 @@ class Stack:
         pooled_PRU = x_NRU.new_empty(len(self.names), *x_NRU.shape[1:])
         policy, end = -1, 0
         for agent, owner, column in zip(self.agents.tolist(), self.owners, columns, strict=True):
+            # Members come group by group: with the next group, the next policy's row begins.
             start = end if owner == policy else 0
             policy, end = owner, start + len(column)
             taken_1RM = x_NRU.new_empty(1, x_NRU.shape[1], len(column))
@@ -277,6 +278,7 @@ def _cut(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
 def _draw(group: Group, units: int, seed: tuple[int, int]) -> list[Tensor]:
     """Draw the samples, or segments, of each member that its group trains on."""
     rng = np.random.default_rng([*seed, _STREAM, *group.policy.encode()])
+    # Sorted, so that each member's part is a range, and its samples stay in their order.
     drawn_S = np.sort(rng.choice(len(group.agents) * units, units, replace=False))
     bounds = np.searchsorted(drawn_S, units * np.arange(len(group.agents) + 1))
     parts = enumerate(pairwise(bounds))

@@ -92,6 +92,8 @@ class RewardMoments:
         """Add the rewards of a round."""
         for trajectory in trajectories:
             for row, k in enumerate(self._classes[:1] if self._team else self._classes):
+                # In float64: float32 sums over a long job would stop growing, and the variance is a
+                # small difference of such sums.
                 reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
                 there_TNB, over_TNB = trajectory.there(k), trajectory[f"terminated/{k}"].astype(np.bool_)
                 if self._team:
@@ -118,6 +120,8 @@ class RewardMoments:
         """1 / standard deviation of r + (discount − 1) · centre; 1 if that does not vary."""
         total, first, second, ended, last = self.sums[row]
         centre, lost = self.centre(row), 1 - self._gamma
+        # Σ x² for x = r + (discount − 1) · centre, multiplied out in the running sums. The mean of x is 0 by the choice
+        # of the centre, so this is n times its variance.
         squares = second + centre**2 * (lost**2 * (total - ended) + ended)
         left = squares - 2 * centre * (lost * (first - last) + last)
         return float(np.sqrt(total / left)) if left > _CONSTANT * squares else 1.0

@@ -66,6 +66,7 @@ class Samples:
         bounds = [(units * i // count, units * (i + 1) // count) for i in range(count)]
         columns_S = torch.cat([self._columns(self._order_U[a:b]) for a, b in bounds])
         kernels.take_columns(self._table_PRS, columns_S, out=self._shuffled_PRS)
+        # Segments get new views each time, as their resets and memory are gathered in the new order.
         if self._steps is None and (units, count) in self._views:
             return self._views[units, count]  # of the same buffer, which has the samples in their new order
         batches = [

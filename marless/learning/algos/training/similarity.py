@@ -84,6 +84,7 @@ def begin(
     acting: dict[str, Acting] = {agent: states[policy] for agent, policy in owners.items()}
     pool = ThreadPoolExecutor(1, "similarity")
     future = pool.submit(_measure, inputs, config, agent_class, table, acting)
+    # Does not end the task that runs: the thread ends by itself after it.
     pool.shutdown(wait=False)
     return PendingMeasurement(future, agent_class.name)
 
@@ -141,6 +142,7 @@ def _actions(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) 
 
 def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
     """[N, S, A], actions in the step before; 0 where agents begin anew, as in `marless.learning.nets.inputs`."""
+    # Samples are time-major, so the step before lies one row of all copies back.
     before_NS = index_NS - table.cut.shape[1]
     starts_NS = (before_NS < 0) | table.cut.ravel()[np.maximum(before_NS, 0)]
     if table.returned is not None:

@@ -137,6 +137,7 @@ class _Source:
         parts = []
         for trajectory, offset in zip(self.trajectories, offsets, strict=True):
             time, copy = np.divmod(trajectory["boot_index"].astype(np.int64), trajectory.batch)
+            # A position counts the copies of its actor; a time step of the table has those of all actors.
             parts.append(time * sum(batches) + offset + copy)
         return np.concatenate(parts)
 
@@ -154,6 +155,7 @@ def _feature_major(arrays: Sequence[NDArray[np.generic]], rows: int) -> FloatArr
     start = 0
     for array_TNBR in arrays:
         stop = start + array_TNBR.shape[2]
+        # Each actor's array is transposed into its place: to concatenate first would copy all samples once more.
         table_NRTB[:, : array_TNBR.shape[3], :, start:stop] = array_TNBR.transpose(1, 3, 0, 2)
         start = stop
     return table_NRTB.reshape(agents, rows, steps * batch)

@@ -149,6 +149,7 @@ class ParticleEnv(ABC):
         self._score()
         self._steps_B += 1
         truncated = self._steps_B == self._max_cycles
+        # As in mpe2, the last step truncates even if the game is over in it.
         terminated = self._over() & ~truncated
         truncated |= self._cut_B & ~terminated
         ended, final = truncated | terminated, self._frame
@@ -213,12 +214,14 @@ class ParticleEnv(ABC):
     def _prepare_episode(self) -> None:
         """Compute what stays as it is during an episode, after goals and landmarks were drawn or loaded."""
         if self.goals:
+            # NumPy puts the axes of index arrays that are apart from each other first: [G, B, 2].
             self._goal_G2B[...] = self._marks_M2B[self._goal_GB, :, np.arange(self.batch)].transpose(0, 2, 1)
 
     def _place(self, copies: IntArray) -> None:
         """Draw goals and positions in these copies, in mpe2's order."""
         if self.goals:
             self._goal_GB[:, copies] = self._rng.integers(self._marks, size=(len(copies), self.goals)).T
+        # Copy by copy, agents before landmarks and x before y: with one copy these are the draws of mpe2, bit for bit.
         draws_BE2 = self._rng.uniform(-self._within_E1, self._within_E1, (len(copies), *self._pos_E2B.shape[:2]))
         self._pos_E2B[:, :, copies] = draws_BE2.transpose(1, 2, 0)
 
@@ -288,6 +291,7 @@ class ParticleEnv(ABC):
         self._vel_N2B[agent, :, copy] = self._vel_N2B[agent, :, copy] / speed_NB[fast][:, None] * top_N1[agent]
 
     def _look(self) -> None:
+        # "clip" only spares NumPy a buffered copy: all indices are within bounds.
         np.take(self._pos_E2B, self._seen_NM, axis=0, out=self._rel_NM2B, mode="clip")
         self._rel_NM2B -= self._agents_N2B[:, None]
         if self._measures:
@@ -303,6 +307,7 @@ class ParticleEnv(ABC):
         self._measures = any(role.collides for role in each)
         touch_NM = firm_E[: len(each), None] & firm_E[self._seen_NM]
         self._apart_NM1 = (size_E[: len(each), None] + size_E[self._seen_NM])[:, :, None]
+        # No distance is below −1: entities that pass through one another are never near.
         self._reach_NM1 = np.where(touch_NM[:, :, None], self._apart_NM1 + CONTACT_REACH, -1.0)
         # Other agents before obstacles, because mpe2 adds forces in the order of entities.
         parts = (slice(len(marks), touch_NM.shape[1]), slice(0, sum(kind.collide for kind in marks)))

@@ -45,6 +45,7 @@ class SimplePush(ParticleEnv):
         self._adversary_vel, self._adversary_rel = adversary_1OB[0, :2], planes(adversary_1OB, 2, MARKS + 1)[0]
         self._good_vel, self._good_goal, self._good_colour = np.split(good_1OB[0, :7], [2, 4])
         self._good_marks, self._good_other = planes(good_1OB, 7, MARKS)[0], good_1OB[0, 17:]
+        # Colours of landmarks never change, and nothing else writes to these rows.
         good_1OB[0, 11:17] = MARK_COLOURS_6[:, None]
 
     def _prepare_episode(self) -> None:

@@ -148,6 +148,7 @@ def beyond(pos_N2B: FloatArray64) -> FloatArray64:
     0 up to |x| = 0.9, then 10·(|x| − 0.9) up to |x| = 1, then e^(2·|x| − 2), at most 10.
     """
     x_N2B = np.abs(pos_N2B)
+    # The plane has no bounds, and `exp` would overflow far away; from 2.2 on the penalty is 10 anyway.
     outside = np.minimum(np.exp(2.0 * np.minimum(x_N2B, 3.0) - 2.0), 10.0)
     penalty_N2B = np.where(x_N2B < 0.9, 0.0, np.where(x_N2B < 1.0, (x_N2B - 0.9) * 10.0, outside))
     return penalty_N2B[:, 0] + penalty_N2B[:, 1]

@@ -172,6 +172,7 @@ class PettingZooEnv:
         ended |= self._cut
         self._cut[:] = False
         self._log.add(actions, ended)
+        # Before the copy is reset: from then on it draws the next episode.
         if ended[0] and self._filmed:
             self._last_picture = self.picture()
         return Transition(
@@ -212,6 +213,7 @@ class PettingZooEnv:
     def close(self) -> None:
         """Close every copy; then raises SpecError if the close() of one has raised."""
         failed: Exception | None = None
+        # Emptied on the way, so that a second close finds nothing, and one that raised is not called again.
         while self._envs:
             try:
                 self._envs.pop().close()

@@ -25,6 +25,7 @@ def call_reset(env: ParallelEnv, seed: int, where: str) -> tuple[Answer, Answer]
     try:
         answer = env.reset(seed=seed)
     except Exception as error:
+        # A TypeError may also come from within the call, so the signature decides whether the seed is the reason.
         if isinstance(error, TypeError) and not _takes_seed(env):
             raise SpecError(
                 "its reset() takes no seed, as in an old API; expected is reset(seed=None, options=None), after which "

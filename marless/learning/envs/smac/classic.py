@@ -28,6 +28,7 @@ class StarCraft2Env:
 
     def __init__(self, map_name: str = "8m", *, seed: int = 0, **options: Any) -> None:  # Any: checked by SmacOptions
         self._map = find(map_name)
+        # The default of SMAC's class, where `smac/<map>` truncates at the limit.
         self._env = EmbeddedSmac(self._map, read_options(SmacOptions, {"continuing_episode": False} | options), 1)
         self._seed = seed
         self._shown: Frame | None = None

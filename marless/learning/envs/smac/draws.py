@@ -29,6 +29,7 @@ def next_keys(key_B: KeyArray) -> KeyArray:
 def uniform(key_B: KeyArray, count: int) -> FloatArray:
     """float32 [count, B] in [0, 1)."""
     index = np.arange(1, count + 1, dtype=np.uint64)[:, None] * _GOLDEN
+    # 24 bits, as many as a float32 holds: with more, some numbers would be rounded to 1.
     return (_mixed(key_B + index) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 

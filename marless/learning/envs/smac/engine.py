@@ -81,6 +81,7 @@ class EmbeddedBattles:
     def load(self, arrays: Arrays) -> None:
         """Continue from a save of the same map and batch; raises CorruptError for arrays that are none."""
         units, allies = self._state.x.shape[0], self._allies
+        # Targets are units of the other team, but for those of medivacs, which heal their own.
         most = np.where(np.arange(units) < allies, units - allies, allies)
         for side, start in zip(self._sides, (0, allies), strict=True):
             if side.healer is not None:

@@ -110,6 +110,7 @@ class SmacEnv:
     def _transition(self, outcome: BattleOutcome, broken_B: BoolArray) -> Transition:
         timeout_B = (self._steps_B == self.map.limit) & ~outcome.over & ~broken_B
         over_B = outcome.over & ~broken_B
+        # As SMAC reports it: a battle that runs out of time is over, and what follows is worth nothing.
         if not self._continuing:
             over_B |= timeout_B
         truncated_B = (timeout_B | self._cut_B) & ~over_B | broken_B

@@ -133,6 +133,7 @@ def harm(raw: FloatArray, weapons: Weapons, shield: FloatArray, health: FloatArr
 def _burnt(view: TargetView, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Rules) -> BoolArray:
     """bool [colossi, T, B]: who stands in the line of fire, across the direction of the target."""
     who = weapons.colossi
+    # A target at the very place of the colossus has no direction.
     dist = np.maximum(aimed.dist[who], np.float32(1e-6))
     ux, uy = (aimed.dx[who] / dist)[:, None], (aimed.dy[who] / dist)[:, None]
     dx, dy = view.dx[who] - aimed.dx[who][:, None], view.dy[who] - aimed.dy[who][:, None]

@@ -17,6 +17,7 @@ from marless.learning.envs.smac.tables import Tables
 
 _BLOCK = 2
 _ROW = SIZE // _BLOCK
+# Less than a cell, so that a unit at the edge of the last cell is not counted to the next one.
 _INSIDE = 1 - 1e-3
 _EDGE = np.float32(SIZE - 1 + _INSIDE)
 _GROUND, _CLIMBERS, _AIR = range(3)
@@ -102,6 +103,7 @@ def routes(name: str) -> Routes:
     cost_KK, next_KK = _neighbours(place_CC, free)
     for middle in range(blocked):
         through = cost_KK[:, middle, None] + cost_KK[middle]
+        # Rounding must not decide which of two equally long ways is taken.
         better = through < cost_KK - 1e-9
         np.copyto(cost_KK, through, where=better)
         np.copyto(next_KK, next_KK[:, middle, None], where=better)

@@ -58,6 +58,7 @@ class Mover:
         if not one.size:
             return
         off_x, off_y = x[one, copy] - x[other, copy], y[one, copy] - y[other, copy]
+        # Units at the very same place have no direction to be pushed in: they stay, where 0/0 would make them NaN.
         dist = np.maximum(np.sqrt(off_x * off_x + off_y * off_y), _TINY)
         off_x, off_y = off_x / dist, off_y / dist
         share = np.full(dist.shape, 0.5, np.float32)

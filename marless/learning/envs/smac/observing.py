@@ -121,6 +121,7 @@ class Observer:
         self, mask_NAB: BoolArray, units: Units, walkable_XY: BoolArray, enemies: _Sight, allies: _Sight
     ) -> None:
         x, y, alive = units.allies.x, units.allies.y, units.allies.alive
+        # A border of cells that are not walkable, for points outside of the map.
         padded = np.pad(walkable_XY, 1)
         mask_NAB[:, NO_OP], mask_NAB[:, STOP] = ~alive, alive
         for action, dx, dy in ((NORTH, 0, STEP), (SOUTH, 0, -STEP), (EAST, STEP, 0), (WEST, -STEP, 0)):
@@ -128,6 +129,7 @@ class Observer:
         np.logical_and(enemies.dist <= SHOOT, enemies.both, out=mask_NAB[:, FIXED_ACTIONS:])
         if Kind.MEDIVAC in self._map.ally_kinds:
             medivac = units.allies.kind == Kind.MEDIVAC
+            # As in SMAC: medivacs heal no medivacs, and attack nobody: their slots for enemies stand for allies.
             heal = (allies.dist <= SHOOT) & allies.both & ~medivac
             mask_NAB[:, FIXED_ACTIONS:] &= ~medivac[:, None]
             mask_NAB[:, FIXED_ACTIONS : FIXED_ACTIONS + self.agents] |= heal & medivac[:, None]
@@ -203,6 +205,8 @@ class Observer:
         self, block: FloatArray, at: int, team: UnitTeam, shields: bool, places: NDArray[np.int8]
     ) -> None:
         """Write health, then from `at` on the place on the map, the shield and the type of each unit."""
+        # In the state the place stands between health and shield, in observations before
+        # both: they cannot share a writer.
         block[:, 0] = team.health / team.health_max
         half = np.float32(SIZE / 2)
         block[:, at] = (team.x - half) / np.float32(SIZE) * team.alive

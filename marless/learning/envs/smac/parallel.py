@@ -64,6 +64,7 @@ class parallel_env(ParallelEnv):  # type: ignore[misc]  # noqa: N801  # PettingZ
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, Infos]:
         """Begin a battle, from `seed` if one is given."""
+        # At the end of a battle the environment has begun the next one already, which only needs to be shown.
         if seed is not None or self._frame is None:
             self._frame = self._env.reset(seed or 0)
         elif self.agents:

@@ -72,6 +72,7 @@ class Scorer:
         over = none_left | none_to_beat
         if not self._medivacs:
             return none_to_beat & ~none_left, none_left & ~none_to_beat, over
+        # Asked first, as in SMAC: where both teams die at once, it is a defeat.
         lost = ~np.any(allies & (units.allies.kind != Kind.MEDIVAC), axis=0)
         healer_left = (np.count_nonzero(enemies, axis=0) == 1) & np.any(
             enemies & (units.enemies.kind == Kind.MEDIVAC), axis=0

@@ -113,6 +113,7 @@ def weapons(attackers: tuple[Kind, ...], targets: tuple[Kind, ...]) -> Weapons:
     """What `attackers` do to `targets`."""
     ours, theirs = [FACTS[kind] for kind in attackers], [FACTS[kind] for kind in targets]
     damage_AT1 = np.array([[_damage(a, t) for t in theirs] for a in ours], np.float32)[:, :, None]
+    # More than any distance on a map of 32 × 32 cells, so that armed targets come first, however far they are.
     unarmed_T1 = np.array([[50.0 * (kind == Kind.MEDIVAC)] for kind in targets], np.float32)
     radius_A1, radius_T1 = _column([each.radius for each in ours]), _column([each.radius for each in theirs])
     hits = [each.hits for each in ours]

@@ -106,6 +106,7 @@ class GameBattles:
                 self._failed(copy, error)
             else:
                 return
+        # With the old seed, the new process would play the copy's first battle again.
         self._seeds[copy] = self._seeds[copy].spawn(1)[0]
         self._begin(copy)
 

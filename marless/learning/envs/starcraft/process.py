@@ -51,6 +51,7 @@ class GameProcess:
         try:
             self.connection = GameSocket(self._connect(port, limits.launch_s), limits.answer_s)
         except BaseException:
+            # Whatever it is, also a Ctrl-C, the game must not go on without anybody who ends it.
             self._end()
             raise
 
