@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """NumPy and torch read these when they are imported."""
 # One thread, because parallelism comes from the number of workers, and results must not depend on the number of cores.
 # One malloc arena, because each of gRPC's threads would keep its own free memory.
+_TRIM_BYTES, _MMAP_BYTES = 256 * 2**20, 32 * 2**20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Names of options of glibc's mallopt."""
 _FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 """An environment may fork in a step. In the child, handlers of gRPC would wait for ever for threads that are gone."""
 ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"} | _FORKS
@@ -48,8 +52,16 @@ def learner(threads: int) -> dict[str, str]:
     Each gradient step frees arrays of megabytes that the next one allocates again. By default glibc returns them to the
     system whenever they are at the top of the heap, which then causes a page fault for every page.
     """
-    kept = {"MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
+    kept = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM_BYTES), "MALLOC_MMAP_THRESHOLD_": str(_MMAP_BYTES)}
     return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept
+
+
+def keep_freed_memory() -> None:
+    """Set for this process, which runs already, what `learner` sets for one that starts; only glibc has it."""
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def begin_anew() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +19,7 @@ from marless.app.cli.options import RUNS, CoordinatorOptions, Output, OutputOpti
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.app.cli.working import Working
-from marless.core import documents
+from marless.core import documents, process_environment
 from marless.core.errors import MarlessError, SpecError, UnavailableError
 
 SOON_S = 0.4
@@ -97,6 +98,9 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
 @contextmanager
 def _where(workers: int, *, in_process: bool) -> Iterator[Where]:
     """Where the job runs; what starts services begins at once, beside the check of the job."""
+    if in_process:
+        # Before NumPy is imported: weights must not depend on the number of cores. A learner's own functions use them.
+        os.environ.update(process_environment.learner(os.cpu_count() or 1))
     from marless.app.cli.train import InProcess, OnServices
 
     if in_process:

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, Protocol
 
+from marless.core import allowed_modules, errors, process_environment
+from marless.core.errors import InternalError, MarlessError, UnavailableError, UnreachableError
 from marless.core.state import PolicyState
+from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import Player
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.nets.serial import encode_acting
+from services.coordinator.in_process.channel import receive, send
 from services.coordinator.in_process.tasks import ActorResult, ActorTask, perform
+
+MOST_ATTEMPTS = 3
+"""Of one task whose worker dies, or takes longer than `actors.timeout_s`."""
+_WORKER = "services.coordinator.in_process.worker"
 
 
 class Actors(Protocol):
@@ -52,3 +70,122 @@ class PlainActors:
     async def close(self) -> None:
         """Close all environments."""
         self._player.close()
+
+
+class ProcessActors:
+    """Plays in worker processes, one for each of so many cores; this process is free for updates meanwhile.
+
+    An actor always runs on the same worker, which then has its lane.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = [_WorkerProcess(number) for number in range(workers)]
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="actors")
+
+    async def play(
+        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
+    ) -> list[ActorResult]:
+        """As `Actors.play`. Raises UnavailableError if a task ends its worker again and again."""
+        blobs = {version: encode_acting(state) for version, state in states.items()}
+        loop, done = asyncio.get_running_loop(), dict[int, ActorResult]()
+
+        def play(worker: _WorkerProcess) -> None:
+            for task in tasks[worker.number :: len(self._workers)]:
+                done[task.index] = worker.play(task, blobs, loaded.get(task.index, b""))
+
+        busy = self._workers[: len(tasks)]
+        await asyncio.gather(*(loop.run_in_executor(self._threads, play, worker) for worker in busy))
+        return [done[task.index] for task in tasks]
+
+    async def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.end()
+        await asyncio.to_thread(self._threads.shutdown)
+
+
+class _WorkerProcess:
+    """One worker, started again when it has died. Tasks of several threads take turns."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._turn = threading.Lock()
+        self._ended = False
+        self._start()
+
+    def _start(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            command = [sys.executable, "-P", "-m", _WORKER, str(there.fileno())]
+            environment = process_environment.inherited(os.environ) | process_environment.ACTOR
+            environment[allowed_modules.VARIABLE] = os.environ.get(allowed_modules.VARIABLE, "")
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL
+            )
+        self._sock = here
+        self._has: set[tuple[str, int]] = set()
+        """The versions that it was sent."""
+        self._lanes: dict[int, str] = {}
+        """The carry in which it left a lane, by index."""
+
+    def play(self, task: ActorTask, blobs: Mapping[tuple[str, int], bytes], loaded: bytes) -> ActorResult:
+        """The result of a task; blocks. An actor is a pure function, so a task whose worker dies is repeated."""
+        with self._turn:
+            for attempt in range(1, MOST_ATTEMPTS + 1):
+                try:
+                    return self._play(task, blobs, loaded, attempt)
+                except (EOFError, OSError) as trouble:
+                    self._stop()
+                    if self._ended:
+                        raise UnreachableError("the job's actors were ended") from None
+                    why = "took too long" if isinstance(trouble, TimeoutError) else "has ended"
+                    self._start()
+            raise UnavailableError(
+                f"actor {task.index} of round {task.round + 1}: its process {why}, {MOST_ATTEMPTS} times; "
+                f"see what the environment writes to standard error, or raise actors.timeout_s ({task.timeout_s:g} s)"
+            )
+
+    def _play(
+        self, task: ActorTask, blobs: Mapping[tuple[str, int], bytes], loaded: bytes, attempt: int
+    ) -> ActorResult:
+        missing = [version for version in blobs if version not in self._has]
+        sent = [blobs[version] for version in missing]
+        if self._lanes.get(task.index, "") != task.digest:
+            sent.append(loaded)
+        policies = [(*version, len(blobs[version])) for version in missing]
+        self._sock.settimeout(task.timeout_s)
+        send(self._sock, {"task": asdict(task), "policies": policies, "kept": list(blobs)}, sent)
+        self._has = set(blobs)
+        self._lanes.pop(task.index, None)
+        found = receive(self._sock)
+        if "error" in found.facts:
+            raise _error_of(found.facts)
+        carry = bytes(found.data)
+        if carry:
+            self._lanes[task.index] = hashlib.sha256(carry).hexdigest()
+        facts = found.facts
+        return ActorResult(
+            worker=f"actor-{self.number}",
+            attempt=attempt,
+            stats=EpisodeStats(**facts.pop("stats")),
+            trajectory=Trajectory(found.arrays) if found.arrays else None,
+            carry=carry,
+            **facts,
+        )
+
+    def end(self) -> None:
+        """End the worker, and the task that it runs."""
+        self._ended = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._sock.close()
+
+
+def _error_of(facts: Mapping[str, Any]) -> MarlessError:  # Any: JSON
+    kind = getattr(errors, facts["error"]) if facts["error"] else InternalError
+    error: MarlessError = kind(facts["text"])
+    error.detail = facts["detail"]
+    return error

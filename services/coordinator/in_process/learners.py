@@ -85,6 +85,7 @@ class JobLearners:
         file = None
         if wanted := replay_of(spec, spaces, scope):
             schema, capacity = wanted
+            replay.mkdir(parents=True, exist_ok=True)
             file = replay / scope.name
             allocate(file, schema.file_bytes(capacity))
         context = LearnerContext(spec.nets, spaces, scope, self._device, file, self._job.carried)

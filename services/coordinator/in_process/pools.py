@@ -124,6 +124,7 @@ class InProcessPools:
                 limit_s=bounds.limit_s or 0.0,
                 relative_error=bounds.relative_error,
                 actors=actors,
+                timeout_s=job.spec.actors.timeout_s,
             )
             for index in range(actors)
         ]
@@ -149,6 +150,7 @@ class InProcessPools:
             acting={},
             episodes=episodes,
             limit_s=job.spec.evaluation.limit_s or 0.0,
+            timeout_s=job.spec.actors.timeout_s,
         )
         [result] = await self._play([task], {})
         return Played(result.stats, result.played_s)
@@ -237,6 +239,7 @@ class InProcessPools:
             seed=job.spec.seed,
             acting=_acting(groups, versions),
             steps=job.spec.actors.steps,
+            timeout_s=job.spec.actors.timeout_s,
         )
 
     async def _sampled(self, tasks: Sequence[ActorTask], loaded: Mapping[int, bytes]) -> list[ActorResult]:
@@ -295,7 +298,7 @@ def _invocations(tasks: Sequence[ActorTask], results: Sequence[ActorResult]) -> 
             function=_FUNCTION[task.mode],
             name="",
             index=task.index,
-            attempt=1,
+            attempt=result.attempt,
             worker=result.worker,
             queued_s=result.start_s,
             start_s=result.start_s,

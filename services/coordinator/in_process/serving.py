@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from marless.core import orphans, process_environment
 from marless.core.log import structlog
 from marless.jobs.job import prepare
 from marless.rpc.process import configure_logging
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.in_process.actors import Actors, PlainActors
+from services.coordinator.in_process.actors import Actors, PlainActors, ProcessActors
 from services.coordinator.in_process.pools import InProcessPools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.preparation import Preparing
@@ -25,10 +26,12 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
         folder: Its run folder, which need not exist.
         workers: Processes that play; 0: this one plays, too.
     """
-    actors: Actors = PlainActors()
+    actors: Actors = ProcessActors(workers) if workers else PlainActors()
+    process_environment.keep_freed_memory()
     pools = InProcessPools(actors, folder / "store" / "replay")
     options = JobsOptions(only=folder.name)
-    with _log(folder / "logs"):
+    # What an environment starts and leaves behind ends with the job, as it does with a worker.
+    with _log(folder / "logs"), orphans.contained():
         try:
             async with Jobs(folder.parent, pools, options, Preparing(prepare)) as jobs:
                 yield CoordinatorServicer(jobs, Readiness({}, folder.parent))

@@ -44,6 +44,8 @@ class ActorTask:
     relative_error: float = 0.0
     actors: int = 1
     """Actors that share the evaluation."""
+    timeout_s: float
+    """Seconds that it may take in a worker; a plain call has no limit, because it may stand in a debugger."""
 
     @property
     def actor_seed(self) -> int:
@@ -56,6 +58,7 @@ class ActorResult:
     """What one actor has done, and what it has used."""
 
     worker: str = HERE
+    attempt: int = 1
     stats: EpisodeStats
     trajectory: Trajectory | None = None
     carry: bytes = b""
