@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import harness
@@ -127,12 +128,14 @@ def marless_job(
     watch: Watch = lambda _: None,
     look: Callable[[Path], None] = lambda _: None,
     root: Path = ROOT,
+    flags: Sequence[str] = (),
 ) -> Job:
     """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails.
 
-    `look` is called with the run folder before it is removed. `root` is the checkout whose marless trains.
+    `look` is called with the run folder before it is removed. `root` is the checkout whose marless trains, `flags` are
+    further options of the command.
     """
-    command = [str(program_of(root)), "train", str(root / "examples" / "spread.yaml"), "-o", "json"]
+    command = [str(program_of(root)), "train", str(root / "examples" / "spread.yaml"), "-o", "json", *flags]
     sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder), watch=watch)
@@ -182,6 +185,14 @@ def marless(request: Request) -> Curve:
     return rounds(job.records, job.started_s)
 
 
+def in_process(request: Request, schedule: str = "synchronous") -> Curve:
+    """Measure marless in one process, with as many workers as there are cores."""
+    cores = os.cpu_count() or 1
+    wanted = {**settings(request), "actors": actors(cores), "schedule": {"name": schedule}}
+    job = marless_job(wanted, request.timeout_s, flags=("--in-process", "--workers", str(cores)))
+    return rounds(job.records, job.started_s)
+
+
 def program(python: Path, module: str, threads: int = 1, simulator: str = SIMULATORS[0]) -> Measure:
     """A function that measures a program which reports with `bench.events`."""
 
@@ -218,7 +229,10 @@ def named(text: str) -> tuple[str, ...]:
 
 def systems(peers: Sequence[str], without_marless: bool = False, without_script: bool = False) -> dict[str, Measure]:
     """marless, the plain script on one thread and on all cores, and the named peers. Exits if one is not installed."""
-    found: dict[str, Measure] = {} if without_marless else {"marless": marless}
+    found: dict[str, Measure] = {}
+    if not without_marless:
+        found = {"marless": marless, "marless, in process": in_process}
+        found["marless, in process, pipelined"] = partial(in_process, schedule="pipelined")
     for threads in () if without_script else dict.fromkeys((1, os.cpu_count() or 1)):
         name = f"plain script, {threads} thread{'s' * (threads > 1)}"
         found[name] = program(Path(sys.executable), "bench.plain_ppo", threads)
