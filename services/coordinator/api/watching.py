@@ -97,6 +97,7 @@ class _Source:
         live = self._jobs.live(self._job)
         if live or not (self._live and self._live.status.ended):
             self._live = live
+        # Taken before the view, so that a change between the two is not slept through.
         self._next = live.notifier.next if live else None
         return self._live.view if self._live else await self._jobs.get(self._job)
 

@@ -143,6 +143,7 @@ class Baseline:
                 await asyncio.wait([trained, playing], return_when=asyncio.FIRST_COMPLETED)
                 if playing.done():
                     return playing.result()
+            # When training ends, the slow worker is not waited for: the batch is played again from the same seed.
             finally:
                 trained.cancel()
                 playing.cancel()

@@ -66,6 +66,7 @@ class Failover:
                 await self._look()
                 trouble = ""
             except MarlessError as error:
+                # Trouble that lasts is logged when it begins, not at each scan.
                 if trouble != (trouble := str(error)):
                     _log.error("coordinator.runs_unreadable", error=trouble)
             await asyncio.sleep(self._lease_s / 2)

@@ -218,6 +218,7 @@ class _Courier:
         back_to = self._back_to
         if back_to is not None:
             self._taken.rounds = min(self._taken.rounds, back_to)
+        # An earlier round may have been withdrawn meanwhile: the next pass deals with it.
         with self._notifier.changed:
             if self._back_to == back_to:
                 self._back_to = None
