@@ -83,6 +83,7 @@ class Gradients:
         else:
             results = await self._run(tasks, files)
             known.charge(results)
+        # Not before the gradient is in the store: until then a lost worker's task needs them.
         self._buffer.used(request.job, request.rollouts, request.oldest)
         return _response(results)
 
@@ -149,6 +150,7 @@ async def _over(before: Computing, *, cancel: bool) -> None:
 
 def _ended(known: OpenJob, learner: int, task: asyncio.Task[learner_pool_pb2.GradientResponse]) -> None:
     heard(task)
+    # Another request for this learner may have taken its place.
     if (computing := known.gradients.get(learner)) and computing.task is task:
         del known.gradients[learner]
 

@@ -161,6 +161,7 @@ class Replays:
                 _remove_older(self._unused(), since_s)
                 continue
             with suppress(OSError), _left(directory):  # another process has just removed it, or a pool uses it
+                # Before files are removed, which changes the time of the directory.
                 used_s = _used_s(directory)
                 _remove_older(_files(directory), since_s)
                 if used_s < since_s:

@@ -146,6 +146,8 @@ class LearnTasks:
                 task.SerializeToString,
                 timeout_s=known.timeout_s,
                 setting="learner.timeout_s",
+                # The worker of the last round still holds the states that it published; gradients must spread over many
+                # workers.
                 affinity="" if verb == "gradient" else f"{task.job}/{task.scope}",
             )
         result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")

@@ -113,6 +113,7 @@ class _Trunk:
         try:
             async for message in messages:
                 await self._room.wait()
+                # The pool may have gone while this message waited for room.
                 if self.ended:
                     raise UnreachableError(_ENDED)
                 if not line.number:
