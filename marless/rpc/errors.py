@@ -172,10 +172,13 @@ def _wrap_coroutine(inner: Method) -> Method:
     async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
         try:
             return await inner(request, context)
+        # The handler has ended the call with a status of its own; gRPC does not let it be ended twice.
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # the boundary: everything becomes a status
             answer = _answer(error)
+        # Outside of the `except`, or what `abort` raises would refer to the error, and through its frames to the
+        # request.
         return await _end(context, answer)
 
     return call
