@@ -129,6 +129,7 @@ class MachineAccounts:
     def arrive(self, machine: Machine, took_s: float) -> Presence:
         """A worker has connected from this machine, `took_s` seconds after its order (0 if the pool ordered none)."""
         now = self._clock()
+        # First: a machine that its launcher has meanwhile given up, and that comes back, begins anew.
         self._sweep()
         presence = self._present.get(machine.id)
         self._empty.pop(machine.id, None)
@@ -183,6 +184,8 @@ class MachineAccounts:
         self._sweep()
         now = self._clock()
         for presence in self._present.values():
+            # Of a machine without a task, the time until now may still become the start for the job that has the first
+            # one there.
             if presence.last:
                 self._divide_time(presence, now)
         return [
@@ -194,6 +197,7 @@ class MachineAccounts:
     def _beginning(self, machine: Machine, ordered_m: float, now: float) -> float:
         """When the time of a machine begins: when it was launched, if that is told and possible, or ordered."""
         begin = now - (self._wall() - machine.launched_s) if machine.launched_s else ordered_m
+        # What a worker says can be wrong: no time is billed from before this pool, or a second time after a release.
         earliest = max(now - EARLIER_S, self._began_m, self._released_m.get(machine.id, 0.0))
         return min(max(begin, earliest), now)
 
@@ -213,6 +217,7 @@ class MachineAccounts:
 
     def _divide_time(self, presence: Presence, now: float) -> None:
         """Divide the time of a machine until `now` between jobs."""
+        # The launcher may learn the price only after the machine has come; it then holds for all of its time.
         if presence.machine.usd_h is None and (usd_h := self._usd_h(presence.machine)) is not None:
             presence.machine = replace(presence.machine, usd_h=usd_h)
         took_s, total = now - presence.settled_m, presence.running.total()

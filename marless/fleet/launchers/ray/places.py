@@ -137,6 +137,7 @@ class Places:
             "arguments": [*self._assignment.arguments, *arguments],
             "settings": dict(self._assignment.settings),
         }
+        # Before its start, so that a call to end it that comes meanwhile finds its actor.
         self._busy[worker] = place
         try:
             async with asyncio.timeout(self._assignment.ray_s):
