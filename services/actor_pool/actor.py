@@ -160,6 +160,7 @@ class Actor:
             # An episode of a known length ends, however long it takes; another one may not.
             limit_s = bounds.limit_s if env.spaces.max_steps is None else 0.0
             played.append(play(env, policies, episodes=episodes, seed=at, stopped=stop.is_set, limit_s=limit_s))
+            # No episode has ended within the time limit, and none would in another batch.
             if not played[-1].episodes:
                 break
         receipt = _receipt(task, total(played), 0)
@@ -184,6 +185,7 @@ class Actor:
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
         """Send the trajectory to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
+        # Views, because a copy of a large trajectory takes time, and its memory once more.
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         header = learner_pool_pb2.UploadHeader(
             job=task.job,

@@ -104,6 +104,8 @@ class Gradients:
     ) -> list[learner_pool_pb2.LearnResult]:
         self._tasks_under_way += len(tasks)
         try:
+            # As many workers as all gradients under way have tasks, so that those of one learner do not wait for
+            # another's.
             return await self._tasks.run(tasks, "gradient", files, workers=self._tasks_under_way)
         finally:
             self._tasks_under_way -= len(tasks)
@@ -118,6 +120,7 @@ def inputs_of(request: Request) -> Request:
         groups=request.groups,
         versions=request.versions,
     )
+    # A coordinator that takes the job over may list them in another order.
     inputs.versions.sort(key=lambda version: version.policy)
     return inputs
 

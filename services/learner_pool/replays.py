@@ -67,6 +67,7 @@ class Replays:
         UnavailableError if the disk is full.
         """
         paths = {scope: self._directory / f"{quote(job, safe='')}@{quote(scope, safe='')}" for scope in sizes}
+        # Before the sweep, which removes files that were not used for long and are of no open job.
         self._open[job] = paths
         self._sweep()
         spool.replays(self._place, self._name)  # made again if another pool has removed it, empty and old

@@ -155,6 +155,7 @@ class LearnTasks:
             each.function, each.index = "learner", task.scope
         for each in result.functions:
             each.machine = outcome.invocation.machine
+        # In front, where `charge` looks for the invocation to which it adds the time of a start.
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
         if verb == "update":

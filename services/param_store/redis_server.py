@@ -398,6 +398,7 @@ class _RedisConnection:
             await reading
 
     async def shut_down(self) -> None:
+        # Without a snapshot: the log has every write already.
         self.writer.write(b"SHUTDOWN NOSAVE\r\n")
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone(), STOP_TIMEOUT_S)

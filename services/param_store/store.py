@@ -47,6 +47,7 @@ def _script(name: str) -> str:
 _PUBLISH, _READ, _ACQUIRE_EPOCH, _PIN, _DELETE_JOB = map(
     _script, ("publish", "read", "acquire_epoch", "pin", "delete_job")
 )
+# In front of both, because a script of Redis cannot call another one.
 _FLIP = _script("flip")
 _PUBLISH, _ADVANCE = _FLIP + _PUBLISH, _FLIP + _script("advance")
 

@@ -104,6 +104,7 @@ class _Trunk:
                 raise by_name(order.error_code, order.error)
         finally:
             forwarding.cancel()
+            # The pool is told only of the end of a line that it knows, and has not ended itself.
             if self.lines.pop(line.number, None):
                 self._out.add(actor_pool_pb2.FromWorker(stream=line.number, ended=True))
 

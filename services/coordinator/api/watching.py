@@ -42,6 +42,7 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[WatchEvent]:
     rounds = RoundReader(jobs.folder(job).rounds_path)
     while True:
         view = await source.look()
+        # Before the status: nothing follows the event that the job has ended.
         while cursor < view.rounds and (lines := await asyncio.to_thread(rounds.batch, cursor)):
             for line in lines:
                 cursor += 1

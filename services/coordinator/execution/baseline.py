@@ -75,6 +75,7 @@ class Baseline:
         """Wait for the rest of the measurement after training, for `evaluation.limit_s` at most or until cancelled."""
         assert self._measuring is not None  # started
         self._trained.set()
+        # Told at once, whenever that was last done: from now on the job waits for this alone.
         self._told_s = -TOLD_EVERY_S
         self._tell()
         asked = asyncio.create_task(cancelled.wait())

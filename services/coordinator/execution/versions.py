@@ -243,6 +243,7 @@ class Versions:
         if not self._is_last(record):
             return None, 0.0
         evaluation, waiting = None, Stopwatch.start()
+        # A version that is made already is recorded also if the job is cancelled, only without this evaluation.
         with suppress(CancelledJobError):
             async with self._parts.steps.step(record.round, "actors evaluate"):
                 evaluation = await self._parts.evaluations.of(record, self._parts.recovery.epoch)

@@ -90,6 +90,7 @@ class Failover:
             if self._leaves_alone(status):
                 before = beat_of(folder.path)
                 await asyncio.sleep(ATTACHED_LEASES * self._lease_s)
+                # Its owner is alive after all, and the next scan follows the job anew.
                 if beat_of(folder.path) != before:
                     return
             await folder.inherit(self._lease_s)

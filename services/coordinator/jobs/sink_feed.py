@@ -246,6 +246,7 @@ class _Courier:
                 break
             evaluated = _evaluated(record, following)
             sink.write(evaluated, scalars(evaluated, given, self._notifier.random))
+            # After the write: a sink may get a round twice, but must not miss one.
             self._taken.rounds = record.round + 1
             given = record
             if self._failures:
