@@ -235,6 +235,7 @@ class Dispatcher:
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
         machine, init_s = machine_of(hello), self._since_launch(name)
         worker = Worker(hello, send, init_s, self.machines.arrive(machine, init_s))
+        # Only now that nothing can be refused any more: a second stream that is faulty must not end the first.
         if before:
             before.lose()
         self._workers.arrive(name, worker)
@@ -290,6 +291,7 @@ class Dispatcher:
         if worker := self._workers.get(name):
             worker.lose()
         await self.disconnected(name)
+        # Whether a fresh one follows is up to its fleet, and counts once that is launched.
         self._tenancy.comes(name)
 
     async def drain(self, name: str) -> None:
@@ -402,6 +404,7 @@ class Dispatcher:
         if self._closed:
             raise UnreachableError(self._closed)
         home = self._last_workers.find(affinity)
+        # An affinity only saves work: a task waits for no special worker, and none runs tasks of two jobs for it.
         fits = home and home in self._idle and home.tenant in (job, "")
         worker = home if fits else self._idle.find(job)
         if worker:

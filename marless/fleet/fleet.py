@@ -184,6 +184,7 @@ class Fleet:
         tasks = dict(self._tasks)
         ready = asyncio.create_task(condition)
         refused = asyncio.create_task(self._refused.wait())
+        # A worker's task ends only once it gives up, or is released.
         deciding = [ready, *tasks.values(), *([] if self._dispatcher.connected_workers else [refused])]
         connect_s = self._launcher.connect_s
         self._awaited += 1

@@ -159,6 +159,7 @@ class MachineAccounts:
         now = self._clock()
         if not presence.running and (job, presence) not in self._accounts:
             want = self._wants.get(job)
+            # Its start for this job begins when that asked for workers, but not before it was done with other jobs.
             self._divide_time(presence, min(max(want.since_m, presence.settled_m), now) if want else now)
             self._credit(presence, job, "starting", now - presence.settled_m)
             presence.settled_m = now

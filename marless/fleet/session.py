@@ -298,6 +298,7 @@ class _OneAtATime:
     def cancel(self, cancel: common_pb2.Cancel) -> None:
         """Cancel this attempt at this task if it is running."""
         runs = (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt)
+        # Not for a task that has just ended: nobody would disarm the watchdog, and an idle worker would be ended.
         if self._work and runs and self._work.cancel():
             self._watchdog.arm(CANCELLED_S)
 

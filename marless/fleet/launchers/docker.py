@@ -62,6 +62,7 @@ class DockerLauncher:
         self._engine = engine
         self._key = secrets.token_hex(4)
         self._pool = str(Pool.here())
+        # Threads of its own, because calls to an engine that hangs occupy them for long.
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="engine")
         self._workers: dict[str, _Worker] = {}
         self._unknown: dict[str, str] = {}

@@ -96,6 +96,7 @@ def main() -> None:
     gc.disable()  # what modules allocate stays
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
+    # Without the padding, which only makes room for what its processes show.
     proc_title.show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
     importlib.import_module(module)

@@ -141,6 +141,7 @@ def _desired(
     # Machines that are booting count towards what is wanted; otherwise each look would ask for them again.
     booting = [each for each in serving if each.id not in loads and each.id not in end]
     wanted = len(serving) - len(booting) + max(demand.machines, 0)
+    # Never below what runs: machines are ended by name, or the group would choose which.
     wanted = min(max(wanted, len(serving)), group.most)
     return wanted if wanted > group.desired else None
 

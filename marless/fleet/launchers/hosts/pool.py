@@ -122,6 +122,7 @@ class Hosts:
                 await asyncio.shield(found.ended)
         if not found.ended.done():
             await self._kill(found)
+        # Another worker may have been ordered under this name meanwhile.
         if self._workers.get(worker) is found:
             del self._workers[worker]
 
@@ -163,6 +164,7 @@ class Hosts:
 
     async def _listen(self, host: Host, messages: Messages) -> None:
         while True:
+            # In a task, so that the wait ends also when the host is given up.
             message = asyncio.ensure_future(anext(messages, None))
             try:
                 await either(message, host.gone)

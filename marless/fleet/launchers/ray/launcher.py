@@ -64,6 +64,7 @@ class RayLauncher:
 
     async def close(self) -> None:
         """End the driver, which ends all workers."""
+        # First, so that nobody who waits for the lock connects anew.
         self._closed = True
         if self._handing:
             self._handing.cancel()
