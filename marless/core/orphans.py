@@ -106,6 +106,7 @@ def contained() -> Iterator[None]:
     """Context in which third-party code may start processes; on exit they are killed. If this process itself is killed,
     `end_of_dead_pools` kills them, as it does for a pool.
     """
+    # A worker that was launched has the mark of its launcher already.
     os.environ.setdefault(MARK, new_mark())
     try:
         yield

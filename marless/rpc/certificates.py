@@ -90,6 +90,7 @@ def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 def _trust(context: ssl.SSLContext, cert: str) -> None:
     context.load_verify_locations(cert)
+    # Without this flag OpenSSL takes only a root as an authority, and this certificate may be signed by another one.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 

@@ -45,6 +45,7 @@ _TLS = {
     "clocks of both machines",
     "Hostname Verification Check failed": "its TLS certificate is for another host; dial it by a name that is in its "
     "certificate, or add the dialled one",
+    # After those that contain it, because the first part that fits counts.
     "CERTIFICATE_VERIFY_FAILED": "its TLS certificate is not of the authority that is trusted here; set --tls-ca "
     "(MARLESS_TLS_CA) to the authority that has signed it",
     "WRONG_VERSION_NUMBER": "it serves without TLS; unset --tls-ca (MARLESS_TLS_CA), or give it a certificate",

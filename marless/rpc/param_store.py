@@ -238,6 +238,7 @@ class ParamStore:
         while True:
             try:
                 request = param_store_pb2.WatchRequest(job=job, cursor=cursor)
+                # Otherwise the call would go on until the stream's generator is collected.
                 async with aclosing(self._peer.stream(self._stub.Watch, request)) as changes:
                     async for change in changes:
                         # The store answers, so what comes after is another loss, with a patience of its own.
@@ -328,6 +329,7 @@ def _decode(header: param_store_pb2.GetHeader, data: memoryview) -> Iterator[Sto
         for blob in stored.blobs:
             blobs[blob.part] = data[at : at + blob.bytes]
             at += blob.bytes
+            # Checked by the reader, because the bytes may have come through a cache.
             if hashlib.sha256(blobs[blob.part]).digest() != blob.sha256:
                 raise CorruptError(f"{stored.policy}@{stored.version}: {blob.part!r} does not match its sha256")
         yield StoredVersion(stored.policy, stored.version, stored.round, stored.published_s, blobs)

@@ -146,6 +146,7 @@ class Borrowed:
         self._worker = worker
         self._ticket = ticket
         self._patience_s = patience_s
+        # As many as the service serves of one task; further ones would only wait there.
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def get(self, ref: Ref, check: Callable[[memoryview], None]) -> memoryview:

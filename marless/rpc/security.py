@@ -190,6 +190,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if self._tokens is None:
             return await continuation(handler_call_details)
+        # For open methods, too: a caller with a valid token does not count among the strangers.
         role = self._tokens.role_of(token) if (token := _token(handler_call_details)) else None
         if roles.is_open(method):
             handler = await continuation(handler_call_details)

@@ -137,6 +137,7 @@ class S3Objects:
             with self._call("DeleteObjects", some[0]):
                 objects = [{"Key": key} for key in some]
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            # The call succeeds also if the server refuses to delete some of the objects.
             for error in answer.get("Errors", ()):
                 raise _refused("DeleteObjects", self._address(error["Key"]), error["Code"])
 
