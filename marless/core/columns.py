@@ -92,6 +92,7 @@ def _rows(table: Json) -> Rows:
 
 def _column(values: list[Json]) -> Json:
     first = values[0]
+    # The usual case, without the text of each value. Zeros are left to `_same`, because 0.0 and -0.0 are equal here.
     if all(value == first and type(value) is type(first) for value in values) and first != 0.0:
         return {"all": first}
     if all(isinstance(value, str) for value in values):
@@ -114,6 +115,7 @@ def _times(values: list[float]) -> Json:
         return {"all": values[0]}
     for name, parts in _PARTS.items():
         whole = [round(value * parts) for value in values]
+        # Reading must give back the very same numbers, with the sign of a zero.
         if all(
             number / parts == value and (number or math.copysign(1.0, value) > 0)
             for number, value in zip(whole, values, strict=True)

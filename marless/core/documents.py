@@ -74,6 +74,7 @@ def from_yaml(path: Path, kind: str = "job file") -> object:
     """Read a YAML file; raises SpecError if it cannot be read, is not YAML, or exceeds the limits."""
     try:
         with path.open(encoding="utf-8") as file:
+            # One character more than is allowed, so that a longer file, or one without end, is noticed and not read on.
             text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a {kind}") from None
@@ -244,6 +245,7 @@ def _dumper() -> type[yaml.SafeDumper]:
 
 def check(document: object, what: str) -> None:
     """Raises SpecError if a parsed document exceeds the limits on values, depth, strings and integers."""
+    # Layer by layer, not by recursion, which a deep document could exhaust.
     layer, values = [document], 1
     for _ in range(MAX_DEPTH + 1):
         below: list[object] = []
@@ -274,6 +276,7 @@ def _check_value(value: object, what: str) -> None:
         return
     if len(value) > MAX_TEXT:
         raise SpecError(f"{what}: {shown(value)} has {len(value):,} characters; at most {MAX_TEXT:,} are taken")
+    # Most texts are ASCII, and their characters need not be looked at one by one.
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise SpecError(f"{what}: {shown(value)} holds half a character (a lone surrogate), which is no text")
 

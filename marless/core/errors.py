@@ -105,6 +105,7 @@ class InternalError(MarlessError):
 
 def shown(value: object) -> str:
     """A given value as error messages repeat it: its repr, cut to `LONGEST_SHOWN` characters."""
+    # Cut before `repr`, too, which takes time and memory with a long text.
     return _cut(repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value), LONGEST_SHOWN)
 
 

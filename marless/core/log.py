@@ -61,5 +61,7 @@ class Lines(TextIOBase):
         except UnsupportedOperation:  # a stream of a test
             self._stream.write(data.decode())
             return len(data)
+        # What others wrote to the stream comes first. The line itself goes past its buffer, which would keep what a
+        # full disk has refused, and raise again.
         self._stream.flush()
         return os.write(descriptor, data)

@@ -63,6 +63,7 @@ class Machine:
             raise SpecError(f"market of a machine is {shown(self.market)}: give one of {', '.join(MARKETS[1:])}")
         for key, most in (("vcpus", MAX_VCPUS), ("usd_h", MAX_USD_H), ("launched_s", math.inf)):
             number: float | None = getattr(self, key)
+            # Not `number < 0`, with which NaN would pass.
             if number is not None and not (0 <= number <= most and number < math.inf):
                 limit = f" of at most {most}" if most < math.inf else ""
                 raise SpecError(f"{key} of a machine is {number:g}: give a number{limit} that is not below 0")
@@ -197,6 +198,7 @@ def record_of(data: Mapping[str, Any]) -> MachineRecord:  # Any: JSON
     for each in dataclasses.fields(found):
         value: Any = getattr(found, each.name)  # Any: JSON
         kinds = _KINDS[str(each.type)]
+        # A bool is an int in Python, and no number here.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{each.name} of a machine is {value!r:.80}")
         if isinstance(value, int | float) and not math.isfinite(value):

@@ -88,6 +88,7 @@ def reap(own: Collection[int]) -> None:
     """Reap adopted processes that have ended, but not those in `own`, for which asyncio waits."""
     while _adopting:
         with suppress(ChildProcessError):
+            # WNOWAIT only looks: a child for which asyncio waits must be left to it.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended and ended.si_pid not in own:
                 os.waitpid(ended.si_pid, os.WNOHANG)
@@ -105,6 +106,7 @@ def contained() -> Iterator[None]:
     """Context in which third-party code may start processes; on exit they are killed. If this process itself is killed,
     `end_of_dead_pools` kills them, as it does for a pool.
     """
+    # A worker that was launched has the mark of its launcher already.
     os.environ.setdefault(MARK, new_mark())
     try:
         yield
@@ -178,6 +180,7 @@ def _look(pid: int) -> _Seen | None:
         state, parent, _, session = fields[:4]
     except (OSError, ValueError):
         return None  # it has ended
+    # It has ended, and only its parent has not waited for it; killing it again and again would change nothing.
     if state in b"ZX":
         return None
     mark = b""

@@ -68,6 +68,7 @@ def directory(path: Path) -> Path:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     check(path)
+    # By descriptor, because a link may have taken the place of the directory since it was checked.
     descriptor = os.open(path, _DIRECTORY)
     try:
         os.fchmod(descriptor, 0o700)
@@ -145,12 +146,14 @@ def _opened(path: Path, flags: int, mode: int = 0, *, own: bool) -> int:
     if flags & os.O_TRUNC:
         raise ValueError(f"{path}: a file is looked at before it is cut short")
     try:
+        # A pipe that somebody has put there would otherwise make this process wait for its other end.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedPathError(path, "it is a symbolic link; remove it") from None
         raise
     try:
+        # Of the open file: what is at its path may be exchanged at any time.
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UntrustedPathError(path, "it is not a regular file; remove it")
@@ -191,6 +194,7 @@ class Claim:
         """Remove the directory and its contents; idempotent."""
         if self.lock < 0:
             return
+        # Before the lock is given up, or another process could take the directory over and lose it.
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
         self.lock = -1

@@ -79,6 +79,7 @@ def decoded(data: bytes, where: str) -> str:
 
 def lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
     """The lines of a file from its present position on, with their newlines; a last one without is incomplete."""
+    # One byte more than is allowed, so that a longer line is noticed without being read to its end.
     while line := file.readline(MAX_RECORD_BYTES + 1):
         check_line(len(line), path)
         yield line

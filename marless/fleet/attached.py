@@ -120,6 +120,7 @@ def machine_of(hello: common_pb2.WorkerHello) -> Machine:
     """The machine of a worker, which is its host's name if it says nothing; raises SpecError if it cannot be one."""
     told = hello.machine
     values = {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields}
+    # A price of 0 is not the same as none.
     values["usd_h"] = told.usd_h if told.HasField("usd_h") else None
     machine = Machine(**values)
     return machine if machine.id else replace(machine, id=hashlib.sha256(hello.host.encode()).hexdigest()[:12])
@@ -156,4 +157,5 @@ def _check(result: common_pb2.TaskResult, worker: Worker) -> None:
     numbers = {"start": run.start_s, "end": run.end_s, "vcpu_s": run.vcpu_s, "memory_bytes": run.memory_bytes}
     for what, number in numbers.items():
         check_number(f"the {what} of an invocation", number)
+    # Only the pool adds attempts that were lost: a worker could have those of others billed.
     del result.lost[:]

@@ -54,6 +54,7 @@ class ConnectedWorkers(Mapping[str, Worker]):
     async def present(self, names: Iterable[str]) -> None:
         """Wait until all of these workers are connected at the same time."""
         wanted = tuple(names)
+        # One that was there may have gone while another one was waited for.
         while not all(name in self._workers for name in wanted):
             for name in wanted:
                 while name not in self._workers:

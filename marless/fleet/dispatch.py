@@ -138,6 +138,7 @@ class Dispatcher:
     def not_launched(self, worker: str) -> None:
         """Take the announcement of `launching` back: there is no room for this worker now."""
         self._launched_s.pop(worker, None)
+        # A worker that was counted on does not come, so an idle one of another job may be needed instead.
         self._renewal.make_room()
 
     def is_renewed(self, worker: str) -> bool:
@@ -193,6 +194,7 @@ class Dispatcher:
             if result.error_code:
                 raise by_name(result.error_code, result.error, result.detail)
             result.invocation.queued_s = result.invocation.start_s - waited_s  # by the clock of the worker
+            # What a worker says of its own start is not taken over: the pool has measured it.
             if result.invocation.cold:
                 result.invocation.init_s, result.invocation.ready_s = worker.init_s, worker.ready_s
             else:
@@ -229,9 +231,11 @@ class Dispatcher:
         """
         name = hello.worker
         before = self._workers.get(name)
+        # Before anything else: a stranger must not take the place of the worker that has this name.
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
         machine, init_s = machine_of(hello), self._since_launch(name)
         worker = Worker(hello, send, init_s, self.machines.arrive(machine, init_s))
+        # Only now that nothing can be refused any more: a second stream that is faulty must not end the first.
         if before:
             before.lose()
         self._workers.arrive(name, worker)
@@ -247,6 +251,8 @@ class Dispatcher:
         self._workers.release(worker.hello.worker, worker)
         self._idle.remove(worker)
         self._last_workers.release(worker)
+        # Now, although the task's caller does it too when it wakes up: the account of a released machine takes nothing
+        # more.
         self._task_ends(worker)
         self._tenancy.leaves(worker)
         self.machines.release(worker.presence)
@@ -279,11 +285,13 @@ class Dispatcher:
 
     async def disconnect(self, name: str) -> None:
         """End the stream of a worker whose process is gone; its task is given to another worker."""
+        # First, so that a process of this name that comes late cannot attach while the end of the stream is waited for.
         self._tickets.void(name)
         self._launched_s.pop(name, None)
         if worker := self._workers.get(name):
             worker.lose()
         await self.disconnected(name)
+        # Whether a fresh one follows is up to its fleet, and counts once that is launched.
         self._tenancy.comes(name)
 
     async def drain(self, name: str) -> None:
@@ -320,6 +328,7 @@ class Dispatcher:
     async def _run_on(self, worker: Worker, task: common_pb2.Task) -> common_pb2.TaskResult:
         running = worker.running
         assert running is not None  # set by _acquire
+        # Before it is sent: from now on a late result of an earlier attempt is not taken for this one's.
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
         self._task_begins(worker, task.id.partition("/")[0])
         worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
@@ -329,6 +338,7 @@ class Dispatcher:
                 await either(running, worker.lost)
         except asyncio.CancelledError:
             self.attempts["cancelled"] += 1
+            # It is told to stop, and kept: its fleet kills a worker that is given up, and a fresh one has to start.
             if not worker.lost.done() and not (running.done() and worker.sending.done()):
                 self._recall(worker, running, task)
             raise
@@ -338,8 +348,10 @@ class Dispatcher:
         except grpc.aio.BaseError as error:  # the stream broke during the write
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
+            # One that stops a cancelled task is released by `_take_back`, and gets no other task until then.
             if worker not in self._recalled:
                 self._release_worker(worker, running)
+        # `_release` has cancelled it, because the worker is gone without a result.
         if running.cancelled():
             raise WorkerLostError
         return running.result()
@@ -374,6 +386,8 @@ class Dispatcher:
         """Have a worker stop a cancelled task; if it does not confirm within `CANCEL_GRACE_S`, disconnect it."""
         try:
             async with asyncio.timeout(CANCEL_GRACE_S):
+                # The cancellation must come after its task on the stream, or the worker would run what nobody waits
+                # for.
                 await worker.sending
                 cancel = common_pb2.Cancel(id=task.id, attempt=task.attempt)
                 await worker.send(common_pb2.PoolMessage(cancel=cancel))
@@ -390,6 +404,7 @@ class Dispatcher:
         if self._closed:
             raise UnreachableError(self._closed)
         home = self._last_workers.find(affinity)
+        # An affinity only saves work: a task waits for no special worker, and none runs tasks of two jobs for it.
         fits = home and home in self._idle and home.tenant in (job, "")
         worker = home if fits else self._idle.find(job)
         if worker:
@@ -429,6 +444,7 @@ class Dispatcher:
             return
         while (job := self._next_job(worker)) is not None:
             waiter = self._waiting.take(job)
+            # Its caller may have been cancelled a moment ago, and not have left the queue yet.
             if not waiter.done():
                 self._promise(worker, job)
                 waiter.set_result(worker)

@@ -97,6 +97,7 @@ class Fleet:
     async def stop(self) -> None:
         """Kill all workers at once, and fail running and waiting tasks; idempotent."""
         self._stopped = True
+        # First, so that no task goes to a worker that is about to be killed.
         self._dispatcher.close(_STOPPING)
         tasks = [*self._tasks.values(), *([self._reaper] if self._reaper else [])]
         for task in tasks:
@@ -178,9 +179,12 @@ class Fleet:
         """Wait for workers to connect; raises UnavailableError if that fails or takes too long, and OverloadedError at
         once if there is none and the launcher refuses to start one.
         """
+        # A copy, because one that gives up is dropped from the fleet as soon as others are started, and its reason with
+        # it.
         tasks = dict(self._tasks)
         ready = asyncio.create_task(condition)
         refused = asyncio.create_task(self._refused.wait())
+        # A worker's task ends only once it gives up, or is released.
         deciding = [ready, *tasks.values(), *([] if self._dispatcher.connected_workers else [refused])]
         connect_s = self._launcher.connect_s
         self._awaited += 1
@@ -214,7 +218,10 @@ class Fleet:
                     continue
                 how = await self._until_gone(name)
             finally:
+                # Also if this is cancelled: nothing that was started under this name may be left when the name is
+                # ordered again.
                 renewed = self._dispatcher.is_renewed(name)
+                # A worker that was asked to exit gets time for it; any other one is killed, if it is not gone already.
                 await self._launcher.drain(name, DRAIN_S if renewed or name in self._retiring else 0.0)
                 await self._dispatcher.disconnect(name)
             if name in self._retiring:
@@ -301,6 +308,7 @@ class Fleet:
                 await self._dispatcher.drain(name)
                 await asyncio.wait([task], timeout=DRAIN_S)
         finally:
+            # From here on, one that has not exited in time gets none: it is killed when its task is cancelled.
             self._retiring.discard(name)
             self._without_room.discard(name)
             self._tasks.pop(name, None)

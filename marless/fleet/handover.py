@@ -115,6 +115,7 @@ class Tickets:
 
         `connected` is the ticket of the worker that is connected under the name, if there is one.
         """
+        # What was issued comes first: a worker that the pool launches takes its name from any other.
         expected = self._issued.get(worker, connected)
         if expected is None and self._others and shown:
             return

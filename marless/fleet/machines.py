@@ -129,6 +129,7 @@ class MachineAccounts:
     def arrive(self, machine: Machine, took_s: float) -> Presence:
         """A worker has connected from this machine, `took_s` seconds after its order (0 if the pool ordered none)."""
         now = self._clock()
+        # First: a machine that its launcher has meanwhile given up, and that comes back, begins anew.
         self._sweep()
         presence = self._present.get(machine.id)
         self._empty.pop(machine.id, None)
@@ -158,6 +159,7 @@ class MachineAccounts:
         now = self._clock()
         if not presence.running and (job, presence) not in self._accounts:
             want = self._wants.get(job)
+            # Its start for this job begins when that asked for workers, but not before it was done with other jobs.
             self._divide_time(presence, min(max(want.since_m, presence.settled_m), now) if want else now)
             self._credit(presence, job, "starting", now - presence.settled_m)
             presence.settled_m = now
@@ -183,6 +185,8 @@ class MachineAccounts:
         self._sweep()
         now = self._clock()
         for presence in self._present.values():
+            # Of a machine without a task, the time until now may still become the start for the job that has the first
+            # one there.
             if presence.last:
                 self._divide_time(presence, now)
         return [
@@ -194,6 +198,7 @@ class MachineAccounts:
     def _beginning(self, machine: Machine, ordered_m: float, now: float) -> float:
         """When the time of a machine begins: when it was launched, if that is told and possible, or ordered."""
         begin = now - (self._wall() - machine.launched_s) if machine.launched_s else ordered_m
+        # What a worker says can be wrong: no time is billed from before this pool, or a second time after a release.
         earliest = max(now - EARLIER_S, self._began_m, self._released_m.get(machine.id, 0.0))
         return min(max(begin, earliest), now)
 
@@ -213,6 +218,7 @@ class MachineAccounts:
 
     def _divide_time(self, presence: Presence, now: float) -> None:
         """Divide the time of a machine until `now` between jobs."""
+        # The launcher may learn the price only after the machine has come; it then holds for all of its time.
         if presence.machine.usd_h is None and (usd_h := self._usd_h(presence.machine)) is not None:
             presence.machine = replace(presence.machine, usd_h=usd_h)
         took_s, total = now - presence.settled_m, presence.running.total()

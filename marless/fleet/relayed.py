@@ -82,6 +82,7 @@ class Relayed:
             self._tell(number, ended=True, error_code=type(error).__name__, error=str(error))
 
     def _arrive(self, number: int, first: common_pb2.WorkerMessage) -> None:
+        # Also if it is refused below: what else comes on this stream is then late, and not another hello.
         self._last = number
         if not first.HasField("hello"):
             raise SpecError("a worker's stream starts with its hello")
@@ -95,6 +96,7 @@ class Relayed:
 
     def _order(self, number: int, message: common_pb2.PoolMessage) -> Awaitable[None]:
         self._tell(number, message=message)
+        # The message is only queued here, so a dispatcher has nothing to wait for.
         return _done()
 
     def _end(self, number: int) -> None:

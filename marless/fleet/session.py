@@ -107,6 +107,7 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         if options.background:
             process_environment.yield_cpu()
         if not options.launched:
+            # For a worker that is launched, its launcher has done so before.
             orphans.end_of_dead_pools()
             if role is Role.ACTOR:  # learners run no environments, and need no fresh process for each job
                 lives.begin()
@@ -139,6 +140,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
     security, handover = security_of(args, role), Handover()
     forget_secrets()
     if args.launched:
+        # Read at each call, because the pool may send a new token at any time.
         security = replace(security, token=lambda: handover.token)
     return WorkerOptions(
         args.worker,
@@ -165,6 +167,7 @@ def _machine(text: str) -> Machine:
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
     """Run tasks for the pool until it drains this worker, the connection is lost, or standard input closes."""
+    # First, because the pool's line has the ticket that the hello shows, and the token of all calls.
     watch = await _follow_pool(options.handover) if options.launched else None
     hello = common_pb2.WorkerHello(
         worker=options.worker,
@@ -209,6 +212,7 @@ def _end_with_pool() -> NoReturn:
 async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> bool:
     """Run tasks until the stream ends; returns True if the pool wants a fresh worker in place of this one."""
     renewed = False
+    # A worker that something else starts may be there before its pool: it waits for it, and says so now and then.
     stream = method(metadata=peer.metadata, wait_for_ready=True)
     tasks = _OneAtATime(handle, stream, hello.worker, watchdog)
     waiting = asyncio.create_task(_say_why_it_waits(peer, hello.worker))
@@ -294,6 +298,7 @@ class _OneAtATime:
     def cancel(self, cancel: common_pb2.Cancel) -> None:
         """Cancel this attempt at this task if it is running."""
         runs = (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt)
+        # Not for a task that has just ended: nobody would disarm the watchdog, and an idle worker would be ended.
         if self._work and runs and self._work.cancel():
             self._watchdog.arm(CANCELLED_S)
 
@@ -329,12 +334,15 @@ async def _finished(
     result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
     watch, start_cpu_s = began
     try:
+        # `wait` does not pass a cancellation on, and raises no error of the work, so that it is clear below which of
+        # the two was cancelled.
         await asyncio.wait([work])
         result.payload = work.result()
     except asyncio.CancelledError:
         if not work.cancelled():
             work.cancel()
             raise
+        # Nobody wants the result, but the pool gives this worker no other task before it has an answer.
         result.error_code, result.error = "InternalError", f"cancelled in {worker}"
     except MarlessError as error:
         result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail

@@ -78,6 +78,7 @@ class Tenancy:
     def coming(self) -> int:
         """Number of workers that are expected in the place of others."""
         now_s = time.monotonic()
+        # A successor that never comes must not keep other workers from being replaced for ever.
         return sum(until_s > now_s for until_s in self._coming.values())
 
     def busy_for_others(self, job: str) -> int:
@@ -129,6 +130,7 @@ class Renewal:
 
     def is_owed(self, worker: Worker) -> bool:
         """True if a worker has had its turn with its job, and another job waits with less than its share."""
+        # Those that are coming suffice for what waits.
         if not worker.tenant or len(self._waiting) <= self._coming:
             return False
         had_s = time.monotonic() - worker.tenant_since_s
@@ -145,6 +147,8 @@ class Renewal:
         """Replace idle workers of other jobs for tasks that wait, or look again when they have been idle for long."""
         if self._stopped:
             return
+        # No more workers are replaced than there are tasks beyond those for which one is coming, because each has to
+        # start.
         lacking, now_s = len(self._waiting) - self._coming, time.monotonic()
         for job in tuple(self._waiting.jobs):
             most = max(min(lacking, self._waiting.waiting(job)), 0)
@@ -168,6 +172,7 @@ class Renewal:
         self._tenancy.leaves(worker)
         _log.info("worker.renewed", worker=worker.hello.worker, job=worker.tenant)
         asked = asyncio.create_task(_dismiss(worker))
+        # asyncio itself refers to a task only weakly, so that it could be collected while it runs.
         self._asked.add(asked)
         asked.add_done_callback(self._asked.discard)
 
@@ -184,6 +189,7 @@ class Renewal:
 
     def _look_again(self, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
+        # One timer serves all: it keeps the earliest time, and each look asks for the next one.
         if self._again is None or self._again.cancelled() or self._again.when() > loop.time() + wait_s:
             if self._again:
                 self._again.cancel()
@@ -200,4 +206,5 @@ async def _dismiss(worker: Worker) -> None:
         await asyncio.wait([worker.lost], timeout=DISMISSAL_S)
     except grpc.aio.BaseError as error:
         _log.warning("worker.not_told", worker=worker.hello.worker, error=str(error))
+    # Whether it has exited or not: its fleet kills what is left of a worker whose stream has ended.
     worker.lose()

@@ -60,6 +60,7 @@ class FairSemaphore:
 
     async def take(self, job: str) -> None:
         """Wait for a turn; raises OverloadedError if too many wait already."""
+        # A free turn means that nobody waits, because `release` hands a turn over instead of freeing it.
         if self.free:
             self.free -= 1
             return
@@ -78,6 +79,7 @@ class FairSemaphore:
         """End a turn; the next one begins."""
         while self.waiting:
             turn = self.waiting.take()
+            # Its caller may have been cancelled a moment ago, and not have left the queue yet.
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -145,4 +147,5 @@ def _refusal(error: OverloadedError) -> Handler:
     async def refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
         await abort(context, error)
 
+    # This kind of handler serves calls of all four kinds: they look alike on the wire, and the answer is only a status.
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -49,10 +49,12 @@ class Batcher(Generic[Thing]):
             await self._some.wait()
             began_s = time.monotonic()
             await self._send(self._next_batch())
+            # Only now, because things may have been added while the message was sent.
             if not self._waiting:
                 self._some.clear()
             if len(self._waiting) < MOST:
                 self._many.clear()
+            # The pause counts from when sending began, so that a slow message does not delay the next one still more.
             with suppress(TimeoutError):
                 async with asyncio.timeout(began_s + self._pause_s - time.monotonic()):
                     await self._many.wait()

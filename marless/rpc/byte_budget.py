@@ -71,6 +71,7 @@ class ByteBudget:
     def hold(self, job: str, size: int) -> None:
         """Hold bytes without queueing; the caller has checked that they are free."""
         self._held[job] += size
+        # A job without bytes would still count in the fair shares of the others.
         if not self._held[job]:
             del self._held[job]
 
@@ -93,6 +94,8 @@ class ByteBudget:
             async with asyncio.timeout(wait_s):
                 await waiter.admitted
         except BaseException as error:
+            # Also if it is cancelled: who goes away leaves neither a place in the queue nor the bytes that it was just
+            # given.
             self._withdraw(waiter)
             if isinstance(error, TimeoutError):
                 raise self.full(size, "others hold it for long") from None

@@ -52,6 +52,7 @@ class Caches:
 class _Cache:
     def __init__(self, address: str, security: Security) -> None:
         self.peer = Peer(address, security.towards(address), f"cache at {address}")
+        # Without retries: the next cache, or the store itself, answers sooner.
         self.store = ParamStore(self.peer, patience_s=0.0, transfer_s=CACHE_S)
         self.rests_until_s = 0.0
 

@@ -45,6 +45,8 @@ async def publish(store: PolicyStore, job: str, epoch: int, round_: int, left: M
     Raises SpecError if another state was published for this round, NotFoundError if the store has lost a lane, and the
     errors of `PolicyStore.publish`.
     """
+    # The digest is part of the key: an equal carry that is published again is answered with its version, and another
+    # one for the same round is a conflict.
     writes = [
         PolicyWrite(name, lane.version - 1, f"{job}/{round_}/{name}/{lane.digest}", {PART: data})
         for lane, data in left.items()
@@ -55,6 +57,7 @@ async def publish(store: PolicyStore, job: str, epoch: int, round_: int, left: M
     try:
         await store.publish(job, epoch, round_, writes)
     except ConflictError:
+        # Other conflicts have other causes; the environment is to blame only if this very round has left another state.
         heads = await store.get(job, {policy_of(lane.lane): LATEST for lane in left}, (PART,))
         for lane in left:
             head = heads[policy_of(lane.lane)]

@@ -50,6 +50,7 @@ def check_served(cert: str, key: str, host: str) -> float:
 def check_shown(cert: str, key: str) -> None:
     """Check the certificate that a client shows to servers. Raises SpecError if it cannot be used or has expired."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Only what the client shows is in question, so it does not look at the server's, which is the same certificate.
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     _load(client, cert, key)
     _load(server, cert, key)
@@ -89,6 +90,7 @@ def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 def _trust(context: ssl.SSLContext, cert: str) -> None:
     context.load_verify_locations(cert)
+    # Without this flag OpenSSL takes only a root as an authority, and this certificate may be signed by another one.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 

@@ -74,6 +74,7 @@ def _frames(before: bytes, buffers: Iterable[memoryview | bytes]) -> Iterator[by
     batch: list[memoryview] = []
     size = 0
     for buffer in buffers:
+        # A memoryview of no bytes cannot be cast.
         view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
         while size + len(view) > PIECE_BYTES:
             room = PIECE_BYTES - size
@@ -154,6 +155,7 @@ async def read_data(stream: Frames, into: memoryview) -> None:
                     raise CorruptError(f"the stream carries more than the {len(into)} bytes its header declares")
                 into[at : at + len(body)] = body
                 at += len(body)
+                # Not at each frame: with a byte now and then, a sender could hold the memory of its transfer for ever.
                 if at - counted >= PIECE_BYTES:
                     counted = at
                     limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
@@ -179,6 +181,8 @@ def _header_of(frame: bytes) -> tuple[memoryview, memoryview]:
 def _body(view: memoryview, tag: int) -> tuple[memoryview, memoryview]:
     """The bytes of a field at the start of a message, and those after it; raises CorruptError if it is another one."""
     length = shift = 0
+    # A frame is far smaller than 4 GiB, so its length takes five bytes at most; a longer one is not read on without
+    # end.
     for at in range(1, min(len(view), 6)):
         length |= (view[at] & 0x7F) << shift
         shift += 7

@@ -163,6 +163,7 @@ class Peer:
     def _of_job(self, message: Message) -> tuple[tuple[str, str], ...]:
         """The metadata of a transfer, with its job if it has one, so that jobs take turns while transfers wait."""
         job = getattr(message, "job", "")
+        # gRPC takes no other characters in metadata; a call that names no job only waits in a line of its own.
         return (*self.metadata, (JOB_KEY, job)) if job and job.isascii() and job.isprintable() else self.metadata
 
     async def close(self) -> None:

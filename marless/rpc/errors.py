@@ -45,6 +45,7 @@ _TLS = {
     "clocks of both machines",
     "Hostname Verification Check failed": "its TLS certificate is for another host; dial it by a name that is in its "
     "certificate, or add the dialled one",
+    # After those that contain it, because the first part that fits counts.
     "CERTIFICATE_VERIFY_FAILED": "its TLS certificate is not of the authority that is trusted here; set --tls-ca "
     "(MARLESS_TLS_CA) to the authority that has signed it",
     "WRONG_VERSION_NUMBER": "it serves without TLS; unset --tls-ca (MARLESS_TLS_CA), or give it a certificate",
@@ -172,10 +173,13 @@ def _wrap_coroutine(inner: Method) -> Method:
     async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
         try:
             return await inner(request, context)
+        # The handler has ended the call with a status of its own; gRPC does not let it be ended twice.
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # the boundary: everything becomes a status
             answer = _answer(error)
+        # Outside of the `except`, or what `abort` raises would refer to the error, and through its frames to the
+        # request.
         return await _end(context, answer)
 
     return call

@@ -42,6 +42,7 @@ class FairQueue(Generic[Waiter]):
         waiters = self._jobs.pop(job)
         waiter, _ = waiters.popitem(last=False)
         if waiters:
+            # At the end, because it is the turn of the other jobs now.
             self._jobs[job] = waiters
         self._count -= 1
         return waiter

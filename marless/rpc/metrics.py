@@ -82,6 +82,7 @@ class Metrics:
         try:
             yield
         finally:
+            # In threads, because the server looks only every half second whether it is to end.
             await asyncio.to_thread(server.shutdown)
             await asyncio.to_thread(thread.join)
             server.server_close()
@@ -167,6 +168,7 @@ class _RpcTimer(grpc.aio.ServerInterceptor):
         code = ""
         try:
             yield
+        # Its caller has gone away before a status was set; without this, the call would count as OK.
         except (asyncio.CancelledError, GeneratorExit):
             code = "CANCELLED"
             raise

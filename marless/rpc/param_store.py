@@ -230,6 +230,7 @@ class ParamStore:
         Raises ConflictError if a head is not the expected one, FencedError if the epoch is over, OverloadedError if the
         store has no room now, TooLargeError if it never has.
         """
+        # Once, not at every attempt: it takes the SHA-256 of all bytes.
         header = param_store_pb2.PublishHeader(
             job=job, epoch=epoch, round=round, policies=map(_encode, writes), keep=keep
         )
@@ -324,11 +325,15 @@ class ParamStore:
         while True:
             try:
                 request = param_store_pb2.WatchRequest(job=job, cursor=cursor)
+                # Otherwise the call would go on until the stream's generator is collected.
                 async with aclosing(self._peer.stream(self._stub.Watch, request)) as changes:
                     async for change in changes:
+                        # The store answers, so what comes after is another loss, with a patience of its own.
                         lost_s, pause = None, delays(random.Random())
                         cursor = change.cursor
                         yield HeadChange(_head(change.head), cursor)
+                # A store that shuts down ends its streams without an error; the watch goes on with the one that takes
+                # its place.
                 raise UnavailableError("the store ended the watch")
             except (UnavailableError, OverloadedError) as trouble:
                 lost_s = lost_s or time.monotonic()
@@ -411,6 +416,7 @@ def _decode(header: param_store_pb2.GetHeader, data: memoryview) -> Iterator[Sto
         for blob in stored.blobs:
             blobs[blob.part] = data[at : at + blob.bytes]
             at += blob.bytes
+            # Checked by the reader, because the bytes may have come through a cache.
             if hashlib.sha256(blobs[blob.part]).digest() != blob.sha256:
                 raise CorruptError(f"{stored.policy}@{stored.version}: {blob.part!r} does not match its sha256")
         yield StoredVersion(stored.policy, stored.version, stored.round, stored.published_s, blobs)

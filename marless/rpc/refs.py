@@ -102,6 +102,7 @@ class Loans:
     async def read(self, piece: common_pb2.Piece) -> AsyncIterator[bytes]:
         """The frames of a piece, for ReadRef; raises PermissionDeniedError, SpecError, UnavailableError."""
         loan, ranges = self._loan(piece), _ranges(piece)
+        # Held until the last frame was taken, because until then the whole piece is in memory.
         async with loan.pieces:
             data, crc32 = await asyncio.to_thread(_read, loan.path, ranges)
             for frame in chunks.frames(common_pb2.ReadRefHeader(crc32=crc32), [memoryview(data)]):
@@ -114,11 +115,13 @@ class Loans:
         if loan.write is None:
             raise PermissionDeniedError("this file is lent for reading")
         async with loan.pieces:
+            # Received before the lock is taken, so that a slow sender does not keep others from writing.
             data = memoryview(bytearray(_total(ranges)))
             await chunks.read_data(frames, data)
             _check(zlib.crc32(data), header.crc32)
             async with loan.writing:
                 self._loan(header.piece)  # another worker may run the task by now
+                # If the caller goes away meanwhile, the lock is still held until the thread has stopped writing.
                 await to_the_end(loan.write, ranges, data)
 
     def _loan(self, piece: common_pb2.Piece) -> _Loan:
@@ -143,6 +146,7 @@ class Borrowed:
         self._worker = worker
         self._ticket = ticket
         self._patience_s = patience_s
+        # As many as the service serves of one task; further ones would only wait there.
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def get(self, ref: Ref, check: Callable[[memoryview], None]) -> memoryview:
@@ -190,6 +194,7 @@ class Borrowed:
             try:
                 await attempt()
             except CorruptError as error:
+                # `retry` repeats this error only: what was damaged on its way is whole where it comes from.
                 raise UnreachableError(f"a piece of a file was damaged on its way ({error})") from None
 
         async with self._at_once:
@@ -260,6 +265,7 @@ def seen(ref: Ref) -> int | None:
         descriptor = private_files.open_own(Path(ref.path), os.O_RDONLY)
     except OSError:
         return None
+    # Of what was opened, not of the path, at which another file may lie by now.
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino, status.st_size) == (ref.device, ref.inode, ref.bytes):
         return descriptor
@@ -314,6 +320,8 @@ def write_new(path: Path, limit: int, ranges: Ranges, content: memoryview) -> No
             for each, data in placed(ranges, content):
                 if each.start > os.fstat(descriptor).st_size or each.stop > limit:
                     raise SpecError(f"bytes up to {each.stop:,} of a new file; it grows in order, to {limit:,} at most")
+                # On a full disk this raises an error, where `pwrite` could write a part of the bytes and return their
+                # number.
                 os.posix_fallocate(descriptor, each.start, len(data))
                 os.pwrite(descriptor, data, each.start)
         finally:

@@ -77,6 +77,8 @@ class Relay:
         if not (outcome := answer.outcomes[0]).error_code:
             return True
         refusal = by_name(outcome.error_code, outcome.error)
+        # Any other refusal, such as for want of room, is left to the pool's own call: that one can wait for room, and
+        # that of many uploads cannot.
         if isinstance(refusal, _FINAL):
             raise refusal
         return False

@@ -29,6 +29,7 @@ def parsing(handler: Handler) -> Handler:
     """
     read = handler.request_deserializer or chunks.identity
     if handler.request_streaming:
+        # Bulk methods read their frames themselves, within limits of their own.
         return handler if read is chunks.identity else _parsing_each(handler, read)
     inner: Any = handler.unary_stream or handler.unary_unary  # Any: a coroutine function or a generator function
 
@@ -123,6 +124,7 @@ def check_names(what: str, names: Collection[str], most: int) -> None:
 
 def check_groups(groups: Sequence[common_pb2.Group]) -> None:
     """Raises SpecError unless groups are non-empty, with distinct policies and agents, and within the limits."""
+    # One more than is allowed suffices to refuse a list, however long it is.
     check_names("policies of groups", [group.policy for group in groups[: MAX_AGENTS + 1]], MAX_AGENTS)
     agents = [agent for group in groups for agent in group.agents[: MAX_AGENTS + 1]]
     check_names("agents of groups", agents, MAX_AGENTS)

@@ -26,6 +26,7 @@ class Role(StrEnum):
     """One of the four services, as a client of another."""
 
 
+# In the order in which `Role` lists its members.
 _CLIENT, _OPERATOR, _ACTOR, _LEARNER, _SERVICE = (frozenset({role}) for role in Role)
 _USERS = _CLIENT | _OPERATOR
 

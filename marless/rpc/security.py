@@ -137,6 +137,7 @@ class Security:
                 "MARLESS_TOKEN is for clients; a service reads the tokens of --tokens DIR, which "
                 "`marless tokens DIR` makes: set that, or unset MARLESS_TOKEN"
             )
+        # Now, because a service whose tokens cannot be used must not start; later, trouble with them only warns.
         if self.tokens:
             self.tokens.check()
         if not secured:
@@ -189,6 +190,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if self._tokens is None:
             return await continuation(handler_call_details)
+        # For open methods, too: a caller with a valid token does not count among the strangers.
         role = self._tokens.role_of(token) if (token := _token(handler_call_details)) else None
         if roles.is_open(method):
             handler = await continuation(handler_call_details)
@@ -201,6 +203,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             roles.check(role, method)
         except PermissionDeniedError as error:
             return self._refusal(error)
+        # gRPC serves the call in this same task, so that its handler sees this.
         roles.caller.set(role)
         return await continuation(handler_call_details)
 

@@ -65,9 +65,11 @@ WARNING_PERIOD_S = 3600.0
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Otherwise a second process that serves the same port would share it in silence, instead of failing.
     ("grpc.so_reuseport", 0),
     *KEEPALIVE,
     ("grpc.http2.max_ping_strikes", 0),  # clients ping idle channels too
+    # Connections that never finish their handshake must not pile up.
     ("grpc.server_handshake_timeout_ms", 3_000),
     ("grpc.max_connection_age_ms", round(CONNECTION_S * 1000)),
     # RPCs that this process has not looked at yet. From 1,000 on, gRPC would cancel some of them at random.
@@ -203,6 +205,8 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     On exit it reports NOT_SERVING, drains the service, and stops the server with a grace period of `DRAIN_S`.
     """
     metrics, admission = Metrics() if options.metrics else None, AdmissionInterceptor()
+    # In this order: strangers take no turn from others, and requests are received and parsed by the last one, after the
+    # call was admitted.
     server = grpc.aio.server(
         interceptors=(
             TokenInterceptor(options.security),
@@ -215,6 +219,7 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     )
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    # Bound before it is built, because a pool tells its workers this address when it starts them.
     address = advertised(_bind(server, options), options.advertise)
     end_s = _check_certificate(options.security, address)
     async with build(address) as service, AsyncExitStack() as stack:

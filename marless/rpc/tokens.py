@@ -70,6 +70,7 @@ class Tokens:
 
     def _read_again(self) -> bool:
         """Reread the files if they have changed; returns whether they have."""
+        # Before the files are read: what changes meanwhile is then found at the next look.
         seen = _signature(self._directory)
         if seen == self._seen:
             return False
@@ -80,6 +81,7 @@ class Tokens:
             if first:
                 raise
             _warn(str(error))
+        # Also after an error, so that it is logged once for each change, and not at every call.
         self._seen = seen
         return True
 
@@ -140,6 +142,7 @@ def _replace(directory: Path, role: Role, change: Callable[[tuple[str, ...]], li
     path, partial = directory / role, directory / f".{role}.{os.getpid()}"
     try:
         _write(partial, change(_of_file(path)))
+        # In one step, because a service may read the file at any moment.
         partial.replace(path)
     except OSError as error:
         raise SpecError(denied(error)) from None
@@ -164,6 +167,7 @@ def _signature(directory: Path) -> tuple[object, ...]:
         except OSError as error:
             seen.append(error.errno)
         else:
+            # Of the directory only owner and permissions matter; its time changes with whatever is made in it.
             size = 0 if path is directory else status.st_size
             changed = 0 if path is directory else status.st_mtime_ns
             seen.append((status.st_ino, status.st_mode, status.st_uid, size, changed))
@@ -198,12 +202,14 @@ def _check_content(directory: Path) -> None:
 def _of_file(path: Path) -> tuple[str, ...]:
     """The tokens of one file, which nobody else may access; none if there is no file. Raises SpecError."""
     try:
+        # A named pipe in its place would make the service wait for a writer.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise SpecError(f"{path} cannot be read ({error.strerror})") from None
     try:
+        # The open file is checked, because another one may lie at the path a moment later.
         _check_file(path, os.fstat(number))
         content = os.read(number, _FILE_BYTES).decode(errors="replace")
     finally:

@@ -102,6 +102,7 @@ class DiskCheckpoints:
         """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
         target = self.path(checkpoint.progress.round)
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # unique: another process may be saving too
+        # Left by a process that was killed while it saved; nothing refers to them.
         for unfinished in self._directories(_UNFINISHED):
             shutil.rmtree(unfinished)
         make_directory(self.directory)
@@ -112,11 +113,15 @@ class DiskCheckpoints:
         lanes = [dataclasses.asdict(held.lane) for held in checkpoint.lanes]
         manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies, "lanes": lanes}
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        # The entries of its files must be on the disk before it gets its name: after a power loss it is whole, or not
+        # there.
         fsync(partial)
         if target.is_symlink() or not target.is_dir():
             target.unlink(missing_ok=True)  # it has the name of this checkpoint and is none
+        # A rename does not replace a directory that has files in it.
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
+        # Before old ones are removed: their removal must not be on the disk while the new name is not.
         fsync(self.directory)
         earlier = [round_ for round_ in self.rounds() if round_ <= checkpoint.progress.round]
         for old in earlier[:-keep]:  # a later one is no state of this job, and must not displace this one
@@ -300,6 +305,7 @@ def _check(data: bytes | memoryview, sha256: str, where: str) -> None:
 
 
 def _whole(value: object) -> int:
+    # Not `isinstance`, for which `true` is a whole number, too.
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(value)
     return value
@@ -341,6 +347,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 def make_directory(path: Path) -> None:
     """Create a directory and its missing parents durably: their entries are synced to disk. Raises OSError."""
+    # Looked up before they are made: the entries of the others are on the disk already.
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:

@@ -131,6 +131,7 @@ class RoundReader:
             return []
         with file:
             known, at = self._next
+            # The file may have been replaced since, so what is at this offset now is looked at.
             found = at if known == first and _starts(file, at, first) else _offset(file, self._path, first)
             return [] if found is None else self._read_lines(file, first, found)
 
@@ -170,6 +171,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
             first, *lines = file.read(at - start).split(b"\n")
             at = start
             if lines:
+                # The last line of this step goes on in what was read before, which lies behind it.
                 lines[-1] = b"".join([lines[-1], *reversed(ahead)])
                 ahead.clear()
                 if not whole:
@@ -177,6 +179,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
                     whole = True
                 yield from reversed(lines)
             ahead.append(first)  # the end of a line that begins further ahead
+            # A file without newlines must not come into memory as a whole.
             regular_files.check_line(sum(map(len, ahead)), path)
         if whole:
             yield b"".join(reversed(ahead))
@@ -224,6 +227,7 @@ def _offset(file: BinaryIO, path: Path, round_: int) -> int | None:
     while low < high:
         middle = (low + high) // 2
         start, end = _line_start(file, path, middle, low), _line_end(file, path, middle, high)
+        # Its beginning tells the round of a line, which may have megabytes.
         number = _number(os.pread(descriptor, _HEAD_BYTES, start))
         if end and number is None:
             return _counted(file, path, round_)
@@ -254,6 +258,7 @@ def _line_end(file: BinaryIO, path: Path, inside: int, most: int) -> int | None:
         piece = os.pread(file.fileno(), min(_SEEK_BYTES, most - at), at)
         if (newline := piece.find(b"\n")) >= 0:
             return at + newline + 1
+        # If the file is cut short meanwhile, nothing is read, and this must still come to an end.
         at += max(len(piece), 1)
     return None
 

@@ -70,6 +70,7 @@ def _from_bucket(where: str, round_: int | None) -> Team:
 
 def _find(wanted: str, runs: Path) -> Path:
     for path in (Path(wanted), runs / wanted):
+        # A directory that is none of these does not hide a job of the same name.
         is_file = regular_files.is_there(path) and not regular_files.is_directory(path)
         if is_file or regular_files.is_there(path / MANIFEST) or _is_run(path):
             return path
@@ -153,6 +154,7 @@ def reported(origin: Origin) -> EpisodeReturns | None:
     """
     if origin.run_dir is None or not origin.round:
         return None
+    # The round after may hold it, as an evaluation of an older policy.
     own_and_next = islice(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), 2)
     found = (each.returns for record in own_and_next for each in record.evaluations if each.rounds == origin.round)
     return next(found, None)

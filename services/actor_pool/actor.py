@@ -78,6 +78,8 @@ class Actor:
     async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
         """The weights of each agent's policy; versions that are not cached are fetched in one call."""
         sources = {group.source.policy: group.source.version for group in task.groups}
+        # By epoch, too: a store that has lost its data counts versions anew, and the number of a kept one may be
+        # another's.
         keys = {policy: (task.job, task.settings.epoch, policy, version) for policy, version in sources.items()}
         missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
         if missing:
@@ -113,6 +115,8 @@ class Actor:
             carries.publish(self._store, task.job, task.settings.epoch, task.round, kept),
         )
         failpoint("actor.carry.after")
+        # Not before all is delivered: if this task fails, its repetition must begin where it began, and load that
+        # carry.
         rolled.living.digest = left.digest
         receipt = _receipt(task, rolled.stats, uploaded)
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
@@ -160,6 +164,7 @@ class Actor:
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
         """Send the trajectory to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
+        # Views, because a copy of a large trajectory takes time, and its memory once more.
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         header = learner_pool_pb2.UploadHeader(
             job=task.job,

@@ -75,6 +75,7 @@ class Rollouts:
         async with self._places.of(actors), self._counted(actors):
             self._dispatcher.machines.want(request.job)
             others = self._dispatcher.busy_for_others(request.job)
+            # Workers that run tasks of other jobs are of no use to this one, so its own come on top of them.
             await self._fleet.ensure(max(actors + others, self._single))
             queued, indices = Stopwatch.start(), iter(range(actors))
             lanes = {lane.lane: lane for lane in request.lanes}
@@ -116,6 +117,7 @@ class Rollouts:
                 partial(_payload, request, actors, index, lanes.get(index)),
                 timeout_s=request.settings.timeout_s,
                 setting="actors.timeout_s",
+                # The worker of the round before still has the environment copies of this lane.
                 affinity=f"{request.job}/{index}" if request.settings.carried else "",
                 queued=queued,
             )

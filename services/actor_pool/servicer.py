@@ -81,6 +81,7 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
     ) -> None:
         """Serve one worker's stream."""
+        # Read here, because its name tells to which of two dispatchers the worker belongs.
         hello = await hello_of(request_iterator)
         await self._attends(hello.worker).admit(hello, request_iterator, context.write)
 

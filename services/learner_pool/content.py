@@ -128,6 +128,7 @@ def _all_valid(schema: TrajectorySchema, header: Header, size: int, contents: Se
     for info in header.arrays:
         dtype, shape = _DTYPES[info.dtype], tuple(info.shape)
         end = offset + dtype.itemsize * math.prod(shape)
+        # The bytes of one array lie apart, a piece in each upload; only a copy has them one after another.
         stacked[info.name] = np.frombuffer(rows[:, offset:end].tobytes(), dtype).reshape(len(contents), *shape)
         offset = end
     return schema.are_valid(stacked)

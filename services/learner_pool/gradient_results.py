@@ -28,6 +28,7 @@ def request_id(task: learner_pool_pb2.LearnTask) -> str:
     """The idempotency key of a task's publish: its rollouts, and the versions in order of the policies' names."""
     heads = {each.policy: each.version for each in task.versions}
     heads |= {group.policy: group.source.version for group in task.groups}
+    # By name, so that a repeated task has the same key, in whatever order it lists them.
     versions = [heads[name] for name in sorted(heads)]
     return gradients.request_id(task.job, task.gradient.learner, task.scope, task.gradient.rollouts, versions)
 

@@ -83,6 +83,7 @@ class Gradients:
         else:
             results = await self._run(tasks, files)
             known.charge(results)
+        # Not before the gradient is in the store: until then a lost worker's task needs them.
         self._buffer.used(request.job, request.rollouts, request.oldest)
         return _response(results)
 
@@ -103,6 +104,8 @@ class Gradients:
     ) -> list[learner_pool_pb2.LearnResult]:
         self._tasks_under_way += len(tasks)
         try:
+            # As many workers as all gradients under way have tasks, so that those of one learner do not wait for
+            # another's.
             return await self._tasks.run(tasks, "gradient", files, workers=self._tasks_under_way)
         finally:
             self._tasks_under_way -= len(tasks)
@@ -117,6 +120,7 @@ def inputs_of(request: Request) -> Request:
         groups=request.groups,
         versions=request.versions,
     )
+    # A coordinator that takes the job over may list them in another order.
     inputs.versions.sort(key=lambda version: version.policy)
     return inputs
 
@@ -149,6 +153,7 @@ async def _over(before: Computing, *, cancel: bool) -> None:
 
 def _ended(known: OpenJob, learner: int, task: asyncio.Task[learner_pool_pb2.GradientResponse]) -> None:
     heard(task)
+    # Another request for this learner may have taken its place.
     if (computing := known.gradients.get(learner)) and computing.task is task:
         del known.gradients[learner]
 

@@ -88,7 +88,10 @@ class Learning:
     async def run(self, payload: bytes) -> bytes:
         """Run one serialised LearnTask; returns its serialised LearnResult."""
         task = learner_pool_pb2.LearnTask.FromString(payload)
+        # By epoch, too: after a restore, another state may have the number of one that is held here.
         key = (task.job, task.epoch, task.spec_json, task.scope)
+        # Only what has to be made goes to a thread: a round would wait for a change of threads in which nothing is
+        # done.
         if key not in self._held:
             await to_the_end(self._make, key, task)
         self._held.move_to_end(key)

@@ -49,6 +49,7 @@ class Mirror:
         ranges = byte_ranges(self._schema, self._capacity, self._missing)
         content = self._mapped()
         await gather(self._borrowed.read(ref, [each], content[each]) for each in ranges)
+        # Only now: if a piece could not be fetched, the next update fetches all of them again.
         self._missing = None
 
     async def push(self, ref: Ref, state: Arrays, round_: int) -> None:

@@ -38,6 +38,7 @@ async def _of_one(store: ParamStore, job: str, versions: Mapping[str, int]) -> d
     try:
         stored = await store.get(job, versions, (_PART,))
     except NotFoundError:
+        # One of them is gone; the store does not say that the others are there, so each is asked for by itself.
         if len(versions) == 1:
             return {}
         alone = await gather(_of_one(store, job, {name: version}) for name, version in versions.items())

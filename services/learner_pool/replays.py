@@ -67,6 +67,7 @@ class Replays:
         UnavailableError if the disk is full.
         """
         paths = {scope: self._directory / f"{quote(job, safe='')}@{quote(scope, safe='')}" for scope in sizes}
+        # Before the sweep, which removes files that were not used for long and are of no open job.
         self._open[job] = paths
         self._sweep()
         spool.replays(self._place, self._name)  # made again if another pool has removed it, empty and old
@@ -161,6 +162,7 @@ class Replays:
                 _remove_older(self._unused(), since_s)
                 continue
             with suppress(OSError), _left(directory):  # another process has just removed it, or a pool uses it
+                # Before files are removed, which changes the time of the directory.
                 used_s = _used_s(directory)
                 _remove_older(_files(directory), since_s)
                 if used_s < since_s:

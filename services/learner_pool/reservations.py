@@ -79,6 +79,7 @@ class SpoolReservations:
         """Cancel a job's reservation; its uploads in progress give their room back when they end."""
         self._change(job, holding := self._jobs.pop(job), promised=0)
         holding.actors = 0
+        # Who waits for the end of a round of this job must see that there will be none.
         holding.trained.set()
 
     def check(self, job: str, actors: int, concurrent_bytes: int) -> None:
@@ -114,11 +115,13 @@ class SpoolReservations:
             if concurrent_bytes:
                 await self._hold_beside_training(job, holding, wanted + concurrent_bytes)
             elif not self._grow(job, holding, wanted):
+                # An update still reads the files that would be dropped below.
                 if holding.updating:
                     raise OverloadedError(f"no room in the learner pool: an update of job {job} still uses what it has")
                 self._release_holding(job, holding)
                 await self._turn(job, wanted)
                 self._check_open(job, holding, wanted)
+                # All of `wanted` is taken now; what uploads have come to hold meanwhile must not count twice.
                 before = holding.held_bytes
                 holding.promised_bytes = wanted
                 self._budget.release(job, wanted - (holding.held_bytes - before))
@@ -164,6 +167,7 @@ class SpoolReservations:
             holding.uploading.add(index)
         else:
             await self._budget.take(job, size, wait_s=UPLOAD_WAIT_S)
+            # A job holds the larger of the two numbers: both grow, so that what it holds grows by this upload.
             holding.used_bytes += size
             holding.promised_bytes += size
         try:

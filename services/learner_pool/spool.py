@@ -89,6 +89,7 @@ def write(path: Path, content: bytes) -> None:
     """Write a file; it is not there if that raises UnavailableError."""
     try:
         with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", 0) as file:
+            # Without a buffer, a disk that becomes full takes a part, and says how much, instead of raising an error.
             if file.write(content) == len(content):
                 return
         trouble = os.strerror(errno.ENOSPC)

@@ -146,6 +146,8 @@ class LearnTasks:
                 task.SerializeToString,
                 timeout_s=known.timeout_s,
                 setting="learner.timeout_s",
+                # The worker of the last round still holds the states that it published; gradients must spread over many
+                # workers.
                 affinity="" if verb == "gradient" else f"{task.job}/{task.scope}",
             )
         result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
@@ -153,6 +155,7 @@ class LearnTasks:
             each.function, each.index = "learner", task.scope
         for each in result.functions:
             each.machine = outcome.invocation.machine
+        # In front, where `charge` looks for the invocation to which it adds the time of a start.
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
         if verb == "update":

@@ -269,6 +269,7 @@ class TrajectoryBuffer:
         if _is_there(known, header):
             return False
         if is_valid:
+            # Its arrays were looked at together with those of others; a checksum is of one upload.
             check_checksum(header, memoryview(content))
         else:
             check_header(known.schema, header)
@@ -276,6 +277,7 @@ class TrajectoryBuffer:
                 raise CorruptError(f"an upload has {len(content)} bytes, its header declares others")
             check_bytes(known.schema, header, memoryview(content))
         covered = self.reservations.covers(header.job, header.round, header.index, len(content))
+        # This call cannot wait for room. A job whose schedule has no rounds reserves none, so it gets what is free now.
         if not covered and not (known.ahead > 1 and self.budget.takes(len(content))):
             raise OverloadedError(f"round {header.round + 1} of job {header.job} has not reserved room for this upload")
         path = self.spare()
@@ -284,6 +286,7 @@ class TrajectoryBuffer:
         return True
 
     async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: chunks.Frames) -> bool:
+        # Before its bytes are received: what belongs to another round or epoch costs nothing.
         known = self._admit(header)
         if _is_there(known, header):
             return False
@@ -296,6 +299,7 @@ class TrajectoryBuffer:
                     check_bytes(known.schema, header, buffer)
                 else:
                     await asyncio.to_thread(check_bytes, known.schema, header, buffer)
+                # Asked once more, because the job may have gone on, or been opened anew, while the bytes came.
                 if self._admit(header) is not known:
                     raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
                 if _is_there(known, header):  # an equal upload was faster

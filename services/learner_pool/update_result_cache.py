@@ -42,6 +42,7 @@ class UpdateResultCache:
         Raises ConflictError if the round was published, in whole or in part, for other groups.
         """
         inputs, checksums = inputs_of(request), [file.header.crc32 for file in trajectories]
+        # Trajectories that were sampled again are equal as a rule, and then the result is that of the first ones.
         if (inputs, checksums) != (self._request, self._checksums):
             self._check_groups(inputs)
             self._drop_all()

@@ -63,6 +63,7 @@ class Updates:
         spec, spaces = await asyncio.to_thread(_read, request)
         await self._check_newest(request.job, request.epoch)
         known = self._tasks.jobs.get(request.job)
+        # Results that were computed by another spec must not answer for this one.
         if known is None or known.spec_json != request.spec_json:
             self._release_results(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
@@ -125,6 +126,8 @@ class Updates:
         self._buffer.check_epoch(request.job, request.epoch)
         before = known.running
         key = update_results.key_of(request)
+        # The update of an earlier coordinator is not joined, but waited for: this one then finds what the store has
+        # refused.
         if before is None or before.task.done() or (before.key, before.epoch) != (key, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))
             task.add_done_callback(heard)
@@ -177,6 +180,8 @@ class Updates:
         self, known: OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
         """The reply to this update from the store, if it was published before the job was opened here; else None."""
+        # The usual case, in which the store need not be asked: had a worker of this pool published the round, and been
+        # lost, the next worker would find that.
         if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)

@@ -107,6 +107,7 @@ class Aggregator:
         SpecError if one does not fit its policy or the result is not finite, CorruptError if stored bytes are damaged,
         OverloadedError or TooLargeError if there is no room, FencedError if the epoch is over.
         """
+        # A request that is repeated meanwhile waits here, and then finds what the first one has published.
         async with self._turns.of(wanted.job):
             try:
                 return await self._aggregated(wanted)
@@ -128,6 +129,7 @@ class Aggregator:
             )
         async with self._uploads.room(wanted.job, room_bytes):
             writes, vcpu_s = await self._computed(wanted, starts, parts, state_bytes + gradient_bytes)
+            # It compares the heads once more, inside of its transaction: they were read a computation ago.
             versions = await self._store.advance(
                 wanted.job,
                 epoch=wanted.epoch,

@@ -75,6 +75,7 @@ class Upstream:
 
     async def header(self, request: param_store_pb2.GetRequest) -> param_store_pb2.GetHeader:
         """The header with which the upstream answers this request. Raises the errors of `ParamStore.get`."""
+        # A head may be another version at any time; and without an epoch nothing says that a version is still the same.
         if not request.epoch or not all(each.version for each in request.policies):
             return await self._ask(request)
         key = request.SerializeToString(deterministic=True)
@@ -89,6 +90,7 @@ class Upstream:
         del self._asking[key]
         if asking.cancelled() or asking.exception():
             return
+        # Counted from the question: the answer may be as old as that.
         self._answers[key] = _Answer(asking.result(), asked_s + FRESH_S)
         self._answers.move_to_end(key)
         while len(self._answers) > HEADERS or next(iter(self._answers.values())).until_s < asked_s:
@@ -143,6 +145,7 @@ class _Checked:
         self._part = next(self._parts, None)
         self._left = self._part.size_bytes if self._part else 0
         self._running = hashlib.sha256()
+        # A part without bytes ends here, because no data will come to end it.
         if self._part and not self._left:
             self._end_part(self._part)
 
@@ -179,6 +182,7 @@ class CacheServicer:
     def register(self, server: grpc.aio.Server) -> None:
         """Add this servicer to a server."""
         methods = param_store_pb2.DESCRIPTOR.services_by_name["ParamStoreService"].methods
+        # Calls of all four kinds look alike on the wire, so that one kind of handler can refuse them all.
         refused: dict[str, Any] = {
             method.name: grpc.stream_stream_rpc_method_handler(self._refuse) for method in methods
         }  # Any: as gRPC types it
@@ -199,6 +203,7 @@ class CacheServicer:
     async def _get(self, request: param_store_pb2.GetRequest, context: Context) -> None:
         self._check(request)
         self._reads += 1
+        # Asked in the same words whether or not bytes are wanted, because the request is the key of the kept answer.
         header_only, request.header_only = request.header_only, False
         header = await self._upstream.header(request)
         if header_only:

@@ -26,7 +26,7 @@ class ParamStoreConfig:
     server: ServerOptions
     redis: RedisOptions
     keep: int
-    """Number of number of newest versions of each policy that are kept, in addition to pinned ones."""
+    """Number of newest versions of each policy that are kept, in addition to pinned ones."""
     intake_bytes: int
     """Total bytes that publishes in progress may hold in memory."""
     upstream: str = ""

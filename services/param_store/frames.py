@@ -60,6 +60,7 @@ class SharedFrames:
 
     async def _read(self, key: tuple[bytes, ...], read: Read) -> list[bytes]:
         frames = [frame async for batch in read() for frame in chunks.data_frames(batch)]
+        # A read of other versions may have put the same content there meanwhile.
         if key not in self._kept:
             self._kept_bytes += sum(map(len, frames))
         self._kept[key] = frames

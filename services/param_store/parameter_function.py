@@ -102,6 +102,7 @@ def _next(
         with np.errstate(all="ignore"):  # what is not finite is refused below
             made = applied(state, gradients, weights, steps, separate=separate)
     except CorruptError:
+        # They were applied together; which one is to blame is looked for only now, because the sentence must name it.
         for name, gradient in zip(names, gradients, strict=True):
             try:
                 check(state, [gradient], steps)

@@ -99,6 +99,7 @@ class Published:
         """Keep a copy of a part of one piece, whose bytes match its checksum; the first ones added make room for it."""
         if part.sha256 in self._kept or part.size_bytes > PIECE_BYTES:
             return
+        # A view would keep the whole publish in memory.
         self._kept[part.sha256] = bytes(data)
         self._kept_bytes += len(data)
         while self._kept_bytes > self._limit_bytes:

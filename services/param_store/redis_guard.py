@@ -56,6 +56,7 @@ def _running(address: str, told: tuple[int, str]) -> int:
         if (process := int(_PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])) > 0:
             return process
     process, began = told
+    # Ids are used again: only with the same start is it the same process.
     return process if process and began and _began(process) == began else 0
 
 

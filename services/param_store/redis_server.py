@@ -92,6 +92,7 @@ async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
             return
         data_dir = options.data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="marless-"))
         home = _private(Path(data_dir, "redis"))
+        # Locked before the passwords are read or made, so that two stores do not each make their own.
         stack.enter_context(_locked(home))
         with _usable(home):
             users = RedisUsers.of(home)
@@ -164,6 +165,7 @@ class LocalRedis:
     @asynccontextmanager
     async def _guarded(self) -> AsyncIterator[None]:
         """Run a guard process meanwhile, which ends Redis if this process dies; it notices by the end of its stdin."""
+        # Isolated and without `site`, it needs little memory; in a session of its own, no Ctrl-C reaches it.
         guard = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -212,6 +214,7 @@ class LocalRedis:
                 return line
 
     async def _up(self) -> _RedisConnection:
+        # A store that was killed has left its Redis running, with the data loaded.
         if line := await _RedisConnection.open(self._socket, self._users):
             _log.info("redis.adopted", socket=str(self._socket))
             return line
@@ -249,6 +252,8 @@ class LocalRedis:
             "unixsocketperm": "700",
             "dir": str(self._home),
             "loglevel": "warning",
+            # The log is the only copy, and it is synced before each answer: with `everysec`, kill -9 loses acknowledged
+            # writes.
             "save": "",
             "appendonly": "yes",
             "appendfsync": "always",
@@ -359,7 +364,10 @@ class _RedisConnection:
         try:
             while True:
                 answered.clear()
+                # Silence is counted in questions, not by a clock, so that time in which this process did not run is not
+                # held against Redis.
                 self.writer.write(b"PING\r\n")
+                # This returns as soon as the server has ended, because its end of the connection closes then.
                 await asyncio.wait([reading], timeout=QUESTION_S)
                 if reading.done():
                     return ""
@@ -390,6 +398,7 @@ class _RedisConnection:
             await reading
 
     async def shut_down(self) -> None:
+        # Without a snapshot: the log has every write already.
         self.writer.write(b"SHUTDOWN NOSAVE\r\n")
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone(), STOP_TIMEOUT_S)
@@ -409,6 +418,7 @@ def _private(directory: Path) -> Path:
 def _locked(home: Path) -> Iterator[None]:
     """Lock the data directory, as two servers must never append to one log; the lock ends with this process."""
     with _usable(home):
+        # For reading only: a file that is open for writing would keep its disk from being mounted anew.
         descriptor = private_files.open_own(home / "lock", os.O_RDONLY | os.O_CREAT)
     try:
         try:

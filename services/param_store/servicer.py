@@ -54,6 +54,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         header, frames = await chunks.read_header(
             request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S
         )
+        # All of this before its bytes are received, which take room from others.
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         check_number("the number of versions to keep", header.keep, 0, MAX_KEPT)
         parts = [_parts(policy.blobs) for policy in header.policies]
@@ -93,6 +94,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
             return
         parts = [version.part(name) for version in versions for name in request.parts]
         read = partial(self._store.pieces, request.job, versions, request.parts)
+        # By version, not by what was asked for: the head may be another one at the next read.
         what = (request.job, tuple((each.policy, each.version) for each in versions), tuple(request.parts))
         async for frame in chunks.after(header, self._frames.of(what, parts, read)):
             await chunks.write(context, frame)

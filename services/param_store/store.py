@@ -47,6 +47,7 @@ def _script(name: str) -> str:
 _PUBLISH, _READ, _ACQUIRE_EPOCH, _PIN, _DELETE_JOB = map(
     _script, ("publish", "read", "acquire_epoch", "pin", "delete_job")
 )
+# In front of both, because a script of Redis cannot call another one.
 _FLIP = _script("flip")
 _PUBLISH, _ADVANCE = _FLIP + _PUBLISH, _FLIP + _script("advance")
 
@@ -109,10 +110,12 @@ class VersionStore:
             with redis_errors(self._trouble):
                 answers = await transaction.execute()
         except OverloadedError:
+            # What can never fit is another error, which ends the job at once instead of being retried.
             await self._check_fits(job, writes, kept)
             raise
         failpoint("param_store.publish.after")
         self._keep_parts(writes)
+        # Only scripts answer with lists; the commands that have put the attempts there answer with numbers.
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
             write.policy: version_of(job, epoch, write, outcome)
@@ -276,12 +279,14 @@ class VersionStore:
         blobs = [(keys.version(each.policy, each.version), part) for each, part in parts]
         checksums = Checksums()
         for batch in batches(piece for key, part in blobs for piece in pieces_of(key, part)):
+            # What is kept has one piece only, so that the running checksum of a longer part misses none of its pieces.
             kept = [self._published.get(piece.part) for piece in batch]
             lacking = [piece for piece, value in zip(batch, kept, strict=True) if value is None]
             read = iter(await self._read(keys, lacking, checksums) if lacking else ())
             yield [next(read) if value is None else value for value in kept]
 
     async def _read(self, keys: JobKeys, pieces: Sequence[Piece], checksums: Checksums) -> list[bytes]:
+        # No transaction: versions never change, and one that has gone meanwhile shows by a missing piece.
         reads = self._redis.pipeline(transaction=False)
         for piece in pieces:
             reads.execute_command("HGET", piece.key, piece.field)
@@ -307,6 +312,7 @@ class VersionStore:
                 for head in sorted(heads, key=lambda head: head.position):
                     at = head.position
                     yield head
+                # From the last head that was told on, so that one published between the two calls is not missed.
                 await self._changed(keys, at)
         finally:
             self._free_watches += 1
@@ -315,6 +321,7 @@ class VersionStore:
         since = f"{at[0]}-{at[1]}"
         while not self._draining:
             with redis_errors(self._trouble):
+                # Not for longer, because `drain` has no other way to end it.
                 if await self._redis.execute_command(
                     "XREAD", "COUNT", 1, "BLOCK", WATCH_POLL_MS, "STREAMS", keys.events, since
                 ):

@@ -61,6 +61,7 @@ def add_attempt(transaction: Any, key: str, epoch: int, round_: int, write: Writ
         {piece.field: blobs[piece.part.name][piece.start : piece.start + piece.size_bytes] for piece in batch}
         for batch in batches(pieces)
     ]
+    # The facts go with the first pieces, so that a small version takes one command.
     for fields in (facts | (values[0] if values else {}), *values[1:]):
         transaction.execute_command("HSET", key, *(word for pair in fields.items() for word in pair))
     transaction.execute_command("EXPIRE", key, ATTEMPT_TTL_S)

@@ -60,6 +60,7 @@ class RelayedUploads:
         return [await each.outcome for each in waiting]
 
     async def _send(self, some: Sequence[_Upload]) -> None:
+        # A worker that does not wait any longer sends its own to the learner pool itself.
         wanted = [each for each in some if not each.outcome.cancelled()]
         request = learner_pool_pb2.UploadManyRequest(uploads=[each.sent for each in wanted])
         try:

@@ -104,6 +104,7 @@ class _Trunk:
                 raise by_name(order.error_code, order.error)
         finally:
             forwarding.cancel()
+            # The pool is told only of the end of a line that it knows, and has not ended itself.
             if self.lines.pop(line.number, None):
                 self._out.add(actor_pool_pb2.FromWorker(stream=line.number, ended=True))
 
@@ -113,6 +114,7 @@ class _Trunk:
         try:
             async for message in messages:
                 await self._room.wait()
+                # The pool may have gone while this message waited for room.
                 if self.ended:
                     raise UnreachableError(_ENDED)
                 if not line.number:

@@ -33,6 +33,7 @@ class Batches:
 
     async def _send(self) -> None:
         while self._waiting:
+            # Nothing is launched for a caller that is gone: nobody would drain it.
             batch = [(order, answer) for order, answer in self._waiting if not answer.done()]
             self._waiting.clear()
             answers = await self._answers([order for order, _ in batch])

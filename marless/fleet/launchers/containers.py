@@ -205,10 +205,14 @@ class Pool:
     def has_ended(self, engine: Engine, created_s: float) -> bool:
         """True if this pool has certainly ended; a container that it created then belongs to no pool any more."""
         if self.boot != _boot():
+            # This machine before its last boot, or another machine, of which nothing is known here. What a local engine
+            # created before the boot is of the former.
             return engine.url.startswith("unix://") and created_s < time.time() - _since_boot_s()
         if self.container:
             state = engine.state(self.container)
+            # If the pool's container runs again since, the pool that created this one ended with the earlier run.
             return state is None or not state.is_running or _restarted(state.started, created_s)
+        # A process id says something only within its own namespace.
         return self.namespace == orphans.namespace() and orphans.started(self.pid) != self.started
 
 

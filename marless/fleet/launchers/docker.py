@@ -62,6 +62,7 @@ class DockerLauncher:
         self._engine = engine
         self._key = secrets.token_hex(4)
         self._pool = str(Pool.here())
+        # Threads of its own, because calls to an engine that hangs occupy them for long.
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="engine")
         self._workers: dict[str, _Worker] = {}
         self._unknown: dict[str, str] = {}
@@ -75,6 +76,7 @@ class DockerLauncher:
 
     async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Create and start containers, some at once. What the engine refuses is ordered again by the pool."""
+        # After a failure once more, because the engine or the image may be there by now.
         if self._prepared is None or (self._prepared.done() and self._prepared.exception()):
             self._prepared = asyncio.create_task(self._call(self._prepare))
         try:
@@ -166,6 +168,7 @@ class DockerLauncher:
         labels = {containers.POOL: self._pool, containers.KEY: self._key, containers.WORKER: order.worker}
         self._engine.create(name, {**config, "labels": labels}, host_config)
         try:
+            # Before its start, so that nothing that it says is missed: the engine keeps no log of it.
             streams = self._engine.attach(name)
             try:
                 self._engine.start(name)
@@ -173,6 +176,7 @@ class DockerLauncher:
                 streams.close()
                 raise
         except EngineError as error:
+            # Without an answer it may be running; its name is kept, by which `drain` finds it.
             if not error.lost:
                 self._engine.remove(name)
             raise
@@ -269,6 +273,7 @@ class _Worker:
             header = await self._reader.readexactly(_HEADER_BYTES)
             left = int.from_bytes(header[4:], "big")
             while left:
+                # In parts, because the header of a frame may announce up to 4 GiB.
                 some = await self._reader.read(min(left, _CHUNK_BYTES))
                 if not some:
                     return

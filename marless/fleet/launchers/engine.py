@@ -181,6 +181,8 @@ class Engine:
             raise self._unanswered(call, what, error) from None
 
     def _client(self) -> Any:  # Any: the SDK has no types
+        # Several threads come here. The client is made with the first call, because that asks the engine for its
+        # version; if it fails, the next call tries again.
         with self._connecting:
             if self._connected is None:
                 self._connected = self._docker.APIClient(self.url, version="auto", timeout=self._timeout_s)

@@ -113,9 +113,12 @@ class TemplateProcess:
 
     async def _fork(self, order: template.ForkOrder, descriptors: Sequence[int]) -> Forked:
         self.start()
+        # Sockets of this kind keep messages apart, as a stream does not, and show the end of the other side, as
+        # datagrams do not.
         reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         reports.setblocking(False)
         try:
+            # Closed here once it is sent: while this process held it, the end of the template would not show.
             with theirs:
                 socket.send_fds(self._orders, [order.to_bytes()], [theirs.fileno(), *descriptors])
             async with asyncio.timeout(FORK_S):
@@ -132,6 +135,8 @@ class TemplateProcess:
         except BaseException as error:
             reports.close()
             if isinstance(error, TimeoutError):
+                # A template that hangs would make each further order wait as long; the next one starts a fresh
+                # template.
                 self.end()
                 raise TimeoutError(f"its template did not fork it within {FORK_S:g} s") from None
             if isinstance(error, ConnectionError):
@@ -153,6 +158,8 @@ class TemplateProcess:
         self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         marks = {orphans.MARK: orphans.new_mark()} if self._of_workers else {}
         with theirs:
+            # In a session of its own, so that Ctrl-C in a terminal reaches only the command, which then ends everything
+            # in order.
             self._process = subprocess.Popen(
                 self._command,
                 stdin=theirs.fileno(),

@@ -69,6 +69,7 @@ class LocalLauncher:
 
     async def launch(self, orders: Sequence[LaunchOrder]) -> Sequence[Launch]:
         """Fork the workers, which inherit the pool's standard error for their logs."""
+        # Once for all callers, and shielded: one that is cancelled must not stop it for the others.
         if self._swept is None:
             self._swept = asyncio.create_task(asyncio.to_thread(orphans.end_of_dead_pools))
         await asyncio.shield(self._swept)
@@ -149,12 +150,14 @@ class LocalLauncher:
             os.close(lines)
             raise
         finally:
+            # In any case: while this copy is open, writing to a worker that has ended raises no error.
             os.close(standard_input)
         handover = partial(self._handover, order.ticket)
         return await _Process.of(forked, lines, forking_order.mark, handover, self._reap)
 
     def _reap(self) -> None:
         own = self._template.pid
+        # `subprocess` itself waits for the template, and would not learn how it ended if somebody else did so before.
         orphans.reap([own] if own else [])
 
 
@@ -194,6 +197,7 @@ class _Process:
         return process
 
     async def ended(self) -> str:
+        # Several wait for this, and one that is cancelled must not end it for the others.
         return await asyncio.shield(self._end)
 
     def kill(self) -> None:

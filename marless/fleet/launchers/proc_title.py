@@ -27,6 +27,7 @@ def show_variable(name: str, value: str) -> None:
     Raises ValueError unless the value is as long as the one before.
     """
     _, _, start, end = _area()
+    # With the NUL before it, so that another variable whose name only ends like this one is not found.
     before, after = (os.fsencode(f"\0{name}={each}\0") for each in (os.environ.get(name, ""), value))
     position = (b"\0" + ctypes.string_at(start, end - start)).find(before)
     if position < 0 or len(before) != len(after):
@@ -37,6 +38,7 @@ def show_variable(name: str, value: str) -> None:
 
 def _area() -> tuple[int, int, int, int]:
     """Start and end of the command line, and of the environment, in this process's memory."""
+    # The name of the command, in parentheses, may itself have spaces and parentheses.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     arg_start, arg_end, env_start, env_end = map(int, fields[_ARG_START : _ENV_END + 1])
     return arg_start, arg_end, env_start, env_end

@@ -96,6 +96,7 @@ def main() -> None:
     gc.disable()  # what modules allocate stays
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
+    # Without the padding, which only makes room for what its processes show.
     proc_title.show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
     importlib.import_module(module)
@@ -163,6 +164,7 @@ class TemplateLoop:
 
     def _fork(self, order: ForkOrder, reports_to: int, *descriptors: int) -> bool:
         """Fork a process; returns whether this is the new one."""
+        # Before the fork, so that the next process of this module finds it imported.
         _imported(order.module)
         gc.freeze()  # or garbage collections in the processes would copy every page that they share
         reports = socket.socket(fileno=reports_to)
@@ -178,6 +180,8 @@ class TemplateLoop:
             self._become(order, descriptors)
             return True
         _close(descriptors)
+        # A pidfd names this very process, also once another one has its number; whoever asked for it sends signals by
+        # it.
         child = _Child(pid, os.pidfd_open(pid), order.mark, reports)
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
@@ -185,6 +189,7 @@ class TemplateLoop:
         return False
 
     def _become(self, order: ForkOrder, descriptors: Sequence[int]) -> None:
+        # While a process held these, nobody would notice the end of the template, which shows by their closing.
         for other in self._children.values():
             other.close()
         self._orders.close()

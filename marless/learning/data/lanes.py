@@ -90,6 +90,8 @@ class LivingLanes:
     def _place(self, env_key: EnvKey, whose: tuple[str, int]) -> Living:
         """Where a lane can begin or be loaded: one that nobody goes on with, a new one, or that used longest ago."""
         alike = [each for each in self._living if each.env_key == env_key]
+        # What this lane itself has left here earlier is out of date: another worker has moved it on, or it has begun
+        # anew.
         if free := next((each for each in alike if not each.digest or each.whose == whose), None):
             return free
         if len(self._living) >= LIVING:

@@ -132,6 +132,7 @@ class Player:
             # An episode of a known length ends, however long it takes; another one may not.
             limit_s = limits.limit_s if env.spaces.max_steps is None else 0.0
             played.append(play(env, policies, episodes=episodes, seed=at, stopped=stopped, limit_s=limit_s))
+            # No episode has ended within the time limit, and none would in another batch.
             if not played[-1].episodes:
                 break
         return total(played), running.seconds

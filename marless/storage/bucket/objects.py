@@ -79,6 +79,7 @@ def check_conditions(objects: Objects, place: Address) -> None:
 
     Writes a small object at `place`, and deletes it. Some servers take requests with conditions and ignore those.
     """
+    # A random name, because several coordinators may try this at the same time.
     key = place.key(f".conditions-{secrets.token_hex(8)}")
     ignored = []
     try:

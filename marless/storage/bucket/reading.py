@@ -128,6 +128,7 @@ def restore(objects: Objects, place: Address, head: RunHead, folder: Path, choic
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(path, part) for path, part in head.files.items() if path in chosen]
     with ThreadPoolExecutor(AT_ONCE) as threads:
+        # The results are taken because only that raises the errors of the threads.
         for _ in threads.map(lambda each: _bring(objects, place, folder, *each), wanted):
             pass
     if ROUNDS in chosen:
@@ -162,9 +163,11 @@ def digest(path: Path) -> str:
 
 def _bring(objects: Objects, place: Address, folder: Path, path: str, part: BucketPart) -> None:
     target = folder / path
+    # Sizes first: to compare them costs nothing, and a digest takes all bytes.
     if target.is_file() and target.stat().st_size == part.bytes and digest(target) == part.sha256:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever reads the folder meanwhile finds the old file or the new one, and never a part.
     partial = target.with_name(f"{target.name}.partial")
     key = place.key(key_of(path, part))
     objects.fetch(key, partial, part.bytes)
@@ -204,6 +207,7 @@ def _changed(bucket: str, key: str) -> CorruptError:
 
 def _copy_plain(objects: Objects, place: Address, target: Path, choice: Choice) -> None:
     """Copy what has no head: a checkpoint, a plain copy of a run folder, or one file."""
+    # With the slash, or objects beside the place whose names only begin like it would be listed.
     start = place.key("") + "/" if place.prefix else ""
     found = {each.key.removeprefix(start): each.bytes for each in islice(objects.listing(start), MOST_FILES + 1)}
     if len(found) > MOST_FILES:

@@ -80,10 +80,12 @@ class S3Objects:
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=key, **condition)
             except Exception as error:
+                # The SDK raises an error also for the answer that the object is unchanged.
                 if _code(error) == "304":
                     return None
                 raise
             with closing(answer["Body"]) as body:
+                # Before it is read: an object that is too large is not received at all.
                 self._check_size(key, answer["ContentLength"], most_bytes)
                 return Held(body.read(), answer["ETag"])
 
@@ -135,6 +137,7 @@ class S3Objects:
             with self._call("DeleteObjects", some[0]):
                 objects = [{"Key": key} for key in some]
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            # The call succeeds also if the server refuses to delete some of the objects.
             for error in answer.get("Errors", ()):
                 raise _refused("DeleteObjects", self._address(error["Key"]), error["Code"])
 
@@ -151,6 +154,7 @@ class S3Objects:
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:  # Any: answers of boto3
         pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix, **more))
         while True:
+            # Around `next`, because only that asks the server for a page.
             with self._call("ListObjectsV2", prefix):
                 page = next(pages, None)
             if page is None:

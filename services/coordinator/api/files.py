@@ -39,6 +39,7 @@ def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
     try:
         if target.resolve(strict=True) != folder.resolve() / path:
             raise missing  # a link, which may lead anywhere
+        # What has been put in place of the file since may be a link, or a pipe that would be waited for.
         descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         raise missing from None

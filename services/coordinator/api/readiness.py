@@ -71,6 +71,7 @@ def _is_writable(directory: Path) -> bool:
     """True if a small temporary file can be written, which is removed at once."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
+            # An empty file can be made on a full disk, too.
             file.write(b"\0" * _PROBE_BYTES)
     except OSError:
         return False

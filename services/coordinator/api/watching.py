@@ -42,6 +42,7 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[WatchEvent]:
     rounds = RoundReader(jobs.folder(job).rounds_path)
     while True:
         view = await source.look()
+        # Before the status: nothing follows the event that the job has ended.
         while cursor < view.rounds and (lines := await asyncio.to_thread(rounds.batch, cursor)):
             for line in lines:
                 cursor += 1
@@ -97,6 +98,7 @@ class _Source:
         live = self._jobs.live(self._job)
         if live or not (self._live and self._live.status.ended):
             self._live = live
+        # Taken before the view, so that a change between the two is not slept through.
         self._next = live.notifier.next if live else None
         return self._live.view if self._live else await self._jobs.get(self._job)
 

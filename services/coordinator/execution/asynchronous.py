@@ -105,12 +105,15 @@ class Asynchronous:
         recovery = self._parts.recovery
         if recovery.restored or not await self._resume():
             await self._parts.rolled_out.discard()
+            # Not before the line above has succeeded: if the write fails, the next attempt must still know of the loss.
             recovery.forgotten()
+            # The numbers of what is lost are given to other work only now that the disk no longer names them.
             self._apply_event(Arrival("restart"))
         return self
 
     async def _resume(self) -> bool:
         """Go on with what an earlier coordinator has left; False if the store has lost gradients that wait."""
+        # What the records say, to fall back on if gradients that pending.json names are lost.
         before = self._progress, self._due, self._learns
         pending = next(iter(self._parts.rolled_out.found), None)
         if self._learner_publishes:
@@ -160,12 +163,15 @@ class Asynchronous:
         self._versions.evaluate()
         self._decided(plan)
         while self._published is None:
+            # These events are decisions of the earlier run, and no task has to end for them.
             while self._order and self._order[0].kind in ("actors", "restart"):
                 self._apply_event(self._order[0])
             self._start(plan)
             async with self._parts.steps.step(plan.round, self._what):
                 self._apply_event(*await self._next())
         published, self._published = self._published, None
+        # A line that an earlier coordinator has written is used as it is: its events were repeated here without their
+        # results, so that measurements and invocations are in that line alone.
         version = NextVersion(
             plan=plan,
             aggregation=published.aggregation,
@@ -187,6 +193,7 @@ class Asynchronous:
         regrouped = self._clocks.enter(plan)
         if self._order or self._published:
             return
+        # After a recovery everything has been dropped already: one restart is enough.
         if regrouped and all(each.kind != "restart" for each in self._since.arrivals):
             self._apply_event(Arrival("restart"))
         if plan.actors != self._progress.actors:
@@ -199,6 +206,7 @@ class Asynchronous:
         self._follow(self._rule.begin())
         for each in recorded:
             self._follow(self._rule.step(self._progress, each))
+        # The recorded events are the beginning of the order that is followed.
         for _ in range(min(len(recorded), len(self._order))):
             self._order.popleft()
         self._published = None  # recorded
@@ -254,6 +262,7 @@ class Asynchronous:
     def _is_asked_for(self, command: Learn, plan: RoundPlan) -> None:
         """Write down what has led to this update, if its learner publishes a version by itself."""
         if self._learner_publishes:
+            # Reset first: the line must not leave out the time since an update whose trajectories were lost.
             self._updating = None
             self._parts.rolled_out.put(self._as_pending(plan, command.env_steps))
             self._updating = Stopwatch.start()
@@ -270,6 +279,7 @@ class Asynchronous:
             return await self._in_order(self._order[0])
         while True:
             command = await self._ended.get()
+            # The command of a task that was dropped is in the queue, too, because a cancelled task has ended.
             if task := self._tasks.pop(command, None):
                 return self._arrival(command, task.result())
 
@@ -277,6 +287,7 @@ class Asynchronous:
         """Wait until this event can happen; raises SpecError if it cannot."""
         command = self._awaited(wanted)
         task = self._tasks.pop(command)
+        # Lost in the earlier run, it must not count here either, even if it would succeed.
         if wanted.kind.startswith("lost"):
             task.cancel()
             self._dropped.append(task)
@@ -298,6 +309,8 @@ class Asynchronous:
         """The event that a command has ended; raises UnreachableError once too many are lost without a gradient."""
         if result is None:
             self._lost_in_a_row += 1
+        # Rollouts do not end a row of losses: they go on with weights that actors hold in memory, also if the store has
+        # lost those versions and every gradient fails.
         elif isinstance(command, Learn):
             self._lost_in_a_row = 0
         most = MOST_LOST + self._rule.data_lag(self._progress)
@@ -318,6 +331,8 @@ class Asynchronous:
                 parts.job_id, parts.job, command.rollout, groups, versions, epoch=parts.recovery.epoch
             )
         except NotFoundError:
+            # A store without the newest versions either needs a recovery; the rule only counts what newer versions
+            # displaced.
             if not await self._are_gone(versions, plan):
                 raise
             return None

@@ -75,6 +75,7 @@ class Baseline:
         """Wait for the rest of the measurement after training, for `evaluation.limit_s` at most or until cancelled."""
         assert self._measuring is not None  # started
         self._trained.set()
+        # Told at once, whenever that was last done: from now on the job waits for this alone.
         self._told_s = -TOLD_EVERY_S
         self._tell()
         asked = asyncio.create_task(cancelled.wait())
@@ -143,6 +144,7 @@ class Baseline:
                 await asyncio.wait([trained, playing], return_when=asyncio.FIRST_COMPLETED)
                 if playing.done():
                     return playing.result()
+            # When training ends, the slow worker is not waited for: the batch is played again from the same seed.
             finally:
                 trained.cancel()
                 playing.cancel()

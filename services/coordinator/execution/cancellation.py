@@ -42,12 +42,14 @@ class Cancellation:
 
         Its body must tolerate being cancelled at any `await`.
         """
+        # A block that is entered after the request gets the rest of the grace period, not a new one.
         limit = asyncio.timeout_at(self._end_s)
         try:
             async with limit:
                 self._present.add(limit)
                 yield
         except TimeoutError:
+            # A TimeoutError of the block itself has nothing to do with the cancellation.
             if limit.expired():
                 raise CancelledJobError(CANCELLED) from None
             raise

@@ -43,6 +43,7 @@ class Clocks:
         changed = groups != self._groups
         if changed:
             self._changed_at, self._changed = clock, groups
+        # Without sources: only the first version of a new group starts from another policy.
         self._groups = tuple(Group(group.policy, group.agents) for group in groups)
         return changed
 
@@ -54,6 +55,7 @@ class Clocks:
         """The versions of a clock: each version of the job is one of everything that takes steps."""
         behind = self._round - clock
         found = {name: each - behind if self._steps(name) else each for name, each in self._versions.items()}
+        # A policy that is newer than this clock had no version then.
         return {name: each for name, each in found.items() if each > 0}
 
     def peer(self, clock: int) -> Versions:

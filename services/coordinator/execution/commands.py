@@ -71,6 +71,7 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
         parts.reservations.keep(plan.round + 1, update.room)
         update_s = updating.seconds
         earlier, earlier_s = await _evaluated(parts, plan, evaluating)
+    # Recorded, so that a rollout that began beside this update has as many actors when it is repeated after a kill.
     ahead = parts.rolled_out.actors(plan.round + 1)
     record = recording.trained(parts.job_id, plan, pending, update, times=times, update_s=update_s, ahead=ahead)
     record = recording.with_earlier(record, before, earlier)
@@ -85,6 +86,7 @@ async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], 
 async def _update(parts: Parts, plan: RoundPlan, pending: PendingRollout) -> Update:
     """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
     parts.warming.expect(plan.actors)
+    # Awaited below in any case, because a thread that syncs the file must not outlive this job's hold of its folder.
     syncing = asyncio.create_task(to_the_end(_during_the_update, parts))
     try:
         epoch = parts.recovery.epoch

@@ -108,6 +108,7 @@ class JobRun:
         except FencedError as error:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
+            # The folder is released last: what may still write into it ends before another coordinator can own it.
             self._parts.warming.stop()
             await self._parts.baseline.stop()
             await self._parts.flusher.stop()
@@ -125,6 +126,8 @@ class JobRun:
         except CancelledJobError:
             return "CANCELLED", CANCELLED
         except FencedError:
+            # Raises again if another coordinator owns the folder. If it is still ours, somebody who does not know the
+            # folder acquires epochs under the same name.
             self._folder.check_owned()
             return "FAILED", f"another coordinator publishes under the name {self._id!r} in the same store"
         except MarlessError as error:
@@ -137,6 +140,7 @@ class JobRun:
 
     async def _begin(self) -> None:
         """Read the folder, and start the baseline if it is not measured yet."""
+        # First, so that nothing that is read below changes any more by the hand of an earlier owner.
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
         await self._parts.rolled_out.read()
@@ -152,6 +156,7 @@ class JobRun:
         """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
         while True:
             try:
+                # Each attempt begins with a recovery, because a failure does not tell what the services still have.
                 return await self._run_schedule(await self._recover())
             except PASSING as trouble:
                 self._parts.timing.interrupted()
@@ -199,6 +204,7 @@ class JobRun:
         self._parts.reservations.release_all()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
+            # A further epoch follows, but not for ever: two owners of one name would end each other's epochs in turn.
             self._parts.recovery.epoch, self._fenced = 0, self._fenced + 1
             if self._fenced > MAX_FENCED:
                 raise trouble
@@ -213,8 +219,10 @@ class JobRun:
 
     async def _recover(self) -> RoundPlan:
         """Recover the job, and plan its next round."""
+        # A record that the bucket has not taken yet goes there before anything is built on it.
         await self._parts.flusher.done()
         last = self._journal.last
+        # Actor workers start meanwhile: to open the job takes as long as learner workers take to import torch.
         self._parts.warming.expect(last.actors if last else self._job.spec.actors.count)
         if not self._parts.backoff.waiting:
             self._show("starting learners")
@@ -324,6 +332,7 @@ class JobRun:
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
+            # Durable before the versions of the last checkpoint are deleted from the store.
             await self._parts.flusher.all()
         except FencedError:
             raise

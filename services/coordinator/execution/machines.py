@@ -57,6 +57,7 @@ class PoolMachines:
             _log.warning("job.machines_not_saved", job=self._id, error=str(error))
 
     def _has_changed(self, found: MachineRecord) -> bool:
+        # The time for which a machine is there grows by itself, and is no reason to record it again.
         before = self._told.get(found.key)
         return before is None or replace(found, present_s=before.present_s) != before
 

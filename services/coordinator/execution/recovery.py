@@ -89,12 +89,14 @@ class Recovery:
             # Events that were not recorded are forgotten, and the numbers of their rollouts are given again, for other
             # versions. Trajectories of a newer epoch replace those.
             await self._begin_epoch()
+        # Looked at after the epoch has begun: whoever worked on the job before can publish nothing more meanwhile.
         present, last = await self._pools.store.list(self._id), self._journal.last
         if present.risk and not self._opened:
             self._log.warning("store.may_lose_data", advice=present.risk)
         if self._goes_back:
             await (self._restore(present) if last else self._discard_job(present))
             self._goes_back, self._restored = False, True
+        # Older versions that act in the next round matter only if its actors have to run again.
         elif last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
@@ -163,6 +165,7 @@ class Recovery:
                 f"the checkpoint of round {back_to} has no versions that act beside an update: this job was trained "
                 f"under another schedule than {self._job.spec.schedule.name}; set that one in its spec.yaml"
             )
+        # The replay's file stays: the restored state has a checksum for each of its rounds, and counts others as lost.
         if back_to < rounds:
             await self._discard_job(present, keep_replay=bool(checkpoint))
         elif present.policies:
@@ -170,6 +173,8 @@ class Recovery:
             await self._begin_epoch()
         if checkpoint:
             await self.snapshots.restore(checkpoint, self.epoch)
+        # Last: as long as the later records are there, a coordinator that takes over finds their versions missing, and
+        # restores once more.
         await to_the_end(self._journal.cut, back_to)
 
     async def _discard_job(self, present: Listing, *, keep_replay: bool = False) -> None:
@@ -181,6 +186,7 @@ class Recovery:
 
     async def _delete_versions(self) -> None:
         """Delete the job's versions from the store, which ends its epoch."""
+        # Whoever has lost the folder must not delete what its successor works with.
         self._folder.check_owned()
         failpoint("coordinator.drop.before")
         await self._pools.store.delete_job(self._id, self.epoch)
@@ -192,6 +198,7 @@ class Recovery:
         A store that has lost its data counts epochs anew. But workers keep versions by epoch, and versions of an
         asynchronous job do not follow from its seed. So no epoch of such a job is used twice, by any coordinator.
         """
+        # Whoever has lost the folder must not begin an epoch: it would fence its successor off.
         self._folder.check_owned()
         failpoint("coordinator.epoch.before")
         self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"

@@ -56,5 +56,6 @@ class JobReservations:
             await asking
             return not done
         finally:
+            # This ends the call, too: the learner pool must not reserve room for a job that has stopped waiting.
             asking.cancel()
             cancelled.cancel()

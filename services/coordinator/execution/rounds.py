@@ -71,6 +71,7 @@ class Rounds:
         parts = self._parts
         rolled_out, stop = parts.rolled_out.rounds, parts.job.spec.stop
         last = None if stop.rounds is None else stop.rounds - 1
+        # What was sampled ahead counts, so that no rollout begins whose round would never be trained.
         if stop.env_steps is not None and rolled_out and parts.rolled_out.env_steps >= stop.env_steps:
             last = max(rolled_out)
         return ScheduleState(recorded=parts.journal.rounds, rolled_out=rolled_out, last=last)

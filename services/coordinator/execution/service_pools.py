@@ -166,6 +166,7 @@ class ServicePools:
         self, job_id: str, job: PreparedJob, batch: int, episodes: int, *, background: bool = True
     ) -> Played:
         """Run one batch of the random baseline's episodes; with `background` at low priority, with a longer timeout."""
+        # Without an epoch, because actors that act at random read no weights and upload nothing.
         request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
         request.actors, request.episodes, request.background = 1, episodes, background
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0

@@ -39,6 +39,8 @@ class StoredGradients:
                 found[gradients.learner_of(name)][name] = listed.head.version
         self._parts = {learner: found[learner] for learner in waiting if learner in found}
         for learner, parts in found.items():
+            # The gradient of a learner under way stays: the learner is asked once more, and the store answers with what
+            # it has.
             if learner not in waiting and learner not in learning:
                 self.unneeded |= parts
         return len(self._parts) == len(waiting)

@@ -53,6 +53,7 @@ class Timing:
 
     def recorded(self, record: RoundRecord) -> None:
         """Note that the present round is recorded: idle time counts from its end."""
+        # Idle time counts from the end that the record names, and to write the record took some time since.
         since_end_s = self._round.watch.seconds - record.took_s if self._round else 0.0
         self._round, self._rest = None, (record.round, Stopwatch.start(max(since_end_s, 0.0)))
 

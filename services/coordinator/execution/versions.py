@@ -172,6 +172,7 @@ class Versions:
         own, own_s = await self._own_evaluation(record)
         record = recording.finished(record, own, parts.machines.changes(machines), times=times, evaluation_s=own_s)
         await to_the_end(parts.journal.append, record)
+        # Not before the record is there: until then the version may be asked for again, with the same gradients.
         gradients.applied(version.learners)
         parts.timing.recorded(record)
 
@@ -182,6 +183,7 @@ class Versions:
         parts, plan, metrics, distances = self._parts, version.plan, version.pending.metrics, version.pending.distances
         if version.made:
             return Update(version.made.versions, metrics, (), distances), await parts.machines.look()
+        # The line of an earlier attempt stays: the store may have made the version that it describes.
         if plan.round not in parts.rolled_out.rounds:
             parts.rolled_out.put(version.pending)
         async with parts.steps.step(plan.round, "the store applies gradients"):
@@ -241,6 +243,7 @@ class Versions:
         if not self._is_last(record):
             return None, 0.0
         evaluation, waiting = None, Stopwatch.start()
+        # A version that is made already is recorded also if the job is cancelled, only without this evaluation.
         with suppress(CancelledJobError):
             async with self._parts.steps.step(record.round, "actors evaluate"):
                 evaluation = await self._parts.evaluations.of(record, self._parts.recovery.epoch)

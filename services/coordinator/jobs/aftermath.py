@@ -36,6 +36,7 @@ class Aftermath:
             before.cancel()
         if len(self._followed) < MOST_JOBS:
             task = self._followed[job] = asyncio.create_task(self._follow(job))
+            # Unless a job that was resumed has ended again, and is followed by another task now.
             task.add_done_callback(lambda done: self._followed.get(job) is done and self._followed.pop(job))
 
     async def stop(self) -> None:

@@ -66,6 +66,7 @@ class Failover:
                 await self._look()
                 trouble = ""
             except MarlessError as error:
+                # Trouble that lasts is logged when it begins, not at each scan.
                 if trouble != (trouble := str(error)):
                     _log.error("coordinator.runs_unreadable", error=trouble)
             await asyncio.sleep(self._lease_s / 2)
@@ -89,6 +90,7 @@ class Failover:
             if self._leaves_alone(status):
                 before = beat_of(folder.path)
                 await asyncio.sleep(ATTACHED_LEASES * self._lease_s)
+                # Its owner is alive after all, and the next scan follows the job anew.
                 if beat_of(folder.path) != before:
                     return
             await folder.inherit(self._lease_s)

@@ -97,11 +97,13 @@ class JobQueue:
         job = live.status.job
         try:
             await live.run()
+            # The next job may start although this one's final status still waits for room on a disk.
             self._fill()
             await live.saved()
         finally:
             await live.close_sinks()
             live.folder.release()
+            # After a replacement, another job has this id.
             if self._live.get(job) is live and not self._stopping:
                 del self._live[job]
                 if live.status.ended:

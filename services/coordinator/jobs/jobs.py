@@ -95,6 +95,7 @@ class Jobs:
 
     async def __aenter__(self) -> Jobs:
         await asyncio.to_thread(self._index.prepare)
+        # Before the first request is served: a list without the jobs that are there would be wrong.
         await self._index.look(self._is_ours)
         self._failover.start()
         return self
@@ -110,6 +111,7 @@ class Jobs:
         self._preparing.stop()
         await self._failover.stop()
         await self._aftermath.stop()
+        # Before the queue stops, because a request that is under way may still add a job to it.
         await asyncio.gather(*self._verbs, return_exceptions=True)
         await self._queue.stop()
 
@@ -195,6 +197,7 @@ class Jobs:
             async with lock:
                 return await verb
 
+        # The dictionary is weak: a lock lasts as long as a call for its job holds it.
         lock = self._locks.setdefault(job, asyncio.Lock())
         task = asyncio.create_task(alone())
         self._verbs.add(task)
@@ -212,12 +215,14 @@ class Jobs:
             there, _ = await asyncio.to_thread(self.folder(request.job).load)
             if answered(request, spec, there, known.status):
                 return known
+        # Refused before the environment is made, which takes a process of its own and seconds.
         self._queue.check_room()
         job = await self._preparing.prepared(spec, new=True)
         if (other := spec.start.checkpoint) and is_id(other):
             with suppress(NotFoundError):
                 await self.bring(other)
         source = await asyncio.to_thread(start_checkpoint.of, job, request.job, self.runs, self.uploads)
+        # The present job goes only now that its successor is known to be valid.
         if known:
             await self._remove(request.job)
         status = accepted(request, spec, self._queue.prospect)
@@ -229,6 +234,7 @@ class Jobs:
                 raise
             return await self._submit(request, again=True)
         if spec.start.checkpoint:
+            # The run folder has a copy of its own by now.
             await asyncio.to_thread(self.uploads.discard, spec.start.checkpoint)
         return self._enqueue_job(job, folder, status, JobProgress(), "job.accepted")
 
@@ -245,6 +251,7 @@ class Jobs:
         if live and self._queue.withdraw(live):
             try:
                 await live.end("CANCELLED", "cancelled by its user before its turn came")
+            # The user is told that this failed, so the job must not be missing from the queue.
             except BaseException:
                 self._queue.add(live)
                 raise
@@ -258,6 +265,7 @@ class Jobs:
 
     async def _resume(self, job: str, request_id: str, stop_json: str) -> JobView:
         known = (await self._present(job)).status
+        # The answer to an earlier attempt of this request was lost: the job has been resumed.
         if request_id and known.resume_request_id == request_id:
             return await self.get(job)
         if not known.ended:
@@ -279,6 +287,7 @@ class Jobs:
         if status.state != "FAILED" and (reached := stop_rules.ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; change that stop rule")
         job = await self._preparing.prepared(spec, new=True)
+        # The spec first: as long as the status says that the job has ended, nobody runs it by new stop rules.
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
         attached = status.job == self._options.only
@@ -328,6 +337,7 @@ class Jobs:
         if self._queue.get(job) or kept is None or not await to_the_end(folder.own):
             return False
         try:
+            # Read with the lock in hand: another coordinator may have resumed the job since it was looked at.
             if not (await asyncio.to_thread(folder.read_status)).ended:
                 return False
             await asyncio.to_thread(folder.write_kept, replace(kept, now=machines, seen_s=time.time()))

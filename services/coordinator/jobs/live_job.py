@@ -94,6 +94,7 @@ class LiveJob:
     async def end(self, state: str, reason: str) -> None:
         """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
         status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
+        # On the disk before anybody is told: who has seen the end must not see the job run again after a crash.
         await asyncio.to_thread(self.folder.write_status, status)
         await asyncio.to_thread(self.folder.flush)
         self._accept_status(status)

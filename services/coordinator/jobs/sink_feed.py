@@ -218,6 +218,7 @@ class _Courier:
         back_to = self._back_to
         if back_to is not None:
             self._taken.rounds = min(self._taken.rounds, back_to)
+        # An earlier round may have been withdrawn meanwhile: the next pass deals with it.
         with self._notifier.changed:
             if self._back_to == back_to:
                 self._back_to = None
@@ -245,6 +246,7 @@ class _Courier:
                 break
             evaluated = _evaluated(record, following)
             sink.write(evaluated, scalars(evaluated, given, self._notifier.random))
+            # After the write: a sink may get a round twice, but must not miss one.
             self._taken.rounds = record.round + 1
             given = record
             if self._failures:

@@ -54,6 +54,7 @@ class BucketFolder(RunFolder):
 
     def _own_by(self, take: Callable[[], bool]) -> bool:
         with self._copying:
+            # The copy first: while another process of this machine has it, nothing in it may be brought up to date.
             return self._own_copy() and self._own_home(take)
 
     def _own_copy(self) -> bool:
@@ -85,6 +86,7 @@ class BucketFolder(RunFolder):
         """
         tag, since_s = "", time.monotonic()
         while True:
+            # The answer to a look at a head that has not changed has no content, so that waiting costs little.
             found = await asyncio.to_thread(self.bucket_state.look, unless=tag)
             if found:
                 tag, since_s = found[1], time.monotonic()
@@ -218,6 +220,7 @@ class BucketFolder(RunFolder):
     def delete(self) -> None:
         """Remove the job from the bucket, and its working copy."""
         self.check_owned()
+        # The bucket first: a working copy that is left behind is removed when it is next looked at, a job is not.
         self.bucket_state.delete()
         super().delete()
 

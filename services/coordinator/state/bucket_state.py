@@ -77,6 +77,8 @@ class BucketState:
         self._unsent: set[str] = set()
         self._changes = 0
         self._state = threading.RLock()  # guards the two above, and is never held during a call
+        # One change at a time: each write of the head needs the tag that the one before has got. A renewal may come at
+        # any time, also while a flush sends files, so that the two have locks of their own.
         self._committing = threading.Lock()
         self._flushing = threading.Lock()
 
@@ -101,6 +103,8 @@ class BucketState:
             found = self.look()
             assert found
             head, etag = found
+            # A name that this working copy knows was given to a process here, which has ended: its lock on the copy is
+            # ours now.
             if head.owner and head.owner not in self._read_names()[0]:
                 return False
             if self._claim_head(head, etag):
@@ -120,6 +124,8 @@ class BucketState:
         except NotFoundError:
             pass
         self._name_ourselves()
+        # On servers that cannot delete on a condition, the head of a deleted job stays: it is replaced instead of
+        # created.
         with suppress(NotFoundError):
             held = self._objects.get(self._key, MOST_HEAD_BYTES)  # of a deleted job
             self._etag = held.etag if held else ""
@@ -129,11 +135,13 @@ class BucketState:
     def release(self) -> None:
         """Give the job up, in a thread that this process waits for at its end; calling it twice is safe."""
         owner, self._owner = self._owner, ""
+        # In the background, because whoever releases a job is on the event loop, and a bucket may take long to answer.
         if owner and self._committed and not self.lost:
             threading.Thread(target=self._give_up, args=(owner,), name=RELEASE).start()
 
     def renew(self) -> None:
         """Show that this owner is alive."""
+        # The next write of the job raises it, because `lost` is set.
         with suppress(FencedError):
             self._commit(always=True)
 
@@ -159,6 +167,7 @@ class BucketState:
         with self._state:
             segments, left = [], rounds
             for segment in self._next.segments:
+                # Objects are never changed, so the rest of a segment that is cut goes into the head as lines.
                 if segment.rounds > left:
                     break
                 segments.append(segment)
@@ -198,6 +207,8 @@ class BucketState:
         with self._flushing:
             if self.settled:
                 return
+            # Objects before the head that names them: a kill in between leaves only what no head names, and the next
+            # owner sweeps.
             self._send()
             self._commit()
 
@@ -245,6 +256,8 @@ class BucketState:
             self._etag = found[1]
         self.lost, self._committed, self._next, self._unsent = False, ours, ours, set()
         try:
+            # Not before the claim: only now do writes of the earlier owner fail, so that nothing is missing from the
+            # copy.
             reading.restore_whole(self._objects, self.place, ours, self._folder)
             if head.owner:
                 self._sweep(head.owner, ours)
@@ -264,6 +277,8 @@ class BucketState:
         """Send new files, and lines that are too many for the head; the head names none of them yet."""
         self._join()
         with self._state:
+            # No lock is held while anything is sent: rounds may be recorded meanwhile, and only what was sent is taken
+            # out below.
             unsent, tail = set(self._unsent), self._next.tail
             self._changes += 1
         change = f"{self._owner}-{self._changes}"
@@ -328,6 +343,8 @@ class BucketState:
                 serial = before.serial + 1 if before else 1
                 head = replace(wanted, owner=self._owner, holder=_holder(), serial=serial)
                 if self._write(head):
+                    # Not before the new head is there: until then the one before is the truth, and a reader needs what
+                    # it names.
                     self._discard_part(before, head)
                     return
             raise UnreachableError(f"{self.place}: other writers were first, {_ATTEMPTS} times; try again")
@@ -355,12 +372,14 @@ class BucketState:
     def _discard_part(self, before: RunHead | None, head: RunHead) -> None:
         """Delete what the last head named and this one does not."""
         if before and (gone := before.keys(self.place) - head.keys(self.place)):
+            # What stays only takes room: no head names it.
             with suppress(MarlessError):
                 self._objects.delete(gone)
 
     def _give_up(self, owner: str) -> None:
         with suppress(MarlessError), self._committing:
             before = self._committed
+            # The job may have been acquired anew by this process, under another name, before this thread came to run.
             if before and before.owner == owner:
                 free = replace(self._next, owner="", holder="", serial=before.serial + 1)
                 self._objects.replace(self._key, free.encoded(), self._etag)

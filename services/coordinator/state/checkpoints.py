@@ -33,6 +33,7 @@ class Snapshots:
 
         Of policies that act in the next round with an earlier version, `acting`, that one is saved, too.
         """
+        # After a restart, the checkpoint of the newest round is due once more.
         if await asyncio.to_thread(self._folder.checkpoints.has, progress.round):
             return
         stored = await self._store.get(self._id, dict(versions), PARTS)

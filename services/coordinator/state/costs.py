@@ -80,6 +80,7 @@ class Costs:
         """The cost so far of a job with a budget, with `record` as its next round if one is given."""
         ledger = self._opened()
         if record is not None:
+            # The price table, which never changes, is shared with the copy.
             ledger = copy.deepcopy(ledger, {id(self._prices): self._prices})
             ledger.add(record)
         return ledger.total_usd(self._accounting)

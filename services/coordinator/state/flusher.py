@@ -31,6 +31,7 @@ class Flusher:
 
     async def done(self) -> None:
         """Wait until all that was begun is durable; raises what `DurableJob.flush` raises."""
+        # Taken out before it is awaited: its error is raised once, and the next call tries again.
         under_way, self._under_way = self._under_way, None
         if under_way:
             await under_way
@@ -55,6 +56,7 @@ class Flusher:
         then, self._then = self._then, []
         try:
             await to_the_end(self._folder.flush)
+        # What is not durable yet is told by the next attempt, in the same order.
         except BaseException:
             self._then = then + self._then
             raise

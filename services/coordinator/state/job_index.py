@@ -110,6 +110,7 @@ class Index:
         try:
             check_id(name)
             folder = self._runs.folder(name)
+            # Before anything in it is opened: in a shared directory, another user may have put it there.
             folder.check_ours()
             folder.refresh()
             return folder.read_status()

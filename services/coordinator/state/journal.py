@@ -79,6 +79,7 @@ class Journal:
         return self.last.env_steps if self.last else 0
 
     def _clear(self) -> None:
+        # One more than decisions see: a rollout may have been decided before the newest round was recorded.
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS + 1)
         self.greedy: EpisodeReturns | None = None
         """Returns of the newest evaluation."""
@@ -91,6 +92,8 @@ class Journal:
         for line in lines_backwards(path):
             lines += 1
             self.trained_s += spent_s(path, line)
+            # A job may go on after many thousand rounds. Of those that no decision sees, only the seconds are read, and
+            # the newest evaluation.
             if len(self._history) <= HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
                 record = parse(path, line)
                 self.greedy = self.greedy or record.newest_evaluation

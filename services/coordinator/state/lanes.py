@@ -34,6 +34,7 @@ class LanePublisher:
 
     async def publish(self, epoch: int, round_: int) -> None:
         """Publish the carries that this round returned, unless that is done. Raises the errors of `carries.publish`."""
+        # An update and the rollout of the next round may both ask for the carries of one round.
         async with self._one_by_one:
             if self._published == (epoch, round_):
                 return

@@ -56,6 +56,7 @@ class Ownership:
                 return None
             new = folder / f"{LOCK}.{secrets.token_hex(4)}.partial"
             descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            # Locked before it gets its name, so that nobody else can lock it first.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             new.rename(path)
         return cls(path, descriptor)
@@ -76,6 +77,7 @@ class Ownership:
 
     def beat(self) -> None:
         """Touch the lock file, which shows that its holder is alive."""
+        # By its descriptor: a holder that was replaced must not touch the lock of its successor.
         os.utime(self._descriptor)
 
     def keep_beating(self) -> None:
@@ -95,6 +97,8 @@ class Ownership:
         if self.released:
             return
         with suppress(FileNotFoundError), _replacing(self._path.parent) as alone:
+            # Removed while it is locked: whoever has opened it meanwhile sees, once it has the lock, that it has no
+            # path any more.
             if alone and not self.lost:
                 self._path.unlink()
         os.close(self._descriptor)

@@ -69,6 +69,7 @@ class PendingRollouts:
     @property
     def found(self) -> tuple[PendingRollout, ...]:
         """The results, by round."""
+        # Asked each time, so that what the journal has recorded meanwhile drops out by itself.
         first = self._journal.rounds
         later = [pending for pending in self._found if pending.round >= first]
         return tuple(pending for number, pending in enumerate(later) if pending.round == first + number)

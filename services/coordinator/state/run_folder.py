@@ -172,6 +172,8 @@ class RunFolder:
             with self._disk():
                 if start:
                     _copy_directory(start, self.start_path)
+            # The status comes last: a folder without one holds no job, so that a kill in between leaves nothing to be
+            # taken up.
             self.write_spec(spec)
             self.write_status(status)
             self.flush()
@@ -247,6 +249,7 @@ class RunFolder:
             before = file.seek(0, os.SEEK_END)
             try:
                 _write(file, line, before)
+                # The new size is synced with the data; only times are left out.
                 os.fdatasync(file.fileno())
             except OSError:
                 file.truncate(before)
@@ -267,6 +270,8 @@ class RunFolder:
             before, self._rounds = self._rounds, self._renew(self.rounds_path, kept)
             if before:
                 before.close()
+            # After the records: checkpoints that a kill leaves here are of rounds that are not recorded, and are passed
+            # over.
             for later in self.checkpoints.rounds():
                 if later > rounds and self.checkpoints.has(later):  # else it is a copy of another one
                     self.checkpoints.remove(later)
@@ -335,6 +340,7 @@ class RunFolder:
             except (FencedError, OSError):
                 partial.unlink(missing_ok=True)
                 raise
+            # Without this, the old file may have the name again after a power failure.
             fsync(self.path)
             failpoint(f"coordinator.{at}.after")
 
@@ -396,6 +402,7 @@ def _no_files(directory: str, names: list[str]) -> list[str]:
 
 
 def _copy_directory(source: Path, target: Path) -> None:
+    # An acceptance that was killed may have copied a part of another checkpoint.
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=_no_files)
     for path in (*target.iterdir(), target):

@@ -65,6 +65,7 @@ class BucketRuns(Runs):
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job, whether or not there is one."""
         home = BucketState(self._objects, self._place.below(job), self.path / job, self._lease_s)
+        # Called on the event loop and in threads of scans, which must come by the same lock.
         with self._alone:
             copying = self._copying.setdefault(job, threading.Lock())
         return BucketFolder(self.path / job, home, copying)

@@ -60,6 +60,7 @@ class FileUploads:
             raise SpecError(
                 f"start.checkpoint: {total} bytes; this coordinator takes {self._budget.limit_bytes} (--uploads-bytes)"
             )
+        # What lies on the disk counts, too, also what an earlier coordinator has left there.
         self._budget.set_aside(await asyncio.to_thread(self._tidied))
         await self._budget.take("", total, wait_s=WAIT_S)
         try:

@@ -45,6 +45,7 @@ class LeftoverMachines:
                 members = [each for each in group.describe().instances if each.id in left]
             except NotFoundError:
                 continue
+            # Before they are ended: a group that still wanted them would start others in their place.
             group.protect([each.id for each in members if each.is_protected], protected=False)
             group.want(0)
         if left:

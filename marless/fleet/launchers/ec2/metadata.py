@@ -35,6 +35,7 @@ class Metadata:
 
     def get(self, path: str) -> str | None:
         """The text at a path; None if there is none."""
+        # A second time with a new token, because the service answers 401 to one that has expired.
         for fresh in (not self._token, True):
             if fresh:
                 self._token = self._ask("PUT", "api/token", "X-aws-ec2-metadata-token-ttl-seconds", f"{_TOKEN_S}")
@@ -79,6 +80,7 @@ class InstanceMetadata:
                 _log.warning("metadata.not_read", reason=f"{error}")
                 found = []
             for notice in found:
+                # An announcement can be read until the machine ends; it is passed on once.
                 if notice.why not in seen:
                     seen.add(notice.why)
                     yield notice

@@ -102,6 +102,7 @@ def plan(
     """What to do now; `silent_s` has the seconds for which machines without a host have been known to have none."""
     end = _left(group, loads) | _lost(group, silent_s, settings)
     desired = _desired(group, loads, end, demand)
+    # Otherwise what waits is about to use the machines that are idle.
     if not demand.waiting:
         end |= _idle(group, loads, settings)
     return Plan(
@@ -137,8 +138,10 @@ def _desired(
     serving = group.serving
     if not demand.waiting:
         return len(serving) if group.least <= len(serving) < group.desired else None  # what never came is not needed
+    # Machines that are booting count towards what is wanted; otherwise each look would ask for them again.
     booting = [each for each in serving if each.id not in loads and each.id not in end]
     wanted = len(serving) - len(booting) + max(demand.machines, 0)
+    # Never below what runs: machines are ended by name, or the group would choose which.
     wanted = min(max(wanted, len(serving)), group.most)
     return wanted if wanted > group.desired else None
 

@@ -120,6 +120,7 @@ class Scaling:
 
     async def _release_machines(self) -> None:
         group = await asyncio.to_thread(self._aws.describe)
+        # Their group would keep protected machines, whatever capacity it is told to have.
         if protected := [each.id for each in group.serving if each.is_protected]:
             await asyncio.to_thread(self._aws.protect, protected, protected=False)
         if group.desired > group.least:
@@ -130,6 +131,7 @@ class Scaling:
         while True:
             pause_s = await self._look()
             self._wake.clear()
+            # After a failure nothing shortens the pause, because AWS may have had too many calls.
             await asyncio.sleep(pause_s if self._failures else min(SOONEST_S, pause_s))
             if not self._failures:
                 with suppress(TimeoutError):
@@ -203,6 +205,7 @@ class Scaling:
         self._not_launched = await asyncio.to_thread(self._aws.failure) if lacks else ""
 
     async def _renew_lease(self, calls: Calls) -> None:
+        # At a third of its time, so that it does not run out because a call or two fail.
         if time.monotonic() - self._leased_s >= self._settings.lease_s / 3 and await calls.make(self._aws.lease):
             self._leased_s = time.monotonic()
 

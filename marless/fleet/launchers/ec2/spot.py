@@ -45,6 +45,8 @@ class SpotPrices:
         places = {place for text in machines if (place := _place(text))}
         wanted = {place for place in places if now_m - self._asked_m.get(place, -AGAIN_S) >= AGAIN_S}
         if wanted:
+            # Before the answer, and also if there is none: without the permission, each machine would cause another
+            # call.
             self._asked_m |= dict.fromkeys(wanted, now_m)
             self._asking = asyncio.create_task(self._ask(wanted))
 

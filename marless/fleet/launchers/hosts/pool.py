@@ -77,6 +77,7 @@ class Hosts:
         UnreachableError if it says nothing.
         """
         host = self._checked(await _hello_of(messages), send)
+        # Before it is admitted and gets workers: to start one, it needs their program, and then their token.
         await host.order(hosts_pb2.HostOrder(program=self._of_all()))
         following = asyncio.create_task(self._keep_token(host, await self._send_token(host)))
         try:
@@ -93,6 +94,7 @@ class Hosts:
             return Launch(LaunchOutcome.REFUSED, "no host has room")
         host = min(with_room, key=lambda each: (each.free, each.name))
         launched = Launched(next(self._serials), order.worker, host)
+        # Before the order is sent: while that waits, its place must not be given to another worker.
         host.launches[launched.launch] = self._workers[order.worker] = launched
         self._changed()
         start = hosts_pb2.StartWorker(
@@ -120,6 +122,7 @@ class Hosts:
                 await asyncio.shield(found.ended)
         if not found.ended.done():
             await self._kill(found)
+        # Another worker may have been ordered under this name meanwhile.
         if self._workers.get(worker) is found:
             del self._workers[worker]
 
@@ -161,6 +164,7 @@ class Hosts:
 
     async def _listen(self, host: Host, messages: Messages) -> None:
         while True:
+            # In a task, so that the wait ends also when the host is given up.
             message = asyncio.ensure_future(anext(messages, None))
             try:
                 await either(message, host.gone)
@@ -199,6 +203,7 @@ class Hosts:
             async with asyncio.timeout(START_S):
                 launch = await asyncio.shield(launched.answered)
         except TimeoutError:
+            # It may start it yet, and the pool will order this worker again elsewhere.
             await self._kill(launched)
             launch = Launch(
                 LaunchOutcome.REFUSED,
@@ -230,6 +235,7 @@ class Hosts:
         _log.info("host.disconnected", host=host.name, workers=len(host.launches))
         for launched in list(host.launches.values()):
             how = f"its host {host.name} was lost"
+            # Not unknown: a host without its pool ends all its workers.
             launched.answer(Launch(LaunchOutcome.REFUSED, f"{how} while it started"))
             self._end(host, launched, how)
         self._changed()

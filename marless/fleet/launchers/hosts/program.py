@@ -63,6 +63,7 @@ class HostProgram:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        # The time without a pool counts from the start: a machine that never reaches one must not run for ever.
         self._lost_pool()
         deciding = [asyncio.create_task(each.wait()) for each in (stopped, self._alone)]
         serving = asyncio.create_task(self._serve())
@@ -94,11 +95,13 @@ class HostProgram:
             try:
                 await self._session(identity, workers)
             except MarlessError as error:
+                # An attempt every two seconds: what fails in the same way again and again is logged once.
                 if self._stream or str(error) != said:
                     _log.warning("pool.not_reached", pool=self._options.pool, reason=(said := str(error)))
             finally:
                 if self._stream:
                     self._lost_pool()
+                # With the stream, the pool has given them up, and orders them elsewhere.
                 await workers.clear()
             await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
@@ -134,10 +137,12 @@ class HostProgram:
             await workers.use(order.program)
             self._reached_pool(stream)
             _log.info("pool.reached", pool=self._options.pool)
+            # The notice may have come while there was no pool, or an earlier one.
             await self._tell_notice()
         elif order.HasField("token"):
             workers.hand(order.token.token)
         elif order.HasField("start"):
+            # In a task of its own, because a start takes long, and an order that follows may be to end it.
             self._report(self._start(order.start, stream, workers))
         elif order.HasField("end"):
             self._report(self._end(order.end, stream, workers))
@@ -159,6 +164,7 @@ class HostProgram:
         if order.launch in workers:
             await workers.end(order.launch, order.grace_s)
         else:
+            # Answered all the same, because the pool waits for its end.
             ended = hosts_pb2.WorkerEnded(launch=order.launch, how="not started")
             await self._write(stream, hosts_pb2.HostMessage(ended=ended))
 

@@ -72,6 +72,7 @@ class Driver:
         return {}
 
     async def _launch(self, told_: Told) -> Told:
+        # A worker of the lowest priority takes what is left over, and no place from an actor.
         demand = WorkerResources(cpus=0.0) if "--background" in told_["arguments"] else self._assignment.demand
         reason = await self._places.start(told_["worker"], told_["arguments"], told_["handover"], demand)
         if reason is None:

@@ -64,6 +64,7 @@ class RayLauncher:
 
     async def close(self) -> None:
         """End the driver, which ends all workers."""
+        # First, so that nobody who waits for the lock connects anew.
         self._closed = True
         if self._handing:
             self._handing.cancel()
@@ -99,9 +100,12 @@ class RayLauncher:
 
     async def _launch(self, driver: Driven, order: LaunchOrder) -> Launch:
         worker = _Worker(partial(self._handover, order.ticket))
+        # Before the call: if its actor is lost, its end is told before the answer.
         self._workers[order.worker] = worker
         call = {"call": "launch", "worker": order.worker, "handover": worker.line()}
         arguments = [*order.arguments, "--launched", "--worker", order.worker]
+        # What a driver may take: for a place, for a node that is about to start it, for the start, and for looks at the
+        # cluster.
         patience_s = self._settings.place_s + 3 * self._settings.ray_s
         try:
             said = await driver.ask(call | {"arguments": arguments}, patience_s)

@@ -137,6 +137,7 @@ class Places:
             "arguments": [*self._assignment.arguments, *arguments],
             "settings": dict(self._assignment.settings),
         }
+        # Before its start, so that a call to end it that comes meanwhile finds its actor.
         self._busy[worker] = place
         try:
             async with asyncio.timeout(self._assignment.ray_s):
@@ -153,6 +154,7 @@ class Places:
         except Exception as error:  # noqa: BLE001  # whatever Ray raises
             self._give_up(worker, place, f"its node or its actor was lost ({told(error)})")
             return
+        # Otherwise it was given up meanwhile, and its end is told already.
         if self._busy.get(worker) is place:
             del self._busy[worker]
             self._keep(place)
