@@ -25,6 +25,7 @@ from marless.storage.checkpoint import newest
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import ActorPoolConfig
 from services.coordinator.execution.job_run import JobRun
+from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
@@ -189,14 +190,14 @@ def created(path: Path, given: specs.JobSpec) -> RunFolder:
     return folder
 
 
-async def go_on(folder: RunFolder, pools: ServicePools, *, patience_s: float = 20.0) -> JobRun:
+async def go_on(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0) -> JobRun:
     """Run a job from where its folder says it is, as a coordinator does that finds it; returns once it is over."""
     run = ready(folder, pools, patience_s=patience_s)
     await run.run()
     return run
 
 
-def ready(folder: RunFolder, pools: ServicePools, *, patience_s: float = 20.0, changed: Any = None) -> JobRun:
+def ready(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0, changed: Any = None) -> JobRun:
     """A run of the folder's job, not begun."""
     if folder.ownership is None or folder.ownership.lost:
         assert folder.own()

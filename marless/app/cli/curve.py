@@ -49,7 +49,8 @@ def draw(folder: Path) -> Path | None:
     if status.get("random"):
         axes.axhline(status["random"]["mean"], color="tab:gray", linestyle="--", label="random policy")
     axes.set_title(f"{status['job']}: {course.rounds} rounds in {course.trained_s:.1f} s of training")
-    axes.legend(loc="lower right")
+    if axes.get_legend_handles_labels()[0]:  # none, if no episode has ended
+        axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     target = folder / "curve.png"
     figure.savefig(target, dpi=120)

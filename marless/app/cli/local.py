@@ -92,7 +92,17 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
             outcome = _replay(replay, job, runs, at, where)
         else:
             outcome = _resume(resume, override, runs, where)
+        if in_process and outcome.job.state == "FAILED":
+            _tell_where(Path(outcome.job.run_dir))
     _report(outcome, output)
+
+
+def _tell_where(folder: Path) -> None:
+    """Print the traceback of what has ended a job, if its log has one: who debugs looks for the line."""
+    with suppress(OSError, ValueError):
+        last = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+        if detail := json.loads(last).get("detail"):
+            say(f"what has ended the job:\n{detail}")
 
 
 @contextmanager

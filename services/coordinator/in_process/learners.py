@@ -66,13 +66,12 @@ class JobLearners:
     """
 
     def __init__(self, job_id: str, job: PreparedJob, store: MemoryStore, replay: Path) -> None:
-        # Here, because it imports torch: a process that only prepares a job has no use for it.
-        from marless.learning.nets.device import choose_device, compute_side_by_side
+        # Here, because it imports torch: see `serving`, which does so while the job is being prepared.
+        from marless.learning.nets.device import choose_device
 
         self._id = job_id
         self._job = job
         self._store = store
-        compute_side_by_side()
         self._device = choose_device(job.spec.learner.device)[0]
         self._held = [self._made(scope, replay) for scope in self._scopes()]
 

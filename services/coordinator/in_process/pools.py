@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,10 +37,12 @@ class InProcessPools:
 
     Args:
         place: Directory for the replay buffers of off-policy jobs.
+        wait: Called before learners are made; returns once torch is ready.
     """
 
-    def __init__(self, actors: Actors, place: Path) -> None:
+    def __init__(self, actors: Actors, place: Path, wait: Callable[[], None] = lambda: None) -> None:
         self.store = MemoryStore()
+        self._wait = wait
         self._actors = actors
         self._place = place
         self._learners: JobLearners | None = None
@@ -61,6 +63,7 @@ class InProcessPools:
         opening: int = 0,
     ) -> Versions:
         """Make the job's learners; returns the newest version of every policy and joint critic."""
+        await asyncio.to_thread(self._wait)
         self._learners = self._learners or JobLearners(job_id, job, self.store, self._place)
         return self._learners.open(groups)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -28,7 +29,9 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
     """
     actors: Actors = ProcessActors(workers) if workers else PlainActors()
     process_environment.keep_freed_memory()
-    pools = InProcessPools(actors, folder / "store" / "replay")
+    torch = threading.Thread(target=_prepare_torch, name="torch", daemon=True)
+    torch.start()
+    pools = InProcessPools(actors, folder / "store" / "replay", torch.join)
     options = JobsOptions(only=folder.name)
     # What an environment starts and leaves behind ends with the job, as it does with a worker.
     with _log(folder / "logs"), orphans.contained():
@@ -37,6 +40,13 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
                 yield CoordinatorServicer(jobs, Readiness({}, folder.parent))
         finally:
             await pools.close()
+
+
+def _prepare_torch() -> None:
+    """Import torch, which takes most of a second, beside the preparation of the job."""
+    from marless.learning.nets.device import compute_side_by_side
+
+    compute_side_by_side()
 
 
 @contextmanager

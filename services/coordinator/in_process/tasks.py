@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import resource
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from marless.core.errors import MarlessError
 from marless.core.stopwatch import Stopwatch
 from marless.learning.data.bounds import PlayLimits, batches
 from marless.learning.data.episodes import EpisodeStats
@@ -77,7 +79,18 @@ def perform(task: ActorTask, player: Player, acting: Mapping[str, Acting], loade
     Args:
         acting: The policy of each agent.
         loaded: The carry of `task.digest`, unless the player has the lane.
+
+    What is raised for a fault of the environment has the traceback in its `detail`.
     """
+    try:
+        return _performed(task, player, acting, loaded)
+    except MarlessError as error:
+        if error.__context__ is not None and not error.detail:
+            error.detail = "".join(traceback.format_exception(error.__context__))
+        raise
+
+
+def _performed(task: ActorTask, player: Player, acting: Mapping[str, Acting], loaded: bytes) -> ActorResult:
     running, cpu_s = Stopwatch.start(), time.process_time()
     trajectory, carry, played_s = None, b"", 0.0
     if task.mode is not Mode.TRAIN:
