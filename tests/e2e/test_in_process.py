@@ -71,7 +71,11 @@ def weights(folder: Path) -> dict[str, bytes]:
 def test_a_breakpoint_in_an_environment_stops_there(place):
     told = marless(
         place,
-        *("train", "own.yaml", "--in-process", "--job", "own"),
+        "train",
+        "own.yaml",
+        "--in-process",
+        "--job",
+        "own",
         debugger=f"b corridor.py:{LINE}\nc\nc\nup\nup\np 6 * 7, sorted(actions)\ndown\ndown\nwhere\ncl 1\nc\nq\n",
     )
     assert f"corridor.py({LINE})step()" in told

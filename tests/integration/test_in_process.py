@@ -14,7 +14,7 @@ from marless.jobs.rerun import replayed
 from marless.learning.data.player import Mode
 from marless.rpc.v1 import actor_pool_pb2
 from services.coordinator.execution.pools import Pools
-from services.coordinator.in_process.actors import Actors, PlainActors, ProcessActors
+from services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
 from services.coordinator.in_process.pools import InProcessPools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
@@ -34,7 +34,7 @@ def new(tmp_path, **changes) -> RunFolder:
 
 @asynccontextmanager
 async def pools_of(folder: RunFolder, workers: int) -> AsyncIterator[InProcessPools]:
-    actors: Actors = ProcessActors(workers) if workers else PlainActors()
+    actors: ActorRunner = ProcessActors(workers) if workers else PlainActors()
     pools = InProcessPools(actors, folder.path / "store" / "replay")
     yield pools
     await pools.close()

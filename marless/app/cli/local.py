@@ -31,6 +31,34 @@ if TYPE_CHECKING:
     from marless.jobs.spec import JobSpec
 
 
+ResumeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="JOB",
+        help="Continue this job of --runs, however it was interrupted or ended.",
+        autocompletion=job_ids,
+    ),
+]
+ReplayOption = Annotated[
+    str,
+    typer.Option(
+        metavar="JOB_OR_FOLDER",
+        help="Repeat this run of schedule stellaris: the same events in the same order, so the same weights.",
+        autocompletion=job_ids,
+    ),
+]
+InProcessOption = Annotated[
+    bool,
+    typer.Option(
+        "--in-process",
+        help="Run all in this process, without services: debuggers and profilers see environments and nets.",
+    ),
+]
+WorkersOption = Annotated[
+    int, typer.Option(min=0, max=256, metavar="N", help="With --in-process: so many processes play; 0: this one.")
+]
+
+
 def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
     override: Annotated[
@@ -40,32 +68,10 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
     output: OutputOption = Output.table,
     runs: RunsOption = RUNS,
     job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
-    resume: Annotated[
-        str,
-        typer.Option(
-            metavar="JOB",
-            help="Continue this job of --runs, however it was interrupted or ended.",
-            autocompletion=job_ids,
-        ),
-    ] = "",
-    replay: Annotated[
-        str,
-        typer.Option(
-            metavar="JOB_OR_FOLDER",
-            help="Repeat this run of schedule stellaris: the same events in the same order, so the same weights.",
-            autocompletion=job_ids,
-        ),
-    ] = "",
-    in_process: Annotated[
-        bool,
-        typer.Option(
-            "--in-process",
-            help="Run all in this process, without services: debuggers and profilers see environments and nets.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(min=0, max=256, metavar="N", help="With --in-process: so many processes play; 0: this one.")
-    ] = 0,
+    resume: ResumeOption = "",
+    replay: ReplayOption = "",
+    in_process: InProcessOption = False,
+    workers: WorkersOption = 0,
     dry_run: DryRunOption = False,
     like: LikeOption = "",
 ) -> None:

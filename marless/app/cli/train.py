@@ -82,7 +82,7 @@ class OnServices:
 
     @asynccontextmanager
     async def coordinator(self, folder: Path, told: Callable[[str], None]) -> AsyncIterator[Reached]:
-        """As `Where.coordinator`; raises UnavailableError if a service cannot be started."""
+        """Start all services. Raises UnavailableError if one cannot be started."""
         stack = LocalStack(
             runs=folder.parent,
             logs=folder / "logs",
@@ -107,7 +107,6 @@ class InProcess:
 
     @asynccontextmanager
     async def coordinator(self, folder: Path, told: Callable[[str], None]) -> AsyncIterator[Reached]:
-        """As `Where.coordinator`."""
         # By name, as `OnServices` starts its processes: no import leads from here to the services.
         serving = importlib.import_module("services.coordinator.in_process.serving")
         async with serving.serving(folder, workers=self.workers) as servicer, DirectClient(servicer) as client:

@@ -29,7 +29,7 @@ MOST_ATTEMPTS = 3
 _WORKER = "services.coordinator.in_process.worker"
 
 
-class Actors(Protocol):
+class ActorRunner(Protocol):
     """Plays the tasks of actors."""
 
     async def play(
@@ -58,13 +58,12 @@ class PlainActors:
     async def play(
         self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
     ) -> list[ActorResult]:
-        """As `Actors.play`; between two tasks, others of the event loop get their turn."""
         results = []
         for task in tasks:
             acting = {agent: states[version] for agent, version in task.acting.items()}
             here = self._player.has_lane(task.env, (task.job, task.index), task.digest or "")
             results.append(perform(task, self._player, acting, b"" if here else loaded.get(task.index, b"")))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # others of the event loop get their turn
         return results
 
     async def close(self) -> None:
@@ -85,7 +84,7 @@ class ProcessActors:
     async def play(
         self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
     ) -> list[ActorResult]:
-        """As `Actors.play`. Raises UnavailableError if a task ends its worker again and again."""
+        """Play on all workers at once. Raises UnavailableError if a task ends its worker again and again."""
         blobs = {version: encode_acting(state) for version, state in states.items()}
         loop, done = asyncio.get_running_loop(), dict[int, ActorResult]()
 

@@ -40,7 +40,7 @@ class _Held:
     versions: dict[str, int] = field(default_factory=dict)
 
     def groups(self, groups: Sequence[Group]) -> tuple[Group, ...]:
-        """Those of this scope."""
+        """The groups of this scope."""
         return tuple(group for group in groups if group.agents[0] in self.agents)
 
 

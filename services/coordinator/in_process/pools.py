@@ -24,7 +24,7 @@ from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import agents_checksum
 from marless.rpc import carries
 from services.coordinator.execution.pools import GradientResult, Played, Rollout, RolloutResult, Update
-from services.coordinator.in_process.actors import Actors
+from services.coordinator.in_process.actors import ActorRunner
 from services.coordinator.in_process.learners import JobLearners, LearnInput
 from services.coordinator.in_process.store import MemoryStore
 from services.coordinator.in_process.tasks import ActorResult, ActorTask
@@ -40,7 +40,7 @@ class InProcessPools:
         wait: Called before learners are made; returns once torch is ready.
     """
 
-    def __init__(self, actors: Actors, place: Path, wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, actors: ActorRunner, place: Path, wait: Callable[[], None] = lambda: None) -> None:
         self.store = MemoryStore()
         self._wait = wait
         self._actors = actors

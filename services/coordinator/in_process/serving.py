@@ -13,7 +13,7 @@ from marless.jobs.job import prepare
 from marless.rpc.process import configure_logging
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.in_process.actors import Actors, PlainActors, ProcessActors
+from services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
 from services.coordinator.in_process.pools import InProcessPools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.preparation import Preparing
@@ -27,7 +27,7 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
         folder: Its run folder, which need not exist.
         workers: Processes that play; 0: this one plays, too.
     """
-    actors: Actors = ProcessActors(workers) if workers else PlainActors()
+    actors: ActorRunner = ProcessActors(workers) if workers else PlainActors()
     process_environment.keep_freed_memory()
     torch = threading.Thread(target=_prepare_torch, name="torch", daemon=True)
     torch.start()

@@ -38,7 +38,7 @@ class _Held:
     blobs: Mapping[str, bytes | memoryview] = field(default_factory=dict)
 
     def stored(self, parts: Sequence[str]) -> StoredVersion:
-        """With these parts as bytes."""
+        """The version with these parts as bytes."""
         blobs = dict(zip(PARTS, serial.encode(self.state), strict=True)) if self.state else self.blobs
         found = {part: memoryview(blobs[part]) for part in parts}
         head = self.head
@@ -141,7 +141,7 @@ class MemoryStore:
     async def get(
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int = 0
     ) -> dict[str, StoredVersion]:
-        """These parts of policies by version (`LATEST`: the head); raises NotFoundError."""
+        """The parts of policies by version (`LATEST`: the head); raises NotFoundError."""
         return {
             name: self._held(name, version or self._newest(name)).stored(parts) for name, version in versions.items()
         }
