@@ -174,7 +174,7 @@ class Actor:
 
     def _seeds(self, round_: int) -> tuple[int, np.random.Generator]:
         """Independent random numbers for the environment and for the actions of this actor in this round."""
-        training = 1  # Same bits: the number of this kind of play in marless
+        training = 1  # Same bits: its number among marless's kinds of play, which has others for evaluations
         low, high = np.random.SeedSequence((self._seed, training, round_, self._index)).generate_state(2)
         env, actions = np.random.SeedSequence(int(high) << 32 | int(low)).spawn(2)
         return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))
@@ -211,13 +211,13 @@ def equal_weights(x_NM: Tensor) -> Tensor:
 
 
 def shares(x_NM: Tensor) -> Tensor:
-    """The same in float64, for mean and deviation. Same bits: from weights that are rounded to float32."""
+    """Equal weights in float64, for means and deviations. Same bits: made from weights that are rounded to float32."""
     weight_NM = equal_weights(x_NM).double()
     return weight_NM / weight_NM.sum(dim=1, keepdim=True)
 
 
 def standardised(x_NM: Tensor) -> Tensor:
-    """The same numbers, shifted and scaled to mean 0 and standard deviation 1 for each agent."""
+    """Each agent's numbers, shifted and scaled to mean 0 and standard deviation 1."""
     x, share = x_NM.double(), shares(x_NM)
     centred = x - (x * share).sum(dim=1, keepdim=True)
     return (centred / (centred.square() * share).sum(dim=1, keepdim=True).sqrt()).float()

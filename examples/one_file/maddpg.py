@@ -188,7 +188,7 @@ class Actor:
 
     def _seeds(self, round_: int) -> tuple[int, np.random.Generator]:
         """Independent random numbers for the environment and for the actions of this actor in this round."""
-        training = 1  # Same bits: the number of this kind of play in marless
+        training = 1  # Same bits: its number among marless's kinds of play, which has others for evaluations
         low, high = np.random.SeedSequence((self._seed, training, round_, self._index)).generate_state(2)
         env, actions = np.random.SeedSequence(int(high) << 32 | int(low)).spawn(2)
         return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))
