@@ -80,6 +80,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 	$(BIN)/python -m protos.check
 	$(BIN)/python -m pytest tests/test_architecture.py tests/test_names.py
 

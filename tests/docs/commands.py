@@ -64,6 +64,8 @@ def check(words: Sequence[str], *, whole: bool) -> None:
             _check_make(rest)
         case ["python", "-m", module, *rest]:
             _check_module(module.replace("<name>", "coordinator"), rest, whole=whole)
+        case ["python", program, *_]:
+            _check_paths([program])
         case ["pytest", *places]:
             _check_paths(places)
         case ["pip", "install", *rest]:
