@@ -28,6 +28,8 @@ class WorkerProgram:
     """The current token of the workers' role, which changes while workers run; a secret, as tickets are."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Those of its environment variables that a worker needs on any machine: threads, use of memory."""
+    ahead: Sequence[str] = ()
+    """Modules that some workers import. A launcher that forks them may import these before, while nothing waits."""
 
 
 @dataclass(frozen=True)
