@@ -34,6 +34,9 @@ STOREYS = {
 QUIET = ("core", "learning", "jobs", "storage", "cost")
 """The storeys that know no transport."""
 PLUGINS = {
+    "marless_docker": ("core", "fleet", "rpc"),
+    "marless_ec2": ("core", "fleet", "rpc"),
+    "marless_ray": ("core", "fleet", "rpc"),
     "marless_smac": ("core", "learning"),
 }
 """The plug-ins, each with the storeys that it imports. Nothing imports a plug-in, not even another one."""
