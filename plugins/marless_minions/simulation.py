@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.jobs.scaling.minions.features import FEATURES
-from marless.jobs.scaling.minions.model import Floats, RunModel
-from marless.jobs.scaling.minions.scheduler import Scheduler, SchedulerTask
+from marless_minions.features import FEATURES
+from marless_minions.model import Floats, RunModel
+from marless_minions.scheduler import Scheduler, SchedulerTask
 
 Choose = Callable[[Floats], NDArray[np.int64]]
 """Chooses numbers of actors, int64 [E], from raw features [E, 8] (nan: not measured)."""

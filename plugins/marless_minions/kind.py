@@ -15,18 +15,18 @@ from marless.core.settings import Strict
 from marless.jobs.record import RoundRecord
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 from marless.jobs.scaling.history import remembered
-from marless.jobs.scaling.minions.features import observe
+from marless_minions.features import observe
 
 if TYPE_CHECKING:
     from marless.core.sizes import FunctionsSpec
-    from marless.jobs.scaling.minions.scheduler import Loaded
+    from marless_minions.scheduler import Loaded
 
 RULE = "minions"
 _SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s"), ("budget_left", "budget left"))
 
 
 class PackedTask(Strict):
-    """A `marless.jobs.scaling.minions.scheduler.SchedulerTask` inside a job's spec."""
+    """A `marless_minions.scheduler.SchedulerTask` inside a job's spec."""
 
     rounds: int = Field(ge=1)
     max_actors: int = Field(ge=1, le=4096)
@@ -67,7 +67,7 @@ class MinionsConfig(ScalingConfig):
     @classmethod
     def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
         """See `ScalingConfig`: replaces the path of a scheduler's folder by the scheduler."""
-        from marless.jobs.scaling.minions.scheduler import pack
+        from marless_minions.scheduler import pack
 
         folder, checkpoint = section.get("scheduler"), section.get("checkpoint", "best")
         if not isinstance(folder, str) or checkpoint not in ("best", "cheapest"):
@@ -107,7 +107,7 @@ class MinionsScaling:
 
     def _spent(self, history: Sequence[RoundRecord]) -> float:
         """Cost in USD of all rounds; 0 for a scheduler that was trained without a budget."""
-        from marless.jobs.scaling.minions.cost import round_gb_s
+        from marless_minions.cost import round_gb_s
 
         if not history or self.budget_usd is None:
             return 0.0
@@ -129,7 +129,7 @@ class MinionsKind:
     def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
         """Unpack the scheduler; raises SpecError if it is damaged, or was trained for other numbers of actors."""
         from marless.core.sizes import FunctionsSpec
-        from marless.jobs.scaling.minions.scheduler import unpack
+        from marless_minions.scheduler import unpack
 
         assert isinstance(config, MinionsConfig)  # the registry passes only its own config_type
         loaded = unpack(config.scheduler, "scaling.scheduler")

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from marless.jobs.scaling.minions.features import FEATURES
-from marless.jobs.scaling.minions.model import QuantityCurves, RunModel, StepCost
-from marless.jobs.scaling.minions.scheduler import Saving, Scheduler, SchedulerTask, save
 from marless.jobs.spec import parse
+from marless_minions.features import FEATURES
+from marless_minions.model import QuantityCurves, RunModel, StepCost
+from marless_minions.scheduler import Saving, Scheduler, SchedulerTask, save
 
 NONE = np.zeros(1)
 ONE = np.ones(1)

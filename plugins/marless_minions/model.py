@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from marless.core.errors import SpecError
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.minions import features
-from marless.jobs.scaling.minions.cost import learner_gb_s
-from marless.jobs.scaling.minions.scheduler import SchedulerTask
+from marless_minions import features
+from marless_minions.cost import learner_gb_s
+from marless_minions.scheduler import SchedulerTask
 
 if TYPE_CHECKING:  # a job's settings name a scaling policy, so they are above this package
     from marless.jobs.spec import JobSpec

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marless.jobs.scaling.minions.features import FEATURES
-from marless.jobs.scaling.minions.model import Floats, RunModel
-from marless.jobs.scaling.minions.scheduler import LAYERS, Scheduler, SchedulerTask, forward
-from marless.jobs.scaling.minions.simulation import Choose, Episodes, fixed, greedy, play, uniform
 from marless.learning.algos.ppo import losses
+from marless_minions.features import FEATURES
+from marless_minions.model import Floats, RunModel
+from marless_minions.scheduler import LAYERS, Scheduler, SchedulerTask, forward
+from marless_minions.simulation import Choose, Episodes, fixed, greedy, play, uniform
 
 _UNITS = 64
 _HEAD_SCALE = {"policy": 0.01, "critic": 1.0}

@@ -10,12 +10,11 @@ from marless.core.sizes import FunctionsSpec
 from marless.jobs.job import prepare
 from marless.jobs.record_json import from_json
 from marless.jobs.scaling.contract import check_scaling
-from marless.jobs.scaling.minions import SCALING
-from marless.jobs.scaling.minions.features import FEATURES, observe
-from marless.jobs.scaling.minions.kind import MinionsConfig
-from marless.jobs.scaling.minions.scheduler import load
+from marless_minions.features import FEATURES, observe
+from marless_minions.kind import SCALING, MinionsConfig
+from marless_minions.scheduler import load
+from tests.plugins.minions.made import job, saved, scheduler, task
 from tests.unit.cost.billing.rounds import invocation, round_of
-from tests.unit.jobs.scaling.minions import job, saved, scheduler, task
 from tests.unit.jobs.scaling.rounds import context, groups, record
 from tests.unit.jobs.test_record import RETURNS
 

@@ -17,15 +17,15 @@ from marless.core.errors import SpecError, UnavailableError
 if TYPE_CHECKING:
     from marless.app.cli.recorded import Recorded
     from marless.jobs.prices import Prices
-    from marless.jobs.scaling.minions.model import RunModel
-    from marless.jobs.scaling.minions.scheduler import SchedulerTask
-    from marless.jobs.scaling.minions.training import SimulatedScore, TrainedScheduler
     from marless.jobs.spec import JobSpec
+    from marless_minions.model import RunModel
+    from marless_minions.scheduler import SchedulerTask
+    from marless_minions.training import SimulatedScore, TrainedScheduler
 
 app = typer.Typer(no_args_is_help=True, help="Schedulers that learn how many actors a round needs (MinionsRL).")
 
 
-@app.callback()
+@app.callback(rich_help_panel="Policies")
 def _scheduler() -> None:
     """A group of verbs, also as long as there is one only."""
 
@@ -50,7 +50,7 @@ def train(  # noqa: PLR0913  # a command has as many parameters as options
     """Train a scheduler on runs that are simulated as the recorded ones went; without any, on a synthetic model."""
     from marless.jobs import prices
     from marless.jobs import spec as specs
-    from marless.jobs.scaling.minions import model as models
+    from marless_minions import model as models
 
     job = specs.load(spec, [*overrides, "scaling=fixed"])  # the job's own scheduler is the one to be trained
     table = prices.merged(job.bill.prices)
@@ -76,7 +76,7 @@ def _trained(
     model: RunModel, task: SchedulerTask, episodes: int, seed: int
 ) -> tuple[TrainedScheduler, dict[str, SimulatedScore]]:
     try:
-        from marless.jobs.scaling.minions import training
+        from marless_minions import training
     except ModuleNotFoundError as error:
         raise UnavailableError(f"training needs {error.name}: pip install 'marless[learner]'") from None
     with Working("training", "runs") as working:
@@ -165,7 +165,7 @@ def _report(
 
 
 def _save(out: Path, trained: TrainedScheduler, report: Mapping[str, object]) -> None:
-    from marless.jobs.scaling.minions.scheduler import Saving, save
+    from marless_minions.scheduler import Saving, save
 
     try:
         save(out, Saving(checkpoints={"best": trained.best, "cheapest": trained.cheapest}, report=report))

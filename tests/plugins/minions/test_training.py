@@ -8,11 +8,11 @@ import torch
 
 from marless.core.errors import SpecError
 from marless.jobs.record import PhaseSeconds
-from marless.jobs.scaling.minions.features import FEATURES
-from marless.jobs.scaling.minions.model import QuantityCurves, StepCost, _line, fit, synthetic, task_of
-from marless.jobs.scaling.minions.scheduler import forward
-from marless.jobs.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
-from marless.jobs.scaling.minions.training import (
+from marless_minions.features import FEATURES
+from marless_minions.model import QuantityCurves, StepCost, _line, fit, synthetic, task_of
+from marless_minions.scheduler import forward
+from marless_minions.simulation import fixed, greedy, play, rewards, uniform
+from marless_minions.training import (
     PPOSettings,
     _bump,
     _discounted,
@@ -22,8 +22,8 @@ from marless.jobs.scaling.minions.training import (
     score,
     train,
 )
+from tests.plugins.minions.made import job, model, scheduler, straight, task
 from tests.unit.cost.billing.rounds import invocation, round_of
-from tests.unit.jobs.scaling.minions import job, model, scheduler, straight, task
 from tests.unit.jobs.test_record import RETURNS
 
 SEED = [7]

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError, SpecError, UnavailableError
 from marless.core.limits import MAX_SPEC_BYTES
-from marless.jobs.scaling.minions.features import FEATURES, Observation
-from marless.jobs.scaling.minions.kind import PackedScheduler
+from marless_minions.features import FEATURES, Observation
+from marless_minions.kind import PackedScheduler
 
 Checkpoint = Literal["best", "cheapest"]
 """best: the highest objective; cheapest: the lowest cost among those of which most runs reach the target return."""
