@@ -47,15 +47,15 @@ test-slurm: .venv/.dev
 # Builds the images of deploy/ and kills their containers; needs a container engine (DOCKER_HOST) and docker-compose.
 # MARLESS_PYTHON names another base image.
 test-containers: .venv/.dev
-	$(BIN)/python -m pytest -m containers tests/containers -rs
+	$(BIN)/python -m pytest -m containers tests/containers tests/plugins/docker -rs
 
 # Starts clusters of Ray on this machine, of up to three nodes, and kills some.
 test-ray: .venv/.ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/plugins/ray -rs
 
 # Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere.
 test-cloud: .venv/.cloud .venv/.localstack
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud tests/plugins/ec2 -rs
 
 # The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
 test-kubernetes: .venv/.kubernetes

@@ -21,7 +21,7 @@ from bench import harness, recovery
 from bench.cold_start import worker_start_s
 from bench.harness import Row, Spread, spread
 from bench.systems import Request, marless, steady_rate
-from marless.fleet.launchers.ray.places import KEEP_S
+from marless_ray.places import KEEP_S
 
 ENV_STEPS = 400_000
 STORE_BYTES = 80 * 2**20

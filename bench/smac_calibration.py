@@ -18,14 +18,14 @@ from dataclasses import replace
 import numpy as np
 
 from marless.learning.envs.base import BoolArray
-from marless.learning.envs.smac.engine import EmbeddedBattles
-from marless.learning.envs.smac.kinds import Kind
-from marless.learning.envs.smac.maps import FIXED_ACTIONS, SmacMap, find
-from marless.learning.envs.smac.observing import NO_OP, SHOOT, STOP
-from marless.learning.envs.smac.options import SmacOptions
-from marless.learning.envs.smac.rewards import Scorer
-from marless.learning.envs.smac.rules import Rules
-from marless.learning.envs.smac.units import IntArray, UnitTeam
+from marless_smac.engine import EmbeddedBattles
+from marless_smac.kinds import Kind
+from marless_smac.maps import FIXED_ACTIONS, SmacMap, find
+from marless_smac.observing import NO_OP, SHOOT, STOP
+from marless_smac.options import SmacOptions
+from marless_smac.rewards import Scorer
+from marless_smac.rules import Rules
+from marless_smac.units import IntArray, UnitTeam
 
 PUBLISHED: Mapping[str, float | None] = {
     "2s3z": 0.90,

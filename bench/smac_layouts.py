@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from bench.smac_calibration import PUBLISHED, win_rate
 from marless.learning.envs.base import FloatArray
-from marless.learning.envs.smac.engine import EmbeddedBattles
-from marless.learning.envs.smac.kinds import Kind
-from marless.learning.envs.smac.maps import find
-from marless.learning.envs.smac.rules import Rules
-from marless.learning.envs.smac.tables import tables
-from marless.learning.envs.smac.units import UnitTeam
+from marless_smac.engine import EmbeddedBattles
+from marless_smac.kinds import Kind
+from marless_smac.maps import find
+from marless_smac.rules import Rules
+from marless_smac.tables import tables
+from marless_smac.units import UnitTeam
 
 DIRECTIONS: Mapping[str, float] = {
     name: eighth * math.pi / 4

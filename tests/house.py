@@ -1,4 +1,4 @@
-"""Figures of the house: rooms, floors, files, lines, the grain of its functions, and comments.
+"""Figures of the house: rooms, floors, files, lines, the grain of its functions, and comments; plug-ins apart.
 
 python -m tests.house
 python -m tests.house --revision e76370cc
@@ -10,6 +10,7 @@ import argparse
 import ast
 import io
 import statistics
+import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ GENERATED = "marless.rpc.v1"
 
 @dataclass(frozen=True)
 class House:
-    """What is counted of `marless` and `services`, generated code left out."""
+    """What is counted of `marless` and `services`, or of the plug-ins; generated code is left out."""
 
     rooms: int
     floors: int
@@ -68,8 +69,22 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--revision", default="", help="a commit; this checkout if not given")
-    house = House.of(sources(parser.parse_args().revision))
-    sys.stdout.writelines(f"{name.replace('_', ' '):14} {value:>8,}\n" for name, value in vars(house).items())
+    revision = parser.parse_args().revision
+    houses = {"house": House.of(sources(revision))}
+    if plugins := _plugins(revision):
+        houses["plug-ins"] = House.of(plugins)
+    sys.stdout.write(" ".join([f"{'':14}", *(f"{title:>8}" for title in houses)]) + "\n")
+    for name in vars(houses["house"]):
+        figures = (f"{getattr(each, name):>8,}" for each in houses.values())
+        sys.stdout.write(" ".join([f"{name.replace('_', ' '):14}", *figures]) + "\n")
+
+
+def _plugins(revision: str) -> dict[str, str]:
+    """Source of each module of the plug-ins, of which each is a room; none of a commit before there were any."""
+    try:
+        return sources(revision, ("plugins",))
+    except subprocess.CalledProcessError:
+        return {}
 
 
 if __name__ == "__main__":

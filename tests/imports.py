@@ -27,14 +27,12 @@ _HEAD = (
 )
 
 
-def sources(revision: str) -> dict[str, str]:
-    """Source of each module of the library and the services, by name; of this checkout if `revision` is ""."""
+def sources(revision: str, tops: Sequence[str] = ("marless", "services")) -> dict[str, str]:
+    """Source of each module below these folders, by its path with dots; of this checkout if `revision` is ""."""
     if not revision:
-        paths = [path for top in ("marless", "services") for path in (ROOT / top).rglob("*.py")]
+        paths = [path for top in tops for path in (ROOT / top).rglob("*.py")]
         return {_module(path.relative_to(ROOT)): path.read_text("utf-8") for path in paths}
-    packed = subprocess.run(
-        ["git", "archive", revision, "marless", "services"], cwd=ROOT, check=True, capture_output=True
-    )
+    packed = subprocess.run(["git", "archive", revision, *tops], cwd=ROOT, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         found = {each.name: archive.extractfile(each) for each in archive.getmembers() if each.name.endswith(".py")}
     return {_module(Path(name)): file.read().decode() for name, file in found.items() if file}

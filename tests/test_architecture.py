@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ WIRE = (
     "services.coordinator.api",
 )
 """Where the coordinator makes and reads messages; the rest of it knows none."""
-GAME = ("marless.learning.envs.starcraft",)
+GAME = ("marless_smac.starcraft",)
 """The game's own protocol is made of protobuf messages."""
 STOREYS = {
     "core": (),
@@ -36,14 +37,32 @@ STOREYS = {
 """The storeys of `marless`, each with those that it may import. Services may import all of them but `app`."""
 QUIET = ("core", "learning", "jobs", "storage", "cost")
 """The storeys that know no transport."""
+PLUGINS = {
+    "marless_docker": ("core", "fleet", "rpc"),
+    "marless_ec2": ("core", "fleet", "rpc"),
+    "marless_minions": ("core", "learning", "jobs", "cost", "app"),
+    "marless_ray": ("core", "fleet", "rpc"),
+    "marless_smac": ("core", "learning"),
+}
+"""The plug-ins, each with the storeys that it imports. Nothing imports a plug-in, not even another one."""
 ROOMS, FLOORS = 16, 9
 LONGEST_FUNCTION, LONGEST_FILE = 60, 600
 
 
+def modules(root: Path, *tops: str) -> dict[str, str]:
+    """The source of each module below these folders of `root`, by name."""
+    paths = [path for top in tops for path in (root / top).rglob("*.py")]
+    return {".".join(path.relative_to(root).with_suffix("").parts): path.read_text() for path in paths}
+
+
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    paths = [path for top in ("marless", "services") for path in (ROOT / top).rglob("*.py")]
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in paths}
+    return modules(ROOT, "marless", "services")
+
+
+@pytest.fixture(scope="module")
+def plugins() -> dict[str, str]:
+    return modules(ROOT / "plugins", *PLUGINS)
 
 
 @cache
@@ -75,7 +94,14 @@ def above(module: str) -> tuple[str, ...]:
 
 def forbidden(module: str) -> tuple[str, ...]:
     """The packages that a module must not import."""
-    here = module.split(".")[1]
+    top, here = module.split(".")[:2]
+    if top in PLUGINS:
+        upper = tuple(f"marless.{storey}" for storey in STOREYS if storey not in PLUGINS[top])
+        return ("services", *upper, *(other for other in PLUGINS if other != top))
+    return (*PLUGINS, *_forbidden_in_house(module, here))
+
+
+def _forbidden_in_house(module: str, here: str) -> tuple[str, ...]:
     if module.startswith("services."):
         others = {"coordinator", "actor_pool", "learner_pool", "param_store", "relay"} - {here}
         messages = ("marless.rpc.v1",) if here == "coordinator" and not within(module, WIRE) else ()
@@ -87,8 +113,7 @@ def forbidden(module: str) -> tuple[str, ...]:
         return ("services", "redis", "torch")
     if here not in QUIET:
         return ("services", *upper, "torch")
-    known = ("google.protobuf",) if within(module, GAME) else ()
-    return ("services", *upper, *(each for each in TRANSPORT if each not in known))
+    return ("services", *upper, *TRANSPORT)
 
 
 def wrong_arrows(tree: dict[str, str]) -> list[str]:
@@ -165,12 +190,34 @@ def too_long(tree: dict[str, str]) -> list[str]:
     return found
 
 
-def test_arrows_point_inward(sources):
-    assert wrong_arrows(sources) == []
+def test_arrows_point_inward(sources, plugins):
+    assert wrong_arrows(sources | plugins) == []
 
 
-def test_nothing_is_long(sources):
-    assert too_long(sources) == []
+def test_nothing_names_a_plugin(sources):
+    """Not even in a text, by which it could be imported."""
+    assert [f"{module}: {name}" for module, text in sources.items() for name in PLUGINS if name in text] == []
+
+
+def test_all_plugins_are_known_and_packed():
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")} == set(PLUGINS)
+    assert {*built["packages"]} == {"marless", "services", *(f"plugins/{name}" for name in PLUGINS)}
+
+
+def test_what_plugins_declare_is_there_and_is_found_without_being_imported():
+    """Entries of plug-ins can be listed without importing any, and imported without what only extras install."""
+    done = run(LISTED)
+    assert done.returncode == 0, done.stderr
+    groups, imported = (set(line.split()) for line in done.stdout.splitlines())
+    assert imported == set(PLUGINS)
+    assert groups <= {
+        group for text in modules(ROOT, "marless").values() for group in re.findall(r'"(marless\.\w+)"', text)
+    }
+
+
+def test_nothing_is_long(sources, plugins):
+    assert too_long(sources | plugins) == []
 
 
 @pytest.mark.parametrize(
@@ -191,6 +238,10 @@ def test_nothing_is_long(sources):
         ("marless.rpc.server", "from marless.fleet.dispatch import Dispatcher"),
         ("marless.fleet.session", "import torch"),
         ("marless.app.cli.train", "from services.coordinator.jobs.jobs import Jobs"),
+        ("marless.learning.envs.registry", "def f():\n    from marless_smac.maps import MAPS"),
+        ("services.actor_pool.actor", "import marless_smac"),
+        ("marless_smac.maps", "from services.actor_pool import actor"),
+        ("marless_smac.maps", "from marless.jobs.spec import JobSpec"),
     ],
 )
 def test_the_gate_sees_a_wrong_arrow(module, source):
@@ -262,6 +313,21 @@ for module in sys.argv[1:]:
 """
 
 
+LISTED = """
+import sys
+from importlib.metadata import distribution
+from marless.core.registry import loaded, plugged
+groups = {entry.group for entry in distribution("marless").entry_points if entry.group.startswith("marless.")}
+entries = [entry for group in groups for entry in plugged(group).values()]
+assert not any(name.startswith("marless_") for name in sys.modules)
+sys.modules |= dict.fromkeys(("torch", "ray", "docker", "boto3", "websocket", "s2clientprotocol"))
+for entry in entries:
+    loaded("entry", entry)
+print(*groups)
+print(*{entry.module.partition(".")[0] for entry in entries})
+"""
+
+
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
@@ -288,6 +354,19 @@ def test_starts_without_torch(loaded, module):
 def test_actor_workers_start_light(loaded):
     heavy = {"pydantic", "redis", "yaml", "typer", "safetensors.torch", "prometheus_client"}
     assert PROCESSES[0] == "services.actor_pool.worker" and not loaded[PROCESSES[0]] & heavy
+
+
+def test_actor_workers_stay_light_in_an_environment_of_a_plugin():
+    program = """
+import sys
+import services.actor_pool.worker
+from marless.learning.envs.registry import make
+make("smac/3m", {}, 1)
+print(*sys.modules)
+"""
+    done = run(program)
+    assert "marless_smac" in done.stdout.split(), done.stderr
+    assert not set(done.stdout.split()) & {"pydantic", "redis", "yaml", "torch", "websocket", "s2clientprotocol"}
 
 
 def test_algorithms_can_be_looked_up_without_torch():

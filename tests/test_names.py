@@ -24,22 +24,22 @@ BANNED = {
 """Names of functions, classes and arguments that do not say what they stand for, and what to write."""
 MODULES = {"attendance", "bench", "gathering", "home", "left", "room", "settling", "shown", "told", "utils", "weighing"}
 """Names of modules that are a riddle to whoever looks for something."""
-ELSEWHERE = {"marless.learning.envs.smac": {"reach", "settle"}, "marless.learning.policies.drawing": {"reach"}}
+ELSEWHERE = {"marless_smac": {"reach", "settle"}, "marless.learning.policies.drawing": {"reach"}}
 """Where a word has its usual meaning: a weapon's reach, units that settle on the ground."""
 NO_SUBJECT = re.compile(r"(It|Its|They|Those|These|Of|As|With|For|From|In|On|By|If|None|Only|After) ")
 """How a first line begins that does not say what its thing is or does."""
 
 
-def parsed(*tops: str) -> dict[str, ast.Module]:
-    paths = [path for top in tops for path in (ROOT / top).rglob("*.py") if ".venv" not in str(path)]
+def parsed(*tops: str, root: Path = ROOT) -> dict[str, ast.Module]:
+    paths = [path for top in tops for path in (root / top).rglob("*.py") if ".venv" not in str(path)]
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
+        ".".join(path.relative_to(root).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
         for path in paths
         if GENERATED not in path.parents
     }
 
 
-TREE = parsed("marless", "services")
+TREE = parsed("marless", "services") | parsed(".", root=ROOT / "plugins")
 PROGRAMS = TREE | parsed("tests", "bench", "examples")
 Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 

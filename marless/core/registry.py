@@ -1,16 +1,55 @@
-"""Registries of extensions that a job selects by name: marless's own modules, and entry points of other packages."""
+"""Registries of extensions that a job or an operator selects by name: marless's modules, its plug-ins, other packages.
+
+Plug-ins are packages of marless's distribution that nothing in `marless` imports (plugins/README.md). They are found by
+entry points, as other packages are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import Any, Generic, TypeVar
 
-from marless.core.errors import SpecError, unknown_name
+from marless.core.errors import MarlessError, SpecError, told, unknown_name
 
 Entry = TypeVar("Entry")
+DISTRIBUTION = "marless"
+
+
+@cache
+def plugged(group: str) -> Mapping[str, EntryPoint]:
+    """The plug-ins of one kind, by name; reads only what marless's own distribution declares, and imports nothing."""
+    try:
+        return {each.name: each for each in distribution(DISTRIBUTION).entry_points.select(group=group)}
+    except PackageNotFoundError:  # run from its sources, without being installed
+        return {}
+
+
+def declared(group: str) -> Mapping[str, EntryPoint]:
+    """All entry points of one kind, by name. No other package can replace a plug-in of marless."""
+    others = reversed(entry_points(group=group))  # of two packages with one name, the first on the path counts
+    return {**{each.name: each for each in others}, **plugged(group)}
+
+
+def declaration(group: str, name: str) -> EntryPoint | None:
+    """The entry point of this name; None if there is none. It is quick for a plug-in of marless."""
+    return plugged(group).get(name) or declared(group).get(name)
+
+
+def loaded(kind: str, entry: EntryPoint) -> Any:  # Any: the object of an entry point can be anything
+    """Import what an entry point names; raises SpecError with one sentence if that fails."""
+    try:
+        return entry.load()
+    except MarlessError:
+        raise
+    except Exception as error:
+        package = entry.dist.name if entry.dist else entry.module
+        raise SpecError(
+            f"{kind} {entry.name}: {entry.value} of the package {package} cannot be loaded: {told(error)}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -31,12 +70,12 @@ class Registry(Generic[Entry]):
         if name in self.modules:
             ours: Entry = getattr(import_module(self.modules[name]), self.attribute)
             return ours
-        others = entry_points(group=self.group)
-        if name in others.names:
-            theirs: Entry = others[name].load()
-            return theirs
-        raise SpecError(unknown_name(self.kind, name, self.names()))
+        entry = declaration(self.group, name)
+        if entry is None:
+            raise SpecError(unknown_name(self.kind, name, self.names()))
+        theirs: Entry = loaded(self.kind, entry)
+        return theirs
 
     def names(self) -> set[str]:
         """The names of all entries, of which none is imported."""
-        return {*self.modules, *entry_points(group=self.group).names}
+        return {*self.modules, *declared(self.group)}

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from marless.core import orphans, process_environment
+from marless.core.registry import plugged
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
@@ -47,6 +48,7 @@ async def build(config: ActorPoolConfig, address: str, make: Make | None = None)
         process_environment.inherited(os.environ) | process_environment.ACTOR,
         config.server.security.showing(Role.ACTOR),
         process_environment.ACTOR,
+        sorted({each.module for each in plugged("marless.envs").values()}),
     )
     tickets = Tickets(others=config.server.security.tokens is not None)
     async with AsyncExitStack() as stack:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from marless.fleet.launchers.engine import DEFAULT
+from marless_docker.engine import DEFAULT
 
 
 @contextmanager

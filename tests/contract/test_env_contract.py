@@ -1,14 +1,13 @@
 """Every environment we ship, and the check itself: it must pass what is right and fail each thing that is wrong."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marless.jobs.spec import load
-from marless.learning.envs import registry, smac
+from marless.learning.envs import registry
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.envs.contract import check_env
 from marless.learning.envs.synthetic import SyntheticEnv
@@ -49,21 +48,6 @@ from tests.scripted_env import ScriptedEnv
 def test_environment_keeps_the_contract(name, options):
     short = {} if name.startswith(("game/", "pettingzoo/pettingzoo.classic")) else {"max_cycles": 7}
     check_env(lambda batch: registry.make(name, options | short, batch), steps=20)
-
-
-def battles(name, batch):
-    """Battles that are cut after five steps."""
-    return smac.EmbeddedSmac(replace(smac.MAPS[name], limit=5), smac.SmacOptions(), batch)
-
-
-def test_battles_keep_the_contract():
-    check_env(partial(battles, "2s3z"), steps=7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", smac.MAPS)
-def test_battles_on_each_map_keep_the_contract(name):
-    check_env(partial(battles, name), steps=12)
 
 
 @pytest.mark.parametrize("name", ["multiwalker_v9", "rps_v2", "connect_four_v3", "simple_tag_v3"])

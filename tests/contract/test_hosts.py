@@ -29,7 +29,7 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from services.actor_pool.servicer import ActorPoolServicer
-from tests.fake_metadata import metadata
+from tests.plugins.ec2.fake_metadata import metadata
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -76,7 +76,7 @@ class Pool:
 
     def dial(self, address: str, *more: str) -> subprocess.Popen[bytes]:
         """Start a host program, with the metadata service at `address`."""
-        command = [sys.executable, "-P", "-m", "marless.fleet.launchers.ec2.host", "--pool", self.address]
+        command = [sys.executable, "-P", "-m", "marless_ec2.host", "--pool", self.address]
         command += ["--metadata", address, *more]
         self.processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": f"{ROOT}"}, cwd="/"))
         return self.processes[-1]
@@ -307,7 +307,7 @@ async def test_a_host_that_its_pool_refuses_ends_its_machine(pool, one, monkeypa
     ],
 )
 def test_wrong_options_are_told_before_anything_is_dialled(arguments, said):
-    command = [sys.executable, "-P", "-m", "marless.fleet.launchers.ec2.host", *arguments]
+    command = [sys.executable, "-P", "-m", "marless_ec2.host", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     assert ran.returncode == 2
     assert said in ran.stderr

@@ -12,7 +12,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md")))
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "plugins/README.md",
+    *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md")),
+)
 PROGRAMS = ("marless", "make", "python", "pip", "pytest")
 """What a sentence shows is a command if it begins with one of these and a space."""
 

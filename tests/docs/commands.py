@@ -100,9 +100,10 @@ def _check_marless(words: Sequence[str], *, whole: bool) -> None:
     words = list(words)
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         name = words.pop(0)
-        if name not in command.commands:
+        verb = command.get_command(typer.Context(command), name)
+        if verb is None:
             raise UnknownCommandError(f"marless has no verb {name}")
-        command = command.commands[name]
+        command = verb
     try:
         if whole:
             command.make_context(command.name, words)

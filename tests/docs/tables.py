@@ -79,8 +79,9 @@ _DEPLOYING: Mapping[str, Treatment] = {
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
-    # `make test` runs the contracts that these two pages run.
+    # `make test` runs what these pages check in tests/unit.
     "docs/extending/algorithm.md": Treatment(slow=True),
+    "docs/extending/command.md": Treatment(slow=True),
     "docs/extending/net.md": Treatment(slow=True),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
     "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}, slow=True),

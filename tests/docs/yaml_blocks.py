@@ -12,7 +12,7 @@ import yaml
 from marless.jobs import presets, prices, spec
 from tests.docs import programs
 from tests.docs.blocks import Block
-from tests.unit.jobs.scaling import minions
+from tests.plugins.minions import made as minions
 
 ANY = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 2}}
 

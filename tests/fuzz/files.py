@@ -11,12 +11,12 @@ from typing import Any
 
 from safetensors import numpy as safetensors
 
-from marless.jobs.scaling.minions import scheduler as schedulers
-from marless.jobs.scaling.minions.features import FEATURES
 from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.storage import checkpoint, round_file
 from marless.storage.bucket.head import RunHead
+from marless_minions import scheduler as schedulers
+from marless_minions.features import FEATURES
 from services.coordinator.jobs import view
 from services.coordinator.state.run_folder import RunFolder
 from tests.fuzz import scratch

@@ -15,7 +15,10 @@ from marless.core.errors import MarlessError
 from tests.fuzz.choices import LONGEST, Choices
 from tests.fuzz.targets import TARGETS, Target
 
-OURS = tuple(str(Path(package.__file__ or "").parent) for package in (marless, services))
+OURS = (
+    *(str(Path(package.__file__ or "").parent) for package in (marless, services)),
+    str(Path(__file__).parents[2] / "plugins"),
+)
 
 
 @dataclass

@@ -59,4 +59,5 @@ def test_only_sources_reach_the_engine():
         "requirements",
         "marless",
         "services",
+        "plugins",
     }

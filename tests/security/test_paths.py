@@ -38,7 +38,7 @@ from services.coordinator.config import parse
 from services.coordinator.state import uploads
 from services.coordinator.state.uploads import FileUploads
 from tests.integration.running import DOCUMENT
-from tests.unit.jobs.scaling import minions
+from tests.plugins.minions import made as minions
 
 CANARY = "canary-9f8e7d6c5b4a"
 LIMIT = 2**20

@@ -59,7 +59,9 @@ def test_the_provider_is_one_version():
 
 def test_machines_set_what_processes_read_and_install_what_is_locked():
     scripts = "".join(path.read_text("utf-8") for path in (TERRAFORM / "boot").glob("*.tftpl"))
-    sources = "".join(path.read_text("utf-8") for top in ("marless", "services") for path in (ROOT / top).rglob("*.py"))
+    sources = "".join(
+        path.read_text("utf-8") for top in ("marless", "services", "plugins") for path in (ROOT / top).rglob("*.py")
+    )
     set_here = set(re.findall(r"\bMARLESS_\w+(?==)", scripts))
     assert len(set_here) > 10
     options = {name: name.removeprefix("MARLESS_").lower() for name in set_here}

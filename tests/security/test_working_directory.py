@@ -59,7 +59,9 @@ def test_an_entry_point_there_is_none(place):
 
 def test_every_process_that_is_started_leaves_the_working_directory_out():
     root = Path(__file__).parents[2]
-    sources = [path.read_text("utf-8") for part in ("marless", "services") for path in (root / part).rglob("*.py")]
+    sources = [
+        path.read_text("utf-8") for part in ("marless", "services", "plugins") for path in (root / part).rglob("*.py")
+    ]
     started = [after for text in sources for after in re.findall(r"sys\.executable, ([^\s\[]\S*)", text)]
     assert len(started) >= 5
     same = "*sys.orig_argv[1:]"  # a command that is run once more, with the options that it was given

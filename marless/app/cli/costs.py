@@ -16,7 +16,6 @@ from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
 from marless.app.cli.working import Working
 from marless.core.errors import SpecError, unknown_name
-from marless.jobs.version_report import unused
 
 if TYPE_CHECKING:
     from marless.cost.billing.bill import Bill, By
@@ -125,6 +124,8 @@ def _oldest(table: Prices) -> str:
 
 def _wasted(found: Recorded) -> Iterator[str]:
     """What an asynchronous job has rolled out for nothing."""
+    from marless.jobs.version_report import unused
+
     if wasted := unused(found.records):
         yield (
             f"{wasted.rollouts} of {wasted.of} rollouts were not learned from (too old, lost, or waiting at the end): "

@@ -16,7 +16,6 @@ from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
 from marless.app.cli.working import Working
 from marless.core.errors import NotFoundError, SpecError
-from marless.jobs.version_report import version_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,6 +80,7 @@ def _draw(found: Recorded, picture: Path) -> None:
 
 def _show_changes(found: Recorded, output: Output) -> None:
     from marless.jobs.explanation import changes
+    from marless.jobs.version_report import version_report
 
     rows = [change.to_json() for change in changes(found.records)]
     if output is Output.jsonl:
@@ -94,6 +94,8 @@ def _show_changes(found: Recorded, output: Output) -> None:
 
 
 def _show_chapters(found: Recorded) -> None:
+    from marless.jobs.version_report import version_report
+
     shown, rows = console(), list(_rows(found.records))
     if shown.width < _WIDTH:
         for row in rows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,11 +16,8 @@ from marless.core.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.core.orphans import Orphan
-    from marless.fleet.launchers.ec2.leftover_machines import LeftoverMachines
-    from marless.fleet.launchers.engine import Engine
+    from marless.fleet.launchers.base import Leftovers
 
-ENGINE_S = 15.0
-"""Seconds that a container engine may take to answer a call."""
 app = typer.Typer(
     no_args_is_help=True,
     help="Workers whose pool has ended, their containers and machines, and what they have started. Their next pool "
@@ -34,7 +30,7 @@ def list_(output: OutputOption = Output.table) -> None:
     """List what pools that have ended left running; it is this user's, and belongs to no pool that runs."""
     from marless.core import orphans
 
-    _show([*orphans.of_dead_pools(), *_containers(_engine()), *_of_cloud(_cloud())], output)
+    _show([*orphans.of_dead_pools(), *(each for of in _leftovers() for each in _of(of))], output)
 
 
 @app.command()
@@ -42,15 +38,12 @@ def reap(output: OutputOption = Output.table) -> None:
     """End what `fleet list` lists, and print it; exit code 1 if something cannot be ended."""
     from marless.core import orphans
 
-    engine, cloud = _engine(), _cloud()
-    found = [*orphans.of_dead_pools(), *(containers := _containers(engine)), *(machines := _of_cloud(cloud))]
+    leftovers = [(of, _of(of)) for of in _leftovers()]
+    found = [*orphans.of_dead_pools(), *(each for _, here in leftovers for each in here)]
     orphans.end_of_dead_pools()
-    for each in containers:
-        if engine:
-            engine.remove(each.id)
-    if cloud and machines:
-        _end(cloud, machines)
-    still = (*orphans.of_dead_pools(), *_containers(engine), *_of_cloud(cloud))
+    for of, here in leftovers:
+        _end(of, here)
+    still = (*orphans.of_dead_pools(), *(each for of, _ in leftovers for each in _of(of)))
     # What other pools have left meanwhile was not to be ended by this command.
     left = {each.id for each in still} & {each.id for each in found}
     _show([each for each in found if each.id not in left], output)
@@ -59,56 +52,40 @@ def reap(output: OutputOption = Output.table) -> None:
         raise typer.Exit(exits.ExitCode.ERROR)
 
 
-def _engine() -> Engine | None:
-    """The container engine that pools use here; None if there is none, or nothing here has ever used one."""
-    from marless.fleet.launchers.engine import DEFAULT, Engine
+def _leftovers() -> list[Leftovers]:
+    """Where launchers may have left something; $MARLESS_LAUNCHER names the one whose options count.
+
+    Raises SpecError for options that this one does not understand.
+    """
     from marless.fleet.launchers.options import parse
+    from marless.fleet.launchers.registry import LEFTOVERS
 
+    choice, found = parse(os.environ.get("MARLESS_LAUNCHER", "local")), []
+    for name in sorted(LEFTOVERS.names()):
+        try:
+            find = LEFTOVERS.find(name)
+        except SpecError as error:  # a package that cannot be imported keeps nobody from the others
+            say(str(error))
+            continue
+        if of := find(choice.options if name == choice.name else None):
+            found.append(of)
+    return found
+
+
+def _of(of: Leftovers) -> Sequence[Orphan]:
     try:
-        url = parse(os.environ.get("MARLESS_LAUNCHER", "local")).options.get("engine", "")
-        if not url and not os.environ.get("DOCKER_HOST") and not Path(DEFAULT.removeprefix("unix://")).exists():
-            return None
-        return Engine(url, ENGINE_S)
-    except SpecError:
-        return None  # without the SDK, or with TLS, no pool of this machine has started a container
-
-
-def _containers(engine: Engine | None) -> list[Orphan]:
-    from marless.fleet.launchers import containers
-
-    try:
-        return list(containers.of_dead_pools(engine)) if engine else []
+        return of.of_dead_pools()
     except UnavailableError as error:
-        say(f"containers are left out: {error}")
+        say(f"{of.what} are left out: {error}")
         return []
 
 
-def _cloud() -> LeftoverMachines | None:
-    """The machines of the group that $MARLESS_LAUNCHER names; None if it names another launcher. Raises SpecError."""
-    from marless.fleet.launchers import options
-
-    choice = options.parse(os.environ.get("MARLESS_LAUNCHER", ""))
-    if choice.name != "ec2":
-        return None
-    from marless.fleet.launchers.ec2 import leftover_machines, settings
-
-    settings.check_installed()
-    return leftover_machines.LeftoverMachines(settings.read("services.actor_pool.worker", choice.options))
-
-
-def _of_cloud(cloud: LeftoverMachines | None) -> list[Orphan]:
+def _end(of: Leftovers, found: Sequence[Orphan]) -> None:
     try:
-        return cloud.of_dead_pools() if cloud else []
+        if found:
+            of.end(found)
     except UnavailableError as error:
-        say(f"machines are left out: {error}")
-        return []
-
-
-def _end(cloud: LeftoverMachines, machines: Sequence[Orphan]) -> None:
-    try:
-        cloud.end(machines)
-    except UnavailableError as error:
-        say(f"machines are left: {error}")
+        say(f"{of.what} are left: {error}")
 
 
 def _show(found: Sequence[Orphan], output: Output) -> None:

@@ -26,18 +26,19 @@ from marless.app.cli import (
     output,
     plot,
     policies,
-    scheduler,
     simulate,
     submitting,
     tokens,
     up,
 )
 from marless.app.cli.doctor import verb
+from marless.app.cli.extensions import ExtensibleGroup
 from marless.app.cli.options import connected
 from marless.app.cli.output import for_data_alone
 from marless.core.errors import MarlessError
 
 app = typer.Typer(
+    cls=ExtensibleGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,7 +69,6 @@ app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
 app.command(rich_help_panel=JOBS)(connected(plot.plot))
-app.add_typer(scheduler.app, name="scheduler", rich_help_panel=POLICIES)
 app.command(rich_help_panel=POLICIES)(for_data_alone(policies.evaluate))
 app.command(rich_help_panel=POLICIES)(policies.export)
 

@@ -16,17 +16,14 @@ from marless.app.cli.output import say
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError, UnavailableError
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
-from marless.core.machine import MACHINES, Kept, kept_from_json
-from marless.jobs.record import RoundRecord
-from marless.jobs.record_json import from_json
-from marless.learning.data.returns import EpisodeReturns
-from marless.storage import shadow
 from marless.storage.bucket.address import is_address
-from marless.storage.round_file import check_order, read
 
 if TYPE_CHECKING:
     from marless.app.client import Client
+    from marless.core.machine import Kept
+    from marless.jobs.record import RoundRecord
     from marless.jobs.spec import JobSpec
+    from marless.learning.data.returns import EpisodeReturns
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RecordedArgument = Annotated[
@@ -84,6 +81,8 @@ def _say_which(source: str, at: CoordinatorOptions) -> None:
     """Print which job was taken if a name is ambiguous, and how to select the other."""
     if not regular_files.is_there(Path(source) / "job.json"):
         return  # a folder that is no run folder shadows nothing
+    from marless.storage import shadow
+
     if note := shadow.taken(source, at.runs):
         say(note)
     elif at.coordinator and Path(source).name == source:
@@ -98,6 +97,9 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
 
     Raises CorruptError or UnavailableError if it cannot be read.
     """
+    from marless.core.machine import MACHINES
+    from marless.storage.round_file import read
+
     known = tuple(read(folder / "rounds.jsonl")) if records else ()
     try:
         spec = regular_files.text(folder / "spec.yaml", MAX_SPEC_BYTES)
@@ -109,6 +111,8 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
 
 
 def _asked(job: str, at: CoordinatorOptions) -> Recorded:
+    from marless.core.machine import MACHINES
+
     with at.client() as client:
         spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
         kept = _kept(lambda: _read(client, job, MACHINES))
@@ -128,6 +132,8 @@ def _kept(text: Callable[[], str]) -> Kept | None:
 
     A file that cannot be read is said, and left out: everything else that a job has cost is in its records.
     """
+    from marless.core.machine import kept_from_json
+
     try:
         return kept_from_json(text())
     except NotFoundError:
@@ -138,6 +144,9 @@ def _kept(text: Callable[[], str]) -> Kept | None:
 
 
 def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
+    from marless.jobs.record_json import from_json
+    from marless.storage.round_file import check_order
+
     for number, line in enumerate(lines):
         try:
             record = from_json(line.decode())
@@ -150,6 +159,7 @@ def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
 def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: Kept | None) -> Recorded:
     from marless.core import documents
     from marless.jobs import spec as specs
+    from marless.learning.data.returns import EpisodeReturns
 
     try:
         known = json.loads(status)

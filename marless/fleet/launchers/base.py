@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from marless.core.machine import Machine
+from marless.core.orphans import Orphan
 
 Options = Mapping[str, str]
 """What an operator gives after the launcher's name: `--launcher name,key=value,…`."""
@@ -28,6 +29,8 @@ class WorkerProgram:
     """The current token of the workers' role, which changes while workers run; a secret, as tickets are."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Those of its environment variables that a worker needs on any machine: threads, use of memory."""
+    ahead: Sequence[str] = ()
+    """Modules that some workers import. A launcher that forks them may import these before, while nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,21 @@ class PricesMachines(Protocol):
 def priced_by(launcher: Launcher) -> Callable[[Machine], float | None]:
     """Tells what a machine costs per hour that does not say it: not known, unless a launcher `PricesMachines`."""
     return launcher.usd_h if isinstance(launcher, PricesMachines) else lambda _: None
+
+
+class Leftovers(Protocol):
+    """What pools that have ended left running somewhere, for `marless fleet`. Methods block, within seconds."""
+
+    what: str
+    """What is left, in the plural: "containers"."""
+
+    def of_dead_pools(self) -> Sequence[Orphan]:
+        """All that belongs to no pool any more; raises UnavailableError."""
+        ...
+
+    def end(self, found: Sequence[Orphan]) -> None:
+        """End some of those; raises UnavailableError."""
+        ...
 
 
 @runtime_checkable

@@ -57,7 +57,9 @@ class LocalLauncher:
         self._module = program.module
         self._arguments = ("--launched", *program.arguments)
         self._environment = program.environment
-        self._template = shared or TemplateProcess(program.module, self._arguments, program.environment)
+        self._template = shared or TemplateProcess(
+            program.module, self._arguments, program.environment, ahead=program.ahead
+        )
         self._owns_template = shared is None
         self._processes: dict[str, _Process] = {}
         self._turn = asyncio.Lock()

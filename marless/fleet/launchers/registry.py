@@ -1,6 +1,8 @@
-"""Launchers by name: `local`, `docker`, `ray`, `ec2`, `external`; other packages' by entry points (marless.launchers).
+"""Launchers by name: `local`, `external`; those of plug-ins and other packages by entry points (marless.launchers).
 
 The object of an entry point is a callable `(program, options) -> Launcher` that raises SpecError for invalid options.
+What a launcher leaves behind when its pool is killed can be found by an entry point of the launcher's name in the group
+marless.leftovers: a callable `(options) -> Leftovers | None`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from functools import partial
 
 from marless.core.errors import SpecError, told
 from marless.core.registry import Registry
-from marless.fleet.launchers.base import Launcher, Options, WorkerProgram
+from marless.fleet.launchers.base import Launcher, Leftovers, Options, WorkerProgram
 from marless.fleet.launchers.options import Choice
 
 Make = Callable[[WorkerProgram, Options], Launcher]
@@ -19,8 +21,12 @@ LAUNCHERS: Registry[Make] = Registry(
     kind="launcher",
     group="marless.launchers",
     attribute="LAUNCHER",
-    modules={name: f"marless.fleet.launchers.{name}" for name in ("local", "docker", "external")}
-    | {name: f"marless.fleet.launchers.{name}.launcher" for name in ("ec2", "ray")},
+    modules={name: f"marless.fleet.launchers.{name}" for name in ("local", "external")},
+)
+FindLeftovers = Callable[[Options | None], Leftovers | None]
+"""Given the options of a launcher, or None if the operator has chosen another; None: nothing can be left here."""
+LEFTOVERS: Registry[FindLeftovers] = Registry(
+    kind="what is left of launcher", group="marless.leftovers", attribute="LEFTOVERS", modules={}
 )
 
 

@@ -148,7 +148,8 @@ class TemplateLoop:
         """Fork a process for each order. Returns the order in that process, and None in the template at its end."""
         while True:
             while self._ahead and not self._selector.select(0):
-                _imported(self._ahead.popleft())
+                with suppress(Exception):  # whoever needs the module imports it again, and says what is wrong
+                    _imported(self._ahead.popleft())
             for key, _ in self._selector.select():
                 if key.fileobj is not self._orders:
                     self._wait_for(self._children.pop(key.fd))

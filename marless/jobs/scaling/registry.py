@@ -1,4 +1,4 @@
-"""Scaling policies by name: ours, and those of other packages, by entry points of the group "marless.scaling"."""
+"""Scaling policies by name: ours, and those of plug-ins and other packages, by entry points (marless.scaling)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "scaling policy",
     "marless.scaling",
     "SCALING",
-    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "max", "adapt", "nitro", "gns", "marless", "minions")},
+    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "max", "adapt", "nitro", "gns", "marless")},
 )
 
 scaling = SCALING_POLICIES.find

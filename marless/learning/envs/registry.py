@@ -1,8 +1,8 @@
 """Makes environments by name.
 
-`mpe/<game>`, `smac/<map>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of
-PettingZoo and of packages that the operator allows (`marless.learning.envs.allowed`). Other packages register
-environments in the entry-point group `marless.envs`: the entry's name is the environment's name, its object a callable
+`mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of PettingZoo and of
+packages that the operator allows (`marless.learning.envs.allowed`). Plug-ins and other packages register environments
+in the entry-point group `marless.envs`: the entry's name is the environment's name, its object a callable
 `(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
 """
 
@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marless.core.errors import MarlessError, SpecError, told, unknown_name
-from marless.learning.envs import allowed, cartpole, games, mpe, smac
+from marless.core.registry import declaration, declared, plugged
+from marless.learning.envs import allowed, cartpole, games, mpe
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 
 Options = Mapping[str, Any]  # Any: options are YAML values
@@ -96,8 +97,8 @@ def _blaming(name: str, what: str = "made with these options") -> Iterator[None]
 
 
 def is_ours(name: str) -> bool:
-    """True for an environment whose code is part of marless."""
-    return name in _OURS
+    """True for an environment whose code is part of marless or of one of its plug-ins."""
+    return name in _OURS or name in plugged(ENTRY_POINTS)
 
 
 def one_by_one(name: str) -> bool:
@@ -136,7 +137,6 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),
-        **{f"smac/{name}": _ours(partial(smac.make, each), smac.BattleOptions) for name, each in smac.MAPS.items()},
     }
 )
 
@@ -154,14 +154,13 @@ def _factory(name: str) -> Factory:
         return _OURS[name]
     if name.startswith(PETTINGZOO):
         return partial(_adapted, name.removeprefix(PETTINGZOO))
-    from importlib import metadata  # imported here: it would cost every actor 2.5 MB
-
-    theirs = metadata.entry_points(group=ENTRY_POINTS)
+    entry = declaration(ENTRY_POINTS, name)
+    if entry is None:
+        known = [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>"]
+        raise SpecError(unknown_name("environment", name, known))
 
     def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called, so that `make` reports its errors
-        factory: Factory = theirs[name].load()
+        factory: Factory = entry.load()
         return factory(options, batch)
 
-    if name in theirs.names:
-        return loaded
-    raise SpecError(unknown_name("environment", name, [*_OURS, *theirs.names, f"{PETTINGZOO}<module>"]))
+    return loaded

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from bench.smac_layouts import placed, rings
-from marless.learning.envs.smac.engine import EmbeddedBattles
-from marless.learning.envs.smac.maps import find
-from marless.learning.envs.smac.rules import Rules
-from marless.learning.envs.smac.tables import tables
+from marless_smac.engine import EmbeddedBattles
+from marless_smac.maps import find
+from marless_smac.rules import Rules
+from marless_smac.tables import tables
 
 
 def test_units_are_as_near_to_their_point_as_the_earlier_ones_allow():

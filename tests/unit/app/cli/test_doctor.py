@@ -3,7 +3,9 @@
 import json
 import os
 import socket
+import sys
 import time
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +24,7 @@ from marless.jobs import spec
 from marless.jobs.job import prepare
 from marless.rpc import redis_program
 from tests import tokens
-from tests.unit.fleet.engine_server import engine
+from tests.plugins.docker.engine_server import engine
 
 OK, WARN, FAIL = Level.ok, Level.warn, Level.fail
 NEEDS = ["PyYAML>=6", "grpcio>=1.76,!=1.83.0,!=1.83.1,<2", "numpy>=2.1,<3", "torch==2.13.0; extra == 'learner'"]
@@ -340,9 +342,11 @@ def test_the_chosen_launcher_is_checked(alone, monkeypatch, chosen, level, found
         monkeypatch.setenv("MARLESS_LAUNCHER", chosen)
         monkeypatch.delenv("MARLESS_TOKENS", raising=False)
         theirs = {"their": lambda *_: Silent(), "sick": lambda *_: Sick(), "bare": bare}
-        monkeypatch.setattr("marless.core.registry.entry_points", lambda group: Entries(theirs))
+        monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(**theirs))
+        entries = EntryPoints(EntryPoint(each, f"their_package:{each}", "marless.launchers") for each in theirs)
+        monkeypatch.setattr("marless.core.registry.entry_points", lambda group: entries.select(group=group))
         findings = {each.check: each for each in launchers.launchers()}
-    assert {"launcher-docker", "launcher-external", "launcher-local"} <= findings.keys()
+    assert {"launcher-docker", "launcher-ec2", "launcher-external", "launcher-local", "launcher-ray"} <= findings.keys()
     name = chosen.partition(",")[0]
     mine = findings.pop(f"launcher-{name}")
     assert (mine.level, mine.found[: len(found)], mine.advice[: len(advice)]) == (level, found, advice)
@@ -367,15 +371,6 @@ class Sick(ExternalLauncher):
 
     async def check(self):
         return 1 / 0
-
-
-class Entries(dict):
-    """Entry points: what makes each launcher, by its name."""
-
-    names = property(dict.keys)
-
-    def __getitem__(self, name):
-        return SimpleNamespace(load=lambda: self.get(name))
 
 
 def test_what_fails_is_told_and_gives_exit_code_1(alone, monkeypatch):

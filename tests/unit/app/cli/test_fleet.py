@@ -5,12 +5,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
 
 import pytest
 
 from marless.core import orphans
-from marless.fleet.launchers import containers
-from tests.unit.fleet.engine_server import Fault, engine
+from marless.core.errors import UnavailableError
+from marless.core.orphans import Orphan
+from marless_docker import containers
+from tests.plugins.docker.engine_server import Fault, engine
 
 NAMESPACE = "1"
 """As if this test ran in a PID namespace of its own: pools that other tests start reap in theirs."""
@@ -22,7 +26,7 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(orphans, "namespace", lambda: NAMESPACE)
     for name in ("DOCKER_HOST", "MARLESS_LAUNCHER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("marless.fleet.launchers.engine.DEFAULT", "unix:///nowhere/engine.sock")
+    monkeypatch.setattr("marless_docker.engine.DEFAULT", "unix:///nowhere/engine.sock")
 
 
 @pytest.fixture
@@ -85,6 +89,50 @@ def test_what_cannot_be_ended_is_said(marless, worker, dead, monkeypatch):
     code, out, said = marless("fleet", "reap", "-o", "name")
     assert (code, out) == (1, "")
     assert f"{left.pid}" in said and f"{below}" in said and "could not be ended" in said
+
+
+class Rented:
+    """What an entry point of another package finds: a machine that nobody uses any more."""
+
+    what = "rented machines"
+    fails = ""
+
+    def __init__(self, options):
+        self._left = [] if options is None else [Orphan("theirs", f"m-{options['zone']}", "7", "a machine", 3.0)]
+
+    def of_dead_pools(self):
+        if self.fails:
+            raise UnavailableError(self.fails)
+        return list(self._left)
+
+    def end(self, found):
+        self._left = [each for each in self._left if each not in found]
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """As if a package had declared what its launcher leaves behind, and another one cannot be imported."""
+    entries = EntryPoints(
+        [
+            EntryPoint("theirs", "their_package:Rented", "marless.leftovers"),
+            EntryPoint("broken", "not_there:find", "marless.leftovers"),
+        ]
+    )
+    monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(Rented=Rented))
+    monkeypatch.setattr("marless.core.registry.entry_points", lambda group: entries.select(group=group))
+
+
+def test_what_another_packages_launcher_left_is_listed_and_ended(marless, theirs, monkeypatch):
+    broken = "what is left of launcher broken: not_there:find of the package not_there cannot be loaded: "
+    code, out, said = marless("fleet", "list", "-o", "json")
+    assert (code, json.loads(out)) == (0, [])
+    assert broken in said and "Traceback" not in said
+    monkeypatch.setenv("MARLESS_LAUNCHER", "theirs,zone=b")
+    assert [each["id"] for each in json.loads(marless("fleet", "list", "-o", "json")[1])] == ["m-b"]
+    assert marless("fleet", "reap", "-o", "name")[:2] == (0, "m-b\n")
+    monkeypatch.setattr(Rented, "fails", "the zone is on fire")
+    code, out, said = marless("fleet", "list", "-o", "name")
+    assert (code, out) == (0, "") and "rented machines are left out: the zone is on fire" in said
 
 
 @pytest.mark.parametrize("variable", ["DOCKER_HOST={}", "MARLESS_LAUNCHER=docker,network=host,engine={}"])

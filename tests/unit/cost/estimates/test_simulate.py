@@ -12,9 +12,9 @@ from marless.cost.estimates.simulate import replayed_spec, simulate, slots_of
 from marless.cost.simulation.cluster import modelled, total
 from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.scaling.fixed import FixedScaling
-from marless.jobs.scaling.minions.kind import MinionsConfig
+from marless_minions.kind import MinionsConfig
+from tests.plugins.minions.made import saved, scheduler, task
 from tests.unit.cost.estimates.runs import run_of, spec_of
-from tests.unit.jobs.scaling.minions import saved, scheduler, task
 
 SCALING = [
     {"name": "fixed"},

@@ -22,7 +22,9 @@ def installed(monkeypatch):
 
     entry = metadata.EntryPoint("scripted", "their_package:make", registry.ENTRY_POINTS)
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(make=make))
-    monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr(
+        "marless.core.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+    )
 
 
 def test_entry_points_add_environments(installed):
