@@ -27,12 +27,11 @@ from marless.fleet.attached import (
     listen,
     machine_of,
 )
-from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, too_slow
 from marless.fleet.connected_workers import ConnectedWorkers, LastWorkers
 from marless.fleet.handover import Tickets
 from marless.fleet.idle import Idle
 from marless.fleet.machines import MachineAccounts
-from marless.fleet.tenancy import Renewal, Tenancy
+from marless.fleet.tenancy import MAX_ATTEMPTS, MAX_TIMEOUTS, Renewal, Tenancy, given_up, lost, too_slow
 from marless.rpc.errors import by_name
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2

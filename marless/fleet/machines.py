@@ -6,6 +6,8 @@ The time of a machine, from its beginning to its release, is divided completely 
 - While none runs, it waits, for the job that had the last task there.
 - Before a job's first task on a waiting machine, it starts for this job, from when the job asked for workers.
 - Time before any job asked for workers belongs to none.
+
+What a pool tells of its workers' machines: the answer to ListMachines.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from marless.core.job_id import check_id
 from marless.core.machine import Machine
+from marless.rpc.v1 import common_pb2
 
 EARLIER_S = 3600.0
 """A machine's time begins at most so long before the first hello of a worker there, whatever the worker says."""
@@ -239,3 +243,25 @@ class MachineAccounts:
         self._accounts.move_to_end((job, presence))
         while len(self._accounts) > MOST_ACCOUNTS:
             self._accounts.popitem(last=False)
+
+
+def used_by(job: str, machines: MachineAccounts) -> common_pb2.ListMachinesResponse:
+    """What each machine did for a job until now; raises SpecError for an id that no job has."""
+    check_id(job)
+    return common_pb2.ListMachinesResponse(launcher=machines.launcher, machines=map(_told, machines.of(job)))
+
+
+def _told(use: MachineUse) -> common_pb2.MachineUse:
+    presence, account = use.presence, use.account
+    return common_pb2.MachineUse(
+        machine=common_pb2.Machine(**vars(presence.machine)),
+        began_s=presence.began_s,
+        connected_after_s=presence.connected_after_s,
+        first_task_after_s=presence.first_task_after_s,
+        present_s=presence.present_s,
+        starting_s=account.starting_s,
+        work_s=account.work_s,
+        waiting_s=account.waiting_s,
+        is_released=presence.is_released and use.is_last,
+        is_held=not presence.is_released and use.is_last and not presence.running,
+    )

@@ -12,7 +12,7 @@ from marless.core.errors import InternalError
 from marless.core.group import Group
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import Decision, RoundRecord
-from marless.jobs.scaling.budget import within_budget
+from marless.jobs.scaling.bounds import within_budget
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.core.settings import Strict
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
-from marless.jobs.scaling.history import remembered
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal, remembered
 from marless_minions.features import observe
 
 if TYPE_CHECKING:

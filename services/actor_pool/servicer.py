@@ -12,7 +12,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.launchers.base import Launcher
 from marless.fleet.launchers.hosts.pool import attach
-from marless.fleet.machine_report import used_by
+from marless.fleet.machines import used_by
 from marless.fleet.relayed import Relayed
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer

@@ -24,9 +24,8 @@ from marless.rpc.roles import Role
 from marless.rpc.server import ServedService, run
 from services.learner_pool.config import LearnerPoolConfig, parse
 from services.learner_pool.gradients import Gradients
-from services.learner_pool.metrics import figures
 from services.learner_pool.replays import Replays
-from services.learner_pool.servicer import LearnerPoolServicer
+from services.learner_pool.servicer import LearnerPoolServicer, figures
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates

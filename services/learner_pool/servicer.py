@@ -1,21 +1,29 @@
-"""The gRPC servicer of LearnerPoolService: decodes requests, calls the pool's parts, encodes replies."""
+"""The gRPC servicer of LearnerPoolService: decodes requests, calls the pool's parts, encodes replies.
+
+The learner pool's metrics for Prometheus.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 import grpc
+from prometheus_client.metrics_core import Metric
 
+from marless.fleet import metrics as workers
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launcher
 from marless.fleet.launchers.hosts.pool import attach
-from marless.fleet.machine_report import used_by
+from marless.fleet.machines import used_by
+from marless.rpc.metrics import counter, gauge
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
 from services.learner_pool.gradients import Gradients
+from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
@@ -130,3 +138,14 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Receive a piece of a lent file."""
         await self._loans.write(frames)
         return common_pb2.WriteRefResponse()
+
+
+def figures(dispatcher: Dispatcher, buffer: TrajectoryBuffer, replays: Replays) -> list[Metric]:
+    """All metrics: workers, uploads, bytes held, and samples of replay buffers."""
+    return [
+        *workers.figures(dispatcher),
+        counter("uploads", "Trajectories, by what became of them.", asdict(buffer.counts), by="outcome"),
+        gauge("intake_bytes", "Bytes of trajectories that wait for their update.", buffer.held_bytes),
+        gauge("replay_bytes", "Bytes of files that learners remember past rounds in.", replays.held_bytes),
+        counter("replay_samples", "Env steps of replays, by what became of them.", replays.samples, by="outcome"),
+    ]

@@ -13,8 +13,7 @@ from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.server import ServedService, run
 from services.relay.config import RelayConfig, parse
-from services.relay.servicer import RelayServicer
-from services.relay.uploads import RelayedUploads
+from services.relay.servicer import RelayedUploads, RelayServicer
 from services.relay.workers import MOST_WORKERS, Workers
 
 UPLOADS = 256

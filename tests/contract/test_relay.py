@@ -25,7 +25,7 @@ from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.relay.__main__ import build
 from services.relay.config import parse
-from services.relay.uploads import RelayedUploads
+from services.relay.servicer import RelayedUploads
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
 

@@ -20,7 +20,7 @@ from marless.app.client import AsyncClient
 from marless.jobs.record import RoundRecord
 from marless.jobs.sinks.scalars import scalars
 from marless.storage.round_file import read
-from services.coordinator.jobs.tally import EXECUTED
+from services.coordinator.jobs.view import EXECUTED
 from services.coordinator.state.run_folder import RunFolder
 from tests.e2e.test_train import JOB
 from tests.unit.jobs.sinks.test_tensorboard import points

@@ -83,7 +83,7 @@ def _document(
     found: Recorded, made: Bill, table: Prices, wanted: tuple[Accounting, ...]
 ) -> dict[str, Any]:  # Any: JSON
     from marless.cost.billing.bill import to_dict
-    from marless.cost.billing.starts import starts
+    from marless.cost.billing.ledger import starts
 
     about = {"job": found.job, "state": found.state, "counts_as_cost": found.spec.bill.accounting}
     figures = to_dict(made, table) | {"starts": [asdict(each) for each in starts(found.records)]}

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marless.app.cli.recorded import Recorded
     from marless.cost.billing.bill import Bill
+    from marless.cost.billing.ledger import Starts
     from marless.cost.billing.machines import MachineTime
-    from marless.cost.billing.starts import Starts
     from marless.jobs.prices import Prices
 
 
 def machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
     """Machine-minutes, prices that are missing, machines that still cost, and how long workers took to start."""
+    from marless.cost.billing.ledger import starts
     from marless.cost.billing.machines import problem
-    from marless.cost.billing.starts import starts
 
     if not made.machines:
         yield "machines: not recorded" if found.records else "machines: none yet"

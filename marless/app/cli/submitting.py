@@ -140,7 +140,7 @@ def _planned(
 
 def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
     """Validate every job of a sweep as a coordinator would, and print them; nothing is submitted."""
-    from marless.app.cli.sweep_table import show_planned
+    from marless.app.cli.sweep import show_planned
     from marless.jobs.examining import examined
     from marless.jobs.job import prepare
 
@@ -156,7 +156,7 @@ def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
 
 
 def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
-    from marless.app.cli.sweep_table import show_sweep
+    from marless.app.cli.sweep import show_sweep
 
     with _interruptible() as begun:
         jobs = _handed_over(sweep, client, begun)

@@ -25,7 +25,7 @@ from marless.cost.simulation.durations import OF_SCOPE
 from marless.cost.simulation.virtual import VirtualRun
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.jobs.schedules.evaluating import is_due
+from marless.jobs.schedules.base import is_due
 from marless.jobs.schedules.registry import made
 from marless.jobs.sharing.groups import initial_groups
 from marless.jobs.spec import JobSpec

@@ -22,10 +22,9 @@ from marless.core.sizes import FunctionsSpec
 from marless.cost.billing.ledger import Ledger, RoundCost
 from marless.cost.pricing.money import usd
 from marless.cost.simulation import cluster
-from marless.cost.simulation.cluster import ModelledRun
+from marless.cost.simulation.cluster import ModelledRun, Timelines
 from marless.cost.simulation.durations import DurationModel, LinearSeconds, sampled
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild
-from marless.cost.simulation.timelines import Timelines
 from marless.cost.simulation.virtual import VirtualRun
 from marless.jobs import prices as price_tables
 from marless.jobs.accountings import ACCOUNTINGS, Accounting

@@ -16,8 +16,8 @@ from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.sizes import FunctionsSpec
 from marless.cost.simulation import cluster
+from marless.cost.simulation.cluster import Timelines
 from marless.cost.simulation.durations import OF_SCOPE, DurationModel, Pooling
-from marless.cost.simulation.timelines import Timelines
 from marless.jobs.job import Function
 from marless.jobs.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.usage import HOST, WHOLE, outside_of_passes

@@ -24,9 +24,8 @@ from pydantic import Field
 from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal, remembered
 from marless.jobs.scaling.bounds import ActorRange, BoundedConfig
-from marless.jobs.scaling.history import remembered
 
 
 class AdaptConfig(BoundedConfig):

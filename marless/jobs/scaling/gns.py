@@ -24,9 +24,8 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Series, Signal, series
 from marless.jobs.scaling.bounds import ActorRange, BoundedConfig
-from marless.jobs.scaling.history import Series, series
 
 _MIN_SHARE = 8
 """I_max over I_min, as in Nitro's evaluation."""

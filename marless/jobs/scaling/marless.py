@@ -20,9 +20,8 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Series, Signal, series
 from marless.jobs.scaling.bounds import TOLERANCE, ActorRange, BoundedConfig
-from marless.jobs.scaling.history import Series, series
 
 
 class MarlessScalingConfig(BoundedConfig):

@@ -4,6 +4,8 @@ A schedule has no memory, no clock and no randomness. Its executor starts what i
 something ends, makes the result durable, and asks again. So what follows a failure, a kill or a restart is what follows
 from the same state at any other time, and recovery is no case of its own. The executors are the coordinator
 (`services/coordinator/execution/job_run.py`) and the virtual clock (`marless/cost/simulation/virtual.py`).
+
+When policies are evaluated: beside the update of the round after the one that published them.
 """
 
 from __future__ import annotations
@@ -90,3 +92,12 @@ class ScheduleKind(Protocol):
     def make(self, config: ScheduleConfig) -> Schedule:
         """The schedule of a job with this config."""
         ...
+
+
+def is_due(every: int, rounds: int) -> bool:
+    """True if the policies that exist after this many rounds are to be evaluated beside the next update.
+
+    Args:
+        every: The job's `evaluation.every`; 0: only those of its last round.
+    """
+    return every > 0 and rounds > 0 and rounds % every == 0

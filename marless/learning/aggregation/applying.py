@@ -14,10 +14,18 @@ full length of it, and the moments would have to be those before all of them, or
 
 With `step: separate` each gradient is a step of Adam of its own, of length w_i · lr and in order of arrival, as in the
 public code of that paper.
+
+Adam for one net in NumPy; `marless.learning.nets.adam` is the same for stacks of nets in torch.
+
+The units of a critic's values in NumPy; `marless.learning.algos.ppo.normalise` is the same for stacks of critics in
+torch.
+
+Shapes: K outputs of the critic; moments are (Σw, Σw·x, Σw·x²), float64 [K, 3].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,9 +35,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError
 from marless.core.net_step import NetStep, ReturnScale
 from marless.core.state import Arrays, PolicyState
-from marless.learning.aggregation.adam import adam_, clip_norm_
 from marless.learning.aggregation.arrays import Matrices
-from marless.learning.aggregation.units import rescale_, updated_moments
 from marless.learning.nets.layout import checked
 from marless.learning.nets.serial import not_finite
 
@@ -208,3 +214,71 @@ def _count(array: NDArray[np.generic], prefix: str) -> int:
 def _weights(state: PolicyState, prefix: str) -> Arrays:
     """The part of a state that has the weights of a net: actors need those of policies only."""
     return state.acting if any(name.startswith(f"{prefix}.") for name in state.acting) else state.learning
+
+
+BETA1, BETA2 = 0.9, 0.999
+
+
+def clip_norm_(gradient_D: NDArray[np.float32], limit: float) -> float:
+    """Scale a gradient in place to an L2 norm of at most `limit`; returns the norm before."""
+    norm = float(np.linalg.norm(gradient_D))
+    if norm > limit:
+        gradient_D *= np.float32(limit / norm)
+    return norm
+
+
+def adam_(
+    flat_D: NDArray[np.float32],
+    first_D: NDArray[np.float32],
+    second_D: NDArray[np.float32],
+    count: int,
+    gradient_D: NDArray[np.float32],
+    *,
+    lr: float,
+    eps: float,
+) -> None:
+    """One step in place; `count` is the number of steps with this one.
+
+    m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², θ ← θ − lr · (m / c₁) / (√(v / c₂) + ε), c = 1 − β^count. Source: Kingma
+    & Ba 2015, algorithm 1. As in `marless.learning.nets.adam`, the corrections are folded into two constants.
+    """
+    correction1, correction2 = 1 - BETA1**count, 1 - BETA2**count
+    first_D += np.float32(1 - BETA1) * (gradient_D - first_D)
+    second_D *= np.float32(BETA2)
+    second_D += np.float32(1 - BETA2) * np.square(gradient_D)
+    denominator_D = np.sqrt(second_D)
+    denominator_D *= np.float32(correction1 / math.sqrt(correction2))
+    denominator_D += np.float32(correction1 * eps)
+    flat_D -= np.float32(lr) * (first_D / denominator_D)
+
+
+Moments = NDArray[np.float64]
+_LEAST_STD, _ROUNDING = 1e-4, 2.0**-22
+"""Least deviation of returns, and as a share of their mean: returns are float32."""
+
+
+def updated_moments(moments_K3: Moments, batch_K3: Moments, decay: float) -> Moments:
+    """Exponentially weighted moments after one more batch; an output without weight in it keeps its own."""
+    updated_K3 = decay * moments_K3 + (1 - decay) * batch_K3
+    return np.where(batch_K3[:, :1] > 0, updated_K3, moments_K3)
+
+
+def mean_and_std(moments_K3: Moments) -> tuple[Moments, Moments]:
+    """Mean and standard deviation, each [K, 1]; 0 and 1 before the first batch."""
+    total_K1, first_K1, second_K1 = np.split(moments_K3, 3, axis=1)
+    seen_K1 = total_K1 > 0
+    safe_K1 = np.where(seen_K1, total_K1, 1.0)
+    mean_K1 = first_K1 / safe_K1
+    least_K1 = np.maximum(_ROUNDING * np.abs(mean_K1), _LEAST_STD)
+    std_K1 = np.maximum(np.sqrt(np.maximum(second_K1 / safe_K1 - np.square(mean_K1), 0.0)), least_K1)
+    return mean_K1, np.where(seen_K1, std_K1, 1.0)
+
+
+def rescale_(layer_KH: NDArray[np.float32], before_K3: Moments, after_K3: Moments) -> None:
+    """Rescale an output layer [K, inputs + 1] in place, so that values in units of the reward stay as they are.
+
+    Source: van Hasselt et al. 2016, eq. 7-9.
+    """
+    (mean_K1, std_K1), (new_mean_K1, new_std_K1) = mean_and_std(before_K3), mean_and_std(after_K3)
+    layer_KH *= (std_K1 / new_std_K1).astype(np.float32)
+    layer_KH[:, -1:] += ((mean_K1 - new_mean_K1) / new_std_K1).astype(np.float32)

@@ -3,6 +3,10 @@
 What happens to a queue is a sequence of events: a gradient arrives, a learner ends without one, gradients are lost.
 Each event gives a new `Queue` and, if the rule says so, an `GradientBatch` of all that wait. So equal events in equal
 order give equal aggregations, which is what recovery and replay rest on.
+
+The formulas of staleness: weights of gradients, and the bound on their mean staleness. Pure functions.
+
+Staleness is the store's clock now minus the clock of the version that a gradient was computed from.
 """
 
 from __future__ import annotations
@@ -11,8 +15,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from marless.learning.aggregation.config import AggregationConfig, AsyncRule, SoftsyncRule, SSPRule, StellarisRule
-from marless.learning.aggregation.staleness import authors_bound, printed_bound, weight
+from marless.learning.aggregation.config import (
+    AggregationConfig,
+    AsyncRule,
+    SoftsyncRule,
+    SSPRule,
+    StellarisRule,
+    Weights,
+)
 
 Because = Literal["rule", "escape", "full", "released"]
 """Why gradients were aggregated: the rule allowed it; the rule's escape; no room is left; the schedule asked for it."""
@@ -234,3 +244,23 @@ class GradientQueue:
 
 def _mean(numbers: Sequence[int]) -> float:
     return sum(numbers) / len(numbers)
+
+
+def weight(staleness: int, weights: Weights, root: float) -> float:
+    """The weight of a gradient, in (0, 1]; 1 if it is fresh.
+
+    root: δ^(−1/v) (Yu et al. 2024). reciprocal: 1/δ (Zhang et al. 2016).
+    """
+    if staleness == 0 or weights == "equal":
+        return 1.0
+    return float(staleness ** (-1.0 / root if weights == "root" else -1.0))
+
+
+def printed_bound(record: float, decay: float, k: int) -> float:
+    """β_k = δ_max · d^k of the k-th round after the first, k from 1 (Yu et al. 2024)."""
+    return float(record * decay**k)
+
+
+def authors_bound(record: float, decay: float, k: int) -> float:
+    """The same in the public code of Yu et al. 2024: int(δ_max · d^(k−1)) + 1, at least 1 and at most δ_max."""
+    return float(max(1, min(int(record * decay ** (k - 1)) + 1, record)))

@@ -6,7 +6,7 @@ from prometheus_client.metrics_core import Metric
 
 from marless.rpc.metrics import counter, gauge
 from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.tally import Tally
+from services.coordinator.jobs.view import Tally
 
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 

@@ -37,8 +37,7 @@ from marless.learning.algos.algorithm import scopes
 from marless.rpc.gradients import is_gradient
 from marless.rpc.param_store import PolicyListing
 from marless.storage.round_file import arrivals
-from services.coordinator.execution.clocks import Clocks
-from services.coordinator.execution.learner_versions import make_version
+from services.coordinator.execution.clocks import Clocks, make_version
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
 from services.coordinator.execution.pools import GradientResult, RolloutResult

@@ -19,12 +19,12 @@ from marless.jobs.schedules.stellaris import StellarisSchedule
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
 from marless.storage.checkpoint import CheckpointProgress
-from services.coordinator.execution import recording, stop_rules
+from services.coordinator.execution import recording
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.backoff import PASSING, doing
 from services.coordinator.execution.cancellation import CANCELLED
 from services.coordinator.execution.parts import StatusAccess, assemble
-from services.coordinator.execution.planning import RoundPlan
+from services.coordinator.execution.planning import RoundPlan, ending, may_end
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import SavedEpoch
 from services.coordinator.execution.rounds import Rounds
@@ -174,9 +174,7 @@ class JobRun:
                     return plan.ending
                 await running.advance(plan)
                 self._note_success()
-                plan = self._parts.planner.plan(
-                    self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal)
-                )
+                plan = self._parts.planner.plan(self._journal.versions, ending(self._job.spec.stop, self._journal))
 
     def _executor(self) -> Asynchronous | Rounds:
         """What executes the job's schedule."""
@@ -235,7 +233,7 @@ class JobRun:
             self._set(state="RUNNING", reason="training")
         elif not self._parts.backoff.waiting:
             self._show("training")
-        return self._parts.planner.plan(versions, stop_rules.ending(self._job.spec.stop, self._journal))
+        return self._parts.planner.plan(versions, ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
@@ -251,7 +249,7 @@ class JobRun:
 
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
-        return self._parts.cancellation.asked.is_set() or stop_rules.may_end(self._job.spec.stop, self._journal, record)
+        return self._parts.cancellation.asked.is_set() or may_end(self._job.spec.stop, self._journal, record)
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""

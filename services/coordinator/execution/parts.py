@@ -8,23 +8,20 @@ from dataclasses import dataclass
 from marless.jobs.job import PreparedJob
 from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.backoff import Backoff
-from services.coordinator.execution.baseline import Baseline
 from services.coordinator.execution.cancellation import Cancellation, Steps
-from services.coordinator.execution.evaluations import Evaluations
+from services.coordinator.execution.evaluations import Baseline, Evaluations
 from services.coordinator.execution.machines import PoolMachines
 from services.coordinator.execution.planning import Planner
 from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.prewarming import Prewarming
 from services.coordinator.execution.recovery import Recovery, SavedEpoch
-from services.coordinator.execution.reservations import JobReservations
+from services.coordinator.execution.reservations import JobReservations, Prewarming
 from services.coordinator.execution.timing import Timing
 from services.coordinator.state.base import DurableJob
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.flusher import Flusher
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.lanes import LanePublisher
-from services.coordinator.state.pending_rollouts import PendingRollouts
+from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
 
 
 @dataclass(frozen=True, kw_only=True)

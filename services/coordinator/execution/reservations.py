@@ -1,11 +1,16 @@
-"""Reserves room in the learner pool for a round's trajectories, unless the last update has reserved it already."""
+"""Asks the pools ahead for what a round needs: room for its trajectories, and workers for its actors.
+
+Room is reserved in the learner pool, unless the last update has reserved it already. Workers are pre-warmed during an
+update: a pool keeps its workers while a job uses them, so a request is sent only for a number above all earlier ones.
+It may get lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from marless.core.errors import CancelledJobError
+from marless.core.errors import CancelledJobError, MarlessError
 from marless.jobs.job import PreparedJob
 from services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
 from services.coordinator.execution.pools import Pools
@@ -59,3 +64,32 @@ class JobReservations:
             # This ends the call, too: the learner pool must not reserve room for a job that has stopped waiting.
             asking.cancel()
             cancelled.cancel()
+
+
+class Prewarming:
+    """Sends the pre-warming requests of one job, in the background."""
+
+    def __init__(self, pools: Pools, job_id: str, *, wanted: bool) -> None:
+        self._pools = pools
+        self._id = job_id
+        self._wanted = wanted
+        self._hint: asyncio.Task[None] | None = None
+        self._told = 0
+        """The highest number of actors that the pool has acknowledged."""
+
+    def expect(self, actors: int) -> None:
+        """Ask for workers for `actors` actors, unless pre-warming is off or as many were asked for before."""
+        if self._wanted and actors > self._told and (self._hint is None or self._hint.done()):
+            self._hint = asyncio.create_task(self._send(actors))
+
+    def stop(self) -> None:
+        """Cancel a request that is under way; calling it twice is safe."""
+        if self._hint:
+            self._hint.cancel()
+
+    async def _send(self, actors: int) -> None:
+        try:
+            await self._pools.prewarm(self._id, actors)
+            self._told = max(self._told, actors)
+        except MarlessError:
+            return  # the next rollout starts the workers that it needs, or raises the error

@@ -20,7 +20,7 @@ from marless.jobs.job import PreparedJob
 from marless.jobs.spec import from_json
 from marless.rpc.concurrency import to_the_end
 from marless.storage.bucket import reading
-from services.coordinator.execution import stop_rules
+from services.coordinator.execution.planning import ending
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
 from services.coordinator.jobs.aftermath import Aftermath
@@ -29,8 +29,7 @@ from services.coordinator.jobs.job_queue import JobQueue
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.preparation import Preparing, changed
 from services.coordinator.jobs.submission import Submission, accepted, answered, check_request_id
-from services.coordinator.jobs.tally import Tally
-from services.coordinator.jobs.view import JobProgress, JobView
+from services.coordinator.jobs.view import JobProgress, JobView, Tally
 from services.coordinator.state import start_checkpoint
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_index import Index
@@ -284,7 +283,7 @@ class Jobs:
         spec = await asyncio.to_thread(changed, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
-        if status.state != "FAILED" and (reached := stop_rules.ending(spec.stop, journal)):
+        if status.state != "FAILED" and (reached := ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; change that stop rule")
         job = await self._preparing.prepared(spec, new=True)
         # The spec first: as long as the status says that the job has ended, nobody runs it by new stop rules.

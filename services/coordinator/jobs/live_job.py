@@ -1,4 +1,7 @@
-"""A queued or running job that this coordinator owns: its progress, log, sinks and watchers."""
+"""A queued or running job that this coordinator owns: its progress, log, sinks and watchers.
+
+A `Notifier` wakes all tasks that wait for a change of it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs.notifier import Notifier
 from services.coordinator.jobs.sink_feed import SinkFeed
-from services.coordinator.jobs.tally import Tally
-from services.coordinator.jobs.view import JobProgress, JobView, ended, view_of
+from services.coordinator.jobs.view import JobProgress, JobView, Tally, ended, view_of
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
@@ -169,3 +170,15 @@ class LiveJob:
                 greedy_return=evaluation.returns.mean,
                 **({} if evaluation.returns.win_rate is None else {"win_rate": evaluation.returns.win_rate}),
             )
+
+
+class Notifier:
+    """Wakes all waiting tasks at each change. To miss none, take `next`, then read the state, then wait for `next`."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wake all waiting tasks: something has changed."""
+        self.next.set()
+        self.next = asyncio.Event()

@@ -5,7 +5,7 @@ import pytest
 from marless.core.errors import SpecError
 from marless.cost.billing.ledger import Ledger
 from marless.jobs import prices
-from services.coordinator.execution.stop_rules import cost_reached, ending, spent_up
+from services.coordinator.execution.planning import cost_reached, ending, spent_up
 from services.coordinator.state import costs as module
 from services.coordinator.state.costs import MOST_DUE, Costs
 from services.coordinator.state.journal import Journal

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from marless.core.lanes import LaneRecord
-from services.coordinator.state.lanes import LanePublisher
+from services.coordinator.state.pending_rollouts import LanePublisher
 
 
 async def test_carries_are_published_again_after_a_failure():

@@ -7,7 +7,7 @@ import pytest
 from marless.jobs.record import Evaluation
 from marless.jobs.sections import StopSpec
 from services.coordinator.execution.evaluations import outstanding
-from services.coordinator.execution.stop_rules import ending, may_end
+from services.coordinator.execution.planning import ending, may_end
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.run_folder import RunFolder

@@ -24,9 +24,8 @@ from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.learner import Metrics, Optimizer, follow_
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.meter import PassTimer, step_means
 from marless.learning.algos.training.policy_batching import Stack
-from marless.learning.algos.training.step_metrics import step_means
 from marless.learning.nets.adam import clip_norm_
 from marless.learning.nets.bank import Row
 

@@ -23,10 +23,9 @@ from marless.learning.algos.q.config import QConfig
 from marless.learning.algos.q.functions import QFunction, QInputs
 from marless.learning.algos.q.mixers import Mixer, MonotoneMixer
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.meter import PRESENT, PassTimer, step_means
 from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.samples import Samples
-from marless.learning.algos.training.step_metrics import PRESENT, step_means
 from marless.learning.algos.training.turns import Turns
 from marless.learning.nets.adam import clip_norm_
 from marless.learning.nets.bank import Row

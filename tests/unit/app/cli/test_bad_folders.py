@@ -217,7 +217,7 @@ def test_a_comparison_says_which_run_is_damaged(marless, tmp_path, monkeypatch):
     compare = ("compare", "job.yaml", "--presets", "vanilla", "--seeds", 1, "--out", "c", "--resume")
     runs = tmp_path / "c" / "runs"
     monkeypatch.setattr(
-        "marless.app.cli.comparing.ComparisonFolder.make_here", lambda _place, run, _number: (runs / run.id).mkdir()
+        "marless.app.cli.compare.ComparisonFolder.make_here", lambda _place, run, _number: (runs / run.id).mkdir()
     )
     runs.mkdir(parents=True)
     assert marless(*compare)[0] == 102  # the run was not really made

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from marless.core.errors import SpecError
 from marless.core.machine import Kept, MachineRecord
 from marless.cost.billing.bill import bill, to_dict
-from marless.cost.billing.ledger import Ledger
+from marless.cost.billing.ledger import Ledger, starts
 from marless.cost.billing.machines import MachineMeter
-from marless.cost.billing.starts import starts
 from marless.jobs import prices
 from marless.jobs.record import InvocationRecord
 from marless.jobs.record_json import from_json

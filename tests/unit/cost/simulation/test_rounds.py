@@ -8,9 +8,9 @@ import pytest
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.sizes import FunctionsSpec
+from marless.cost.simulation.cluster import Timelines
 from marless.cost.simulation.durations import DurationModel
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
-from marless.cost.simulation.timelines import Timelines
 from marless.jobs.job import Function
 from marless.jobs.record import Distances, GroupRecord, PhaseSeconds
 from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS

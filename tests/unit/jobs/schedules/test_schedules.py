@@ -7,9 +7,8 @@ import pytest
 
 from marless.core.errors import InternalError, SpecError
 from marless.cost.simulation.virtual import VirtualRun
-from marless.jobs.schedules.base import RollOut, ScheduleState, Train
+from marless.jobs.schedules.base import RollOut, ScheduleState, Train, is_due
 from marless.jobs.schedules.contract import check_schedule
-from marless.jobs.schedules.evaluating import is_due
 from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.jobs.schedules.pipelined import PipelinedConfig
 from marless.jobs.schedules.registry import SCHEDULES, made, schedule

@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from marless.learning.aggregation import config as configs
-from marless.learning.aggregation.queue import GradientQueue, Queue, QueuedGradient
-from marless.learning.aggregation.staleness import authors_bound, printed_bound, weight
+from marless.learning.aggregation.queue import (
+    GradientQueue,
+    Queue,
+    QueuedGradient,
+    authors_bound,
+    printed_bound,
+    weight,
+)
 
 
 def aggregator(rule: str, **settings: object) -> GradientQueue:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.learning.data.sum_tree import SumTree
+from marless.learning.data.priorities import SumTree
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9])

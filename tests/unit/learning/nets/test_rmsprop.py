@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from marless.learning.nets.rmsprop import RMSProp
+from marless.learning.nets.adam import RMSProp
 
 
 def test_rmsprop_is_torchs_also_where_a_run_goes_on_later() -> None:
