@@ -63,6 +63,7 @@ LONGEST = (
     "tests/faults",
     "tests/e2e",
     "tests/integration",
+    "tests/plugins/docker",
 )
 """Where tests start many processes and wait for them; each of the files takes a minute or more."""
 

@@ -14,7 +14,10 @@ import yaml
 
 from tests.integration.running import DOCUMENT
 
-PLANTED = ("yaml", "numpy", "grpc", "structlog", "torch", "pettingzoo", "services", "marless", "sitecustomize", "site")
+PLANTED = (
+    *("yaml", "numpy", "grpc", "structlog", "torch", "pettingzoo", "sitecustomize", "site"),
+    *("services", "marless", "marless_smac"),
+)
 COMMAND = (sys.executable, "-P", "-c", "from marless.app.cli import command; command()")
 """As the installed command runs: its own directory is on the path, the working directory is not."""
 

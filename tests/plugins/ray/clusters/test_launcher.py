@@ -229,6 +229,7 @@ def other_python(place: Path, version: str = "") -> str:
     ours = Path(pytest.__file__).parent.parent
     if version:
         (packages / "marless").symlink_to(ROOT / "marless")
+        (packages / "marless_ray").symlink_to(ROOT / "plugins" / "marless_ray")
         (packages / f"marless-{version}.dist-info").mkdir()
         (packages / f"marless-{version}.dist-info" / "METADATA").write_text(f"Name: marless\nVersion: {version}\n")
     (packages / "ours.pth").write_text(f"{ours}\n")
