@@ -22,7 +22,8 @@ from marless.learning.algos.rates import value_at
 from marless.learning.algos.training.meter import PRESENT, step_means
 from marless.learning.algos.training.samples import Samples, weights
 from marless.learning.curvature.lanczos import Product
-from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective, hessian_product
+from marless.learning.curvature.memory import hessian_product
+from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets import adam, heads, stacked
 from marless.learning.nets.bank import Row

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marless.learning.algos.training.samples import weights
 from marless.learning.curvature.lanczos import Product
-from marless.learning.curvature.outputs import hessian_product
+from marless.learning.curvature.memory import hessian_product
 from marless.learning.nets.actions import ILLEGAL_LOGIT
 from marless.learning.nets.bank import Row
 from marless.learning.nets.layout import NetLayout
