@@ -28,6 +28,8 @@ TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("d
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/operating.md", "The parameter store"),
     ("docs/deploying.md", "Images"),  # a Dockerfile
+    ("docs/in_process.md", "A breakpoint"),  # what a debugger shows
+    ("docs/in_process.md", "An exception"),
     ("docs/deploying.md", "Kubernetes"),  # for a cluster; `make test-kubernetes` checks what it applies
     ("docs/deploying.md", "EC2"),  # for instances of AWS; `make test-cloud` runs it
     ("docs/deploying.md", "AWS with Terraform"),  # for AWS; `make test-cloud` runs it

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from marless.learning.algos.ddpg import losses
 from marless.learning.algos.ddpg.config import DDPGConfig
-from marless.learning.algos.ddpg.objective import bounded_gradient, hardest, relaxed, relaxed_gradient, smoothed
 from marless.learning.envs.base import Box, Discrete
 
 
@@ -66,11 +66,11 @@ class Bounded:
         return self._action_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        return bounded_gradient(self._action_RAM, d_action_RAM)
+        return losses.bounded_gradient(self._action_RAM, d_action_RAM)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
         action_RAM = torch.tanh(output_RAM)
-        return smoothed(action_RAM, noise_RAM, self._deviation, self._limit) if self._deviation else action_RAM
+        return losses.smoothed(action_RAM, noise_RAM, self._deviation, self._limit) if self._deviation else action_RAM
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
         return taken_RxM
@@ -90,19 +90,19 @@ class Relaxed:
         return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.finfo(np.float32).tiny))
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        return relaxed(output_RAM, noise_RAM, legal_RAM, self._temperature)
+        return losses.relaxed(output_RAM, noise_RAM, legal_RAM, self._temperature)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
         self._relaxed_RAM = self.smooth(output_RAM, noise_RAM, legal_RAM)
-        return hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
+        return losses.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
         """The gradient of the action; with straight-through, of the relaxed action (Jang et al. 2017, §2.2)."""
-        return relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
+        return losses.relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
         """See `DeterministicHead`: exact samples of the target policy."""
-        return hardest(self.smooth(output_RAM, noise_RAM, legal_RAM))
+        return losses.hardest(self.smooth(output_RAM, noise_RAM, legal_RAM))
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
         rows, _, samples = taken_RxM.shape

@@ -14,10 +14,11 @@ import torch
 
 from marless.core.errors import CorruptError
 from marless.core.state import Arrays
-from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics, RowNets
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.learning.algos.ddpg.config import DDPGConfig
 from marless.learning.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.learning.algos.ddpg.heads import DeterministicHead, head
+from marless.learning.algos.ddpg.nets import RowNets
 from marless.learning.algos.ddpg.training import DDPGTraining, Ensemble, TrainedActorCritic
 from marless.learning.algos.learner import LearnerContext, RoundInput
 from marless.learning.algos.off_policy.learner import (

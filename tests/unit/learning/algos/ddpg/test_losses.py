@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg import objective as losses
+from marless.learning.algos.ddpg import losses
 
 
 def _random(*shape: int, seed: int = 1) -> Tensor:
