@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,27 @@ def _below(storey: str, name: str) -> bool:
 @pytest.mark.parametrize("depth", [2, 3])
 def test_rooms_do_not_import_each_other_in_circles(sources, depth):
     assert circles(sources, depth) == []
+
+
+def at_import(tree: dict[str, str]) -> dict[str, set[str]]:
+    """The modules that each module imports while it is imported itself: not those of functions and type checkers."""
+    found = {}
+    for module, source in tree.items():
+        outermost = [node for node in ast.parse(source).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = imports("\n".join(map(ast.unparse, outermost)))
+        found[module] = {each for name in names for each in (name, name.rpartition(".")[0]) if each in tree} - {module}
+    return found
+
+
+def test_modules_do_not_import_each_other_in_circles(sources):
+    """Else it depends on which one is imported first whether there is an error."""
+    for tree in (sources, {"a.b": "from a.c import x", "a.c": "from a.b import y"}):
+        try:
+            tuple(TopologicalSorter(at_import(tree)).static_order())
+        except CycleError as error:
+            assert tree is not sources, error.args[1]
+        else:
+            assert tree is sources
 
 
 def test_a_circle_would_be_seen():
