@@ -23,7 +23,7 @@ from marless.jobs import spec
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
 from marless.jobs.sharing import registry as sharing_policies
-from marless.jobs.sharing.groups import labels
+from marless.jobs.sharing.grouping import labels
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput

@@ -11,11 +11,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from marless.core.checked_json import built
 from marless.core.errors import CorruptError, SpecError, shown, told
 
 Market = Literal["", "on-demand", "spot", "reserved", "own"]
@@ -185,34 +185,9 @@ class Kept:
 def kept_from_json(text: str) -> Kept:
     """Read the text of machines.json; raises CorruptError."""
     try:
-        data = json.loads(text)
-        end, now = (tuple(record_of(each) for each in data[name]) for name in ("end", "now"))
-        return Kept(end=end, now=now, seen_s=float(data["seen_s"]))
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        return built(Kept, json.loads(text))
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{MACHINES} is damaged: {told(error)}") from None
-
-
-def record_of(data: Mapping[str, Any]) -> MachineRecord:  # Any: JSON
-    """The record that JSON holds; raises TypeError or OverflowError for what is none."""
-    found = MachineRecord(**data)
-    for each in dataclasses.fields(found):
-        value: Any = getattr(found, each.name)  # Any: JSON
-        kinds = _KINDS[str(each.type)]
-        # A bool is an int in Python, and no number here.
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{each.name} of a machine is {value!r:.80}")
-        if isinstance(value, int | float) and not math.isfinite(value):
-            raise TypeError(f"{each.name} of a machine is {value!r:.80}")
-    return found
-
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "float": (float, int),
-    "float | None": (float, int, type(None)),
-    "bool": (bool,),
-}
-"""Annotation of a field → types that its JSON value may have."""
 
 
 def _number(key: str, value: str) -> float:

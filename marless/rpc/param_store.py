@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -321,7 +320,7 @@ class ParamStore:
         Heads that have been superseded may be skipped; none is repeated. A lost connection is re-established.
         """
         lost_s: float | None = None
-        pause = delays(random.Random())
+        pause = delays()
         while True:
             try:
                 request = param_store_pb2.WatchRequest(job=job, cursor=cursor)
@@ -329,7 +328,7 @@ class ParamStore:
                 async with aclosing(self._peer.stream(self._stub.Watch, request)) as changes:
                     async for change in changes:
                         # The store answers, so what comes after is another loss, with a patience of its own.
-                        lost_s, pause = None, delays(random.Random())
+                        lost_s, pause = None, delays()
                         cursor = change.cursor
                         yield HeadChange(_head(change.head), cursor)
                 # A store that shuts down ends its streams without an error; the watch goes on with the one that takes

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import TypeVar
 
 from marless.core.errors import MarlessError, OverloadedError, UnavailableError
@@ -15,15 +16,16 @@ LONGEST_DELAY_S = 1.0
 Result = TypeVar("Result")
 
 
-def delays(jitter: random.Random) -> Iterator[float]:
-    """Exponential back-off with jitter: seconds to wait before each further attempt.
+def delays(*, first_s: float = FIRST_DELAY_S, longest_s: float = LONGEST_DELAY_S) -> Iterator[float]:
+    """Exponential back-off with jitter: seconds to wait before each further attempt, without end.
 
-    The step doubles up to `LONGEST_DELAY_S`; each delay is drawn from the upper half of its step.
+    The step doubles up to `longest_s`; each delay is drawn from the upper half of its step.
     """
-    delay = FIRST_DELAY_S
-    while True:
-        yield delay * jitter.uniform(0.5, 1.0)
-        delay = min(2 * delay, LONGEST_DELAY_S)
+    # Unseeded on purpose: processes that failed together must not try again together, and no result depends on it.
+    jitter = random.Random()
+    # No power beyond 32, because one of thousands would be infinite.
+    steps_s = (min(first_s * 2.0 ** min(number, 32), longest_s) for number in count())
+    return (step_s * jitter.uniform(0.5, 1.0) for step_s in steps_s)
 
 
 def pause_s(delay_s: float, trouble: MarlessError) -> float:
@@ -41,8 +43,7 @@ async def retry(operation: Callable[[], Awaitable[Result]], *, patience_s: float
         try:
             return await operation()
         except (UnavailableError, OverloadedError) as trouble:
-            # Unseeded on purpose: jitter must differ between processes, and results do not depend on it.
-            pauses = pauses or delays(random.Random())  # made at the first error, because a seed takes time
+            pauses = pauses or delays()  # made at the first error, because a seed takes time
             pause = pause_s(next(pauses), trouble)
             if time.monotonic() + pause > give_up:
                 raise

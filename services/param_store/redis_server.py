@@ -27,6 +27,7 @@ from marless.core.errors import SpecError, UnavailableError
 from marless.core.log import structlog
 from marless.rpc.redis_program import find_binary
 from marless.rpc.redis_users import STORE, SUPERVISOR, RedisUsers
+from marless.rpc.retry import delays
 from services.param_store import redis_guard
 
 START_TIMEOUT_S = 60.0
@@ -34,7 +35,7 @@ STOP_TIMEOUT_S = 5.0
 ORPHAN_S = 10
 """Seconds from the death of a store until its Redis is ended, unless another store takes it over."""
 FULL_DISK_BYTES = 32 * 2**20
-LONGEST_RESTART_DELAY_S = 2.0
+_FIRST_RESTART_DELAY_S, _LONGEST_RESTART_DELAY_S = 0.05, 2.0
 QUESTION_S = 5.0
 """Seconds between two questions whether a server answers."""
 SILENT_S = 30.0
@@ -200,14 +201,13 @@ class LocalRedis:
             self._tell_guard(line)
 
     async def _up_again(self) -> _RedisConnection:
-        delay_s = 0.05
+        pauses = delays(first_s=_FIRST_RESTART_DELAY_S, longest_s=_LONGEST_RESTART_DELAY_S)
         while True:
             try:
                 line = await self._up()
             except (UnavailableError, OSError) as error:
-                _log.error("redis.down", error=str(error), next_try_s=delay_s)
+                _log.error("redis.down", error=str(error), next_try_s=round(delay_s := next(pauses), 3))
                 await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, LONGEST_RESTART_DELAY_S)
             else:
                 self.restarts += 1
                 _log.info("redis.restarted")

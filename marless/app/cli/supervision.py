@@ -19,6 +19,7 @@ from marless.app.cli.service_process import UNKNOWN, ServiceProcess, Start, Star
 from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError
 from marless.fleet.launchers.forking import how
+from marless.rpc.retry import delays
 
 STOP_S = 15.0
 TRACED_S = 1.0
@@ -27,8 +28,8 @@ LOG_BYTES = 16 * 2**20
 """Size at which a log file is rotated; one old file is kept."""
 LOG_CHECK_S = 0.1
 """Seconds between looks at the size of a log: an environment may print hundreds of megabytes per second."""
-LONGEST_DELAY_S = 2.0
-_FIRST_DELAY_S = 0.05
+_RESTARTS = {"first_s": 0.1, "longest_s": 2.0}
+"""Delays before a service that did not answer is started again."""
 _LAST_BYTES = 2**18
 """The end of a log in which an error message is searched for."""
 
@@ -179,11 +180,10 @@ class SupervisedService:
         Raises OSError.
         """
         deaths: deque[float] = deque(maxlen=self._limits.deaths)
-        mute = unserved = 0
+        unserved, pauses = 0, delays(**_RESTARTS)
         while True:
             code = await self._end()
             deaths.append(time.monotonic())
-            mute = 0 if self._answered else mute + 1
             # SIGKILL comes from outside, as when memory is short: it does not say that the installation is broken.
             unserved = 0 if self._answered or code == -signal.SIGKILL else unserved + 1
             if unserved == self._limits.unserved:
@@ -193,8 +193,10 @@ class SupervisedService:
                     f"{self.name} ended {len(deaths)} times within {deaths[-1] - deaths[0]:.0f} s, "
                     f"now {_how(code)}: {self._last_words()}"
                 )
-            if mute:
-                await asyncio.sleep(min(_FIRST_DELAY_S * 2**mute, LONGEST_DELAY_S))
+            if self._answered:
+                pauses = delays(**_RESTARTS)
+            else:
+                await asyncio.sleep(next(pauses))
             what = self._unanswered or f"ended ({_how(code)})"
             await self.start()
             self.restarts += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -128,7 +127,7 @@ class _Patience:
         self._connection = connection
         self._unavailable_s = unavailable_s
         """Time limit if the coordinator answers that it is unavailable: stopping, overloaded, or its disk is full."""
-        self._delays = delays(random.Random())  # unseeded, so that clients do not retry in step
+        self._delays = delays()
         self._since_s: float | None = None
 
     async def endure(self, error: MarlessError) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from marless.core.checked_json import built
 from marless.core.errors import CorruptError, MarlessError
 from marless.core.standard_output import kept_for_data
 from marless.jobs.job import PreparedJob, prepare
@@ -70,16 +71,8 @@ class Calibration:
 def from_text(text: str) -> Calibration:
     """Parse the output of `Calibration.to_json`; raises CorruptError."""
     try:
-        known = json.loads(text)
-        return Calibration(
-            actor_s=tuple(known["actor_s"]),
-            updates=tuple(
-                tuple(FunctionSeconds(**each | {"after": tuple(each["after"])}) for each in update)
-                for update in known["updates"]
-            ),
-            samples_share=known["samples_share"],
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return built(Calibration, json.loads(text))
+    except (ValueError, RecursionError):
         raise CorruptError(f"this is no calibration: {text[:80]!r}") from None
 
 

@@ -20,7 +20,7 @@ from marless.core.group import Group
 from marless.core.measures import SimilarityConfig
 from marless.jobs.record import RoundRecord
 from marless.jobs.sharing.base import SharingConfig, SharingDecision
-from marless.jobs.sharing.groups import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
+from marless.jobs.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
 from marless.jobs.sharing.trend import Detector, Range, TrendState
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.similarity.measures import check_similarity, needs, read_similarity

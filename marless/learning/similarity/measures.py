@@ -2,11 +2,6 @@
 
 Other packages register similarities as entry points of the group "marless.similarity". Importing this module, or the
 config of a similarity, does not import NumPy.
-
-Similarity `policy_distance`: distance between the actions of policies on the same observations, of all agents.
-
-A substitute for MAPD (Hu et al.) that needs no training, and ours: distances of the action distributions themselves,
-over a pooled batch of observations. `marless.learning.similarity.distributions` computes it.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from marless.core.errors import SpecError
 from marless.core.interruption import Stopped, never
@@ -127,18 +122,3 @@ def needs(what: str, package: str, install: str) -> None:
     """Raise SpecError if `package` is not "" and cannot be imported."""
     if package and find_spec(package) is None:
         raise SpecError(f"{what} needs the package {package!r}: pip install '{install}'")
-
-
-class PolicyDistanceConfig(SimilarityConfig):
-    """Mean Jensen-Shannon distance, in [0, 1], of discrete actions; mean 2-Wasserstein distance of normal ones."""
-
-    name: Literal["policy_distance"] = "policy_distance"
-
-
-def _make(_: PolicyDistanceConfig) -> Similarity:
-    from marless.learning.similarity.distributions import PolicyDistances
-
-    return PolicyDistances()
-
-
-SIMILARITY = SimilarityKind(config_type=PolicyDistanceConfig, make=_make, package="scipy", install="marless[sharing]")

@@ -17,8 +17,8 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
+from marless.core.checked_json import built
 from marless.core.errors import CorruptError
 from marless.storage.bucket.address import Address
 
@@ -104,13 +104,10 @@ class RunHead:
     def parse(cls, data: bytes, where: str) -> RunHead:
         """Read the object's bytes, which are untrusted; raises CorruptError."""
         try:
-            held: dict[str, Any] = json.loads(data)  # Any: JSON
-            if held.pop("format") != FORMAT or len(held["files"]) > MOST_FILES:
+            held = json.loads(data)
+            if held.pop("format") != FORMAT or len(held["files"]) > MOST_FILES or not {"segments", "tail"} <= set(held):
                 raise ValueError(held)
-            files = {_path(path): _part(part) for path, part in held.pop("files").items()}
-            segments = tuple(map(_segment, held.pop("segments")))
-            tail = tuple(map(_line, held.pop("tail")))
-            return _checked(cls(files=files, segments=segments, tail=tail, **held))
+            return _checked(built(cls, held))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(f"{where}: not a run folder that marless wrote, or one of another version") from None
 
@@ -129,10 +126,15 @@ def without(head: RunHead, paths: set[str]) -> RunHead:
 
 
 def _checked(head: RunHead) -> RunHead:
-    texts = (head.owner, head.holder, head.status, head.pending)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(head.deleted, bool):
-        raise TypeError(head)
-    _whole(head.serial, 2**62)
+    for part in (*head.files.values(), *(segment.part for segment in head.segments)):
+        if not _CHANGE.fullmatch(part.change) or not _DIGEST.fullmatch(part.sha256):
+            raise ValueError(part)
+        if not 0 <= part.bytes <= MOST_PART_BYTES:
+            raise ValueError(part)
+    if not all(map(is_path, head.files)) or any("\n" in line for line in head.tail):
+        raise ValueError(head)
+    if head.serial < 0 or any(segment.rounds < 0 for segment in head.segments):
+        raise ValueError(head)
     return head
 
 
@@ -142,33 +144,3 @@ def is_path(path: str) -> bool:
     if not path.isprintable() or "\\" in path or len(path.encode()) > _LONGEST_PATH_BYTES:
         return False
     return parts[0] not in _NOT_KEPT and all(part and not part.startswith(".") for part in parts)
-
-
-def _path(path: str) -> str:
-    if not is_path(path):
-        raise ValueError(path)
-    return path
-
-
-def _part(held: dict[str, Any]) -> BucketPart:  # Any: JSON
-    part = BucketPart(**held)
-    if not _CHANGE.fullmatch(part.change) or not _DIGEST.fullmatch(part.sha256):
-        raise ValueError(held)
-    _whole(part.bytes, MOST_PART_BYTES)
-    return part
-
-
-def _segment(held: dict[str, Any]) -> Segment:  # Any: JSON
-    return Segment(part=_part(held["part"]), rounds=_whole(held["rounds"], 2**40))
-
-
-def _line(text: object) -> str:
-    if not isinstance(text, str) or "\n" in text:
-        raise TypeError(text)
-    return text
-
-
-def _whole(value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(value)
-    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 
 from marless.core.errors import (
@@ -46,7 +45,7 @@ class Backoff:
         """Reset after a success: the next error starts a new sequence of delays."""
         self._since_s: float | None = None
         self._last_s = 0.0
-        self._delays = delays(random.Random())  # unseeded on purpose: no result depends on it
+        self._delays = delays()
 
     @property
     def waiting(self) -> bool:

@@ -16,7 +16,6 @@ does not wait for the baseline, and no decision of a job depends on it.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -184,7 +183,7 @@ class Baseline:
     async def _play(self, number: int, episodes: int) -> Played:
         """Run one batch; transient errors are retried, all others are raised."""
         failures = 0
-        for delay_s in delays(random.Random()):  # unseeded on purpose: no result depends on it
+        for delay_s in delays():
             try:
                 return await self._play_somewhere(number, episodes)
             except (*PASSING, UnavailableError) as trouble:

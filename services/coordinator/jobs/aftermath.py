@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from marless.core.errors import MarlessError
 from marless.core.log import structlog
 from marless.core.machine import MachineRecord
+from marless.rpc.retry import delays
 from services.coordinator.execution.pools import Pools
 
 MOST_JOBS = 64
@@ -15,7 +16,7 @@ MOST_JOBS = 64
 SILENT = 10
 """Questions that no pool answers, after which a job is not followed any more."""
 _SOONEST_S, _LATEST_S = 1.0, 30.0
-"""Seconds between two questions; they double."""
+"""Seconds between the first two questions, and the most between any two."""
 _log = structlog.get_logger("coordinator")
 Keep = Callable[[str, tuple[MachineRecord, ...]], Awaitable[bool]]
 
@@ -47,11 +48,10 @@ class Aftermath:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, job: str) -> None:
-        pause_s, silent = self._soonest_s, 0
+        pauses, silent = delays(first_s=self._soonest_s, longest_s=_LATEST_S), 0
         try:
             while silent < SILENT:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LATEST_S)
+                await asyncio.sleep(next(pauses))
                 machines = await self._pools.machines(job)
                 silent = 0 if machines else silent + 1
                 if machines and not await self._keep(job, machines):

@@ -30,6 +30,7 @@ from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob
 from marless.jobs.sinks.scalars import scalars, settings
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
+from marless.rpc.retry import delays
 from marless.storage.round_file import read, read_backwards
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.state.job_log import JobLog
@@ -185,6 +186,7 @@ class _Courier:
         self._taken = _Taken(folder / "sinks" / f"{name}.json")
         self._back_to: int | None = None
         self._failures = 0
+        self._delays = delays(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S)
 
     @property
     def behind(self) -> int:
@@ -251,7 +253,7 @@ class _Courier:
             given = record
             if self._failures:
                 self._report("sink.recovered", failures=self._failures)
-                self._failures = 0
+                self._failures, self._delays = 0, delays(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S)
         if given is None or given is last:
             raise CorruptError(f"{self._folder}: rounds before {newest.round + 1} are not in rounds.jsonl")
         return given
@@ -269,10 +271,9 @@ class _Courier:
         raise CorruptError(f"{self._folder}: round {round_ + 1} is no longer in rounds.jsonl")
 
     def _pause(self) -> None:
-        delay_s = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S)
         with self._notifier.changed:
             end = self._notifier.end
-            self._notifier.changed.wait_for(lambda: self._notifier.end != end, timeout=delay_s)
+            self._notifier.changed.wait_for(lambda: self._notifier.end != end, timeout=next(self._delays))
 
 
 class _Taken:

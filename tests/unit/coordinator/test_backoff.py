@@ -19,7 +19,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     """Time as this test says, and no waiting."""
     clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(backoff, "time", clock)
-    monkeypatch.setattr(backoff, "delays", lambda jitter: (0.0 for _ in count()))
+    monkeypatch.setattr(backoff, "delays", lambda: (0.0 for _ in count()))
     return clock
 
 

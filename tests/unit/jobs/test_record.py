@@ -1,6 +1,7 @@
 """Round records: what is written is what is read."""
 
 import json
+import math
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -98,6 +99,38 @@ def test_an_evaluation_without_its_parts_is_no_record(wrong):
     data["earlier_evaluation"] |= wrong
     with pytest.raises(ValueError, match="no"):
         from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"of": 1}, {"round": "3"}, {"round": True}, {"round": 2**53 + 1}, {"round": 10**400}, {"job": None}),
+        *({"ended_s": math.nan}, {"ended_s": math.inf}, {"ended_s": 1e300}, {"idle_s": "0"}, {"idle_s": -math.inf}),
+        *({"groups": [{}]}, {"groups": [{"policy": "p", "agents": "ab", "version": 1}]}, {"phases": None}),
+        *({"versions": {"p": 0.5}}, {"metrics": {"p": {"kl": "1"}}}, {"distances": [{"agents": [], "values": [1]}]}),
+        *({"invocations": {"rows": 1, "of": {"all": 1}}}, {"lanes": [{"lane": 0}]}, {"machines": [{"id": "i"}]}),
+        *({"evaluation": {}}, {"evaluation": {"return": 0.0, "win_rate": None}}, {"aggregation": {}}),
+    ],
+)
+def test_what_is_not_as_the_fields_say_is_no_record(wrong):
+    with pytest.raises(ValueError, match="no round record"):
+        from_json(json.dumps(json.loads(record(3).to_json()) | wrong))
+
+
+@pytest.mark.parametrize("field", ["returns", "evaluation"])
+@pytest.mark.parametrize("wrong", [{"wins": -1}, {"wins": 5}, {"wins": "1"}, {"episodes": 0, "wins": 0}])
+def test_no_more_episodes_are_won_than_ended(field, wrong):
+    data = json.loads(record(returns=WON, evaluation=WON).to_json())
+    data[field] |= wrong
+    with pytest.raises(ValueError, match="no round record"):
+        from_json(json.dumps(data))
+
+
+def test_metrics_of_a_job_that_diverged_are_read_as_they_were_written():
+    found = from_json(record(metrics={"p": {"kl": math.inf, "loss": math.nan}}).to_json()).metrics["p"]
+    assert found["kl"] == math.inf and math.isnan(found["loss"])
+    large = replace(RETURNS, mean=1e300)
+    assert from_json(record(returns=large).to_json()).returns == large
 
 
 def summary(**changes) -> dict:
