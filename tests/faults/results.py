@@ -22,9 +22,8 @@ class Result:
     """What each record says of learning."""
 
 
-def result_of(job: Disturbed) -> Result:
+def check_versions(records: Sequence[RoundRecord]) -> None:
     """Raises AssertionError unless every round was recorded once and published one version of what it trained."""
-    records = job.records()
     assert [record.round for record in records] == list(range(len(records))), "a round is lost or doubled"
     heads = {group.policy: 1 for record in records[:1] for group in record.groups}
     joint = {name: 1 for record in records[:1] for name in record.versions if name not in heads}
@@ -32,6 +31,12 @@ def result_of(job: Disturbed) -> Result:
         heads |= {group.policy: heads.get(group.policy, 0) + 1 for group in record.groups}
         heads |= (joint := {name: version + 1 for name, version in joint.items()})
         assert dict(record.versions) == heads, f"round {record.round} made {record.versions}"
+
+
+def result_of(job: Disturbed) -> Result:
+    """Raises AssertionError as `check_versions` does."""
+    records = job.records()
+    check_versions(records)
     newest = max((job.folder / "checkpoints").glob("round-*"))
     digest = hashlib.sha256()
     for path in sorted(newest.iterdir()):

@@ -14,13 +14,12 @@ from redis import Redis
 from marless.core.errors import SpecError, StaleError, UnreachableError
 from marless.jobs.job import prepare
 from marless.jobs.schedules.arrivals import read
-from marless.jobs.sections import StopSpec
 from marless.rpc.param_store import ParamStore
 from services.coordinator.execution import asynchronous
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
-from tests.integration.running import KilledError, check_replay, created, dying, go_on, restarted, succeeded
+from tests.integration.running import KilledError, check_replay, created, go_on, restarted, succeeded
 from tests.integration.running import spec as spec_of
 from tests.integration.test_same_weights import RIVALS
 
@@ -96,31 +95,6 @@ async def test_an_order_that_is_another_jobs_is_refused(cluster, tmp_path):
     assert "r7:10 is to happen next, and it is not under way" in run.status.reason
 
 
-PLACES = ("pending.before", "pending.after", "record.before", "record.after")
-
-
-@pytest.mark.parametrize(
-    ("place", "passes"),
-    [*((place, passes) for place in PLACES for passes in (1, 4)), ("checkpoint.after", 1), ("drop.before", 1)],
-)
-async def test_a_coordinator_that_is_killed(cluster, tmp_path, kill_at, place, passes):
-    folder = new(tmp_path)
-    kill_at(f"coordinator.{place}", passes)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    check(folder, lost=True)
-
-
-@pytest.mark.parametrize("service", ["actor_pool", "learner_pool", "param_store"])
-@pytest.mark.parametrize("call", ["sample", "gradient"])
-async def test_a_service_that_is_restarted(cluster, tmp_path, after, service, call):
-    folder = new(tmp_path)
-    after(call, 5, restarted(cluster, service))
-    await succeeded(cluster, folder)
-    check(folder, lost=True)
-
-
 async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(cluster, tmp_path, after, monkeypatch):
     """What was sampled under them before, perhaps with other versions, is replaced."""
     begun: Counter[tuple[int, int]] = Counter()
@@ -185,15 +159,6 @@ async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp
     assert calls["opened"] == 2  # not once more because of what is lost: it stays lost
 
 
-@pytest.mark.parametrize(("call", "number"), [("sample", 9), ("gradient", 6)])
-async def test_a_store_that_loses_everything(cluster, tmp_path, after, call, number):
-    folder = new(tmp_path)
-    after(call, number, lambda: cluster.store.delete_job(folder.path.name), before=True)
-    await succeeded(cluster, folder)
-    records = check(folder, lost=True)
-    assert any("x" in record.aggregation.arrivals for record in records)
-
-
 async def test_a_coordinator_that_is_killed_while_the_store_loses_everything(
     cluster, tmp_path, kill_at, monkeypatch, redis_url
 ):
@@ -216,24 +181,6 @@ async def test_a_coordinator_that_is_killed_while_the_store_loses_everything(
     check(folder, lost=True)
     assert min(used[4:]) > max(before)
     assert folder.read_status().epoch == max(used)
-
-
-@pytest.mark.parametrize("failpoint", ["actor.upload.before:3", "learner.publish.before:3"])
-async def test_workers_that_die(cluster, tmp_path, failpoint):
-    folder = new(tmp_path)
-    async with dying(cluster, f"{failpoint.partition('.')[0]}_pool", failpoint):
-        await succeeded(cluster, folder)
-    check(folder)
-
-
-async def test_a_resumed_job_goes_on_from_its_last_version(cluster, tmp_path):
-    folder = new(tmp_path)
-    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": 3})}))
-    await succeeded(cluster, folder)
-    assert folder.own()
-    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
-    await succeeded(cluster, folder)
-    check(folder, lost=True)
 
 
 @pytest.mark.parametrize(

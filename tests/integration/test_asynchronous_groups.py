@@ -13,7 +13,7 @@ from marless.jobs.job import prepare
 from marless.jobs.schedules.arrivals import read
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_counts, check_same_weights
-from tests.integration.running import STEPS, KilledError, check_replay, created, go_on, succeeded
+from tests.integration.running import STEPS, check_replay, created, succeeded
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,18 +68,6 @@ AGENTS = ("agent_0", "agent_1", "agent_2")
 )
 async def test_services_compute_what_one_process_computes(cluster, tmp_path, changes):
     folder = new(tmp_path, **changes)
-    await succeeded(cluster, folder)
-    check(folder)
-
-
-@pytest.mark.parametrize("changes", [{}, VDN], ids=["gradients", "updates"])
-@pytest.mark.parametrize("passes", [2, 3, 5])
-@pytest.mark.parametrize("place", ["pending.before", "pending.after", "record.before", "record.after"])
-async def test_a_coordinator_that_is_killed(cluster, tmp_path, kill_at, place, passes, changes):
-    folder = new(tmp_path, **changes)
-    kill_at(f"coordinator.{place}", passes)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
     await succeeded(cluster, folder)
     check(folder)
 

@@ -20,9 +20,9 @@ from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool.tasks import LearnTasks
-from tests.integration.running import KilledError, check_replay, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import KilledError, check_replay, created, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of
-from tests.integration.test_asynchronous import PLACES, ROUNDS, check
+from tests.integration.test_asynchronous import ROUNDS, check
 from tests.integration.test_same_weights import RIVALS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -121,19 +121,6 @@ async def test_a_replay_of_a_run_that_has_lost_something_does_not_make_what_was_
     assert outcome(again)[1] == outcome(folder)[1]
 
 
-@pytest.mark.parametrize(
-    ("place", "passes"),
-    [*((place, passes) for place in PLACES for passes in (1, 4)), ("checkpoint.after", 1), ("drop.before", 1)],
-)
-async def test_a_coordinator_that_is_killed(cluster, tmp_path, kill_at, place, passes):
-    folder = new(tmp_path, "vdn")
-    kill_at(f"coordinator.{place}", passes)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    checked(folder, lost=True)
-
-
 @THREE
 @pytest.mark.parametrize("pool_too", [False, True], ids=["", "and the pool"])
 async def test_a_coordinator_that_is_killed_once_the_version_is_there(cluster, tmp_path, monkeypatch, name, pool_too):
@@ -175,26 +162,6 @@ async def test_a_coordinator_that_is_killed_once_the_version_is_there(cluster, t
         assert Counter(each.function for each in record.invocations)["actor"] == 2
 
 
-@THREE
-@pytest.mark.parametrize("service", ["actor_pool", "learner_pool", "param_store"])
-@pytest.mark.parametrize("call", ["sample", "update"])
-async def test_a_service_that_is_restarted(cluster, tmp_path, after, name, service, call):
-    folder = new(tmp_path, name)
-    after(call, 5, restarted(cluster, service))
-    await succeeded(cluster, folder)
-    checked(folder, lost=True)
-
-
-@THREE
-@pytest.mark.parametrize(("call", "number", "before"), [("sample", 9, True), ("update", 5, True), ("update", 5, False)])
-async def test_a_store_that_loses_everything(cluster, tmp_path, after, name, call, number, before):
-    folder = new(tmp_path, name)
-    after(call, number, lambda: cluster.store.delete_job(folder.path.name), before=before)
-    await succeeded(cluster, folder)
-    records = checked(folder, lost=True)
-    assert any("x" in record.aggregation.arrivals for record in records)
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_a_version_of_other_rollouts_than_those_asked_for_sends_the_job_back(
     cluster, tmp_path, monkeypatch, at_once
@@ -230,14 +197,6 @@ async def test_a_version_of_other_rollouts_than_those_asked_for_sends_the_job_ba
     records = check(folder, lost=True)
     assert len(back) == 1
     assert any("x" in record.aggregation.arrivals for record in records)
-
-
-@pytest.mark.parametrize("failpoint", ["actor.upload.before:3", "learner.publish.before:3", "learner.publish.after:3"])
-async def test_workers_that_die(cluster, tmp_path, failpoint):
-    folder = new(tmp_path, "iddpg", env=RIVALS)
-    async with dying(cluster, f"{failpoint.partition('.')[0]}_pool", failpoint):
-        await succeeded(cluster, folder)
-    checked(folder)
 
 
 async def test_its_defaults_follow_from_the_algorithm():

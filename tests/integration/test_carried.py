@@ -1,7 +1,6 @@
 """Jobs whose episodes go on from round to round: no interruption changes what they come to."""
 
 import json
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -158,51 +157,6 @@ async def test_environments_that_cannot_be_saved_go_on_copy_by_copy(cluster, tmp
 SLOW = pytest.mark.slow
 
 
-def families(quick: str):
-    return pytest.mark.parametrize(
-        "family", [name if name == quick else pytest.param(name, marks=SLOW) for name in FAMILIES]
-    )
-
-
-@families("ippo")
-@pytest.mark.parametrize(
-    "place",
-    [
-        "pending.after",
-        "carry.before",
-        *(pytest.param(each, marks=SLOW) for each in ("pending.before", "carry.after", "record.before")),
-    ],
-)
-async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, family, place):
-    folder = new(tmp_path, family)
-    kill_at(f"coordinator.{place}", 4)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(await undisturbed(family))
-
-
-@families("vdn")
-async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_path, after, family):
-    folder = new(tmp_path, family)
-    after("train", 2, restarted(cluster, "actor_pool"), before=True)
-    after("train", 4, restarted(cluster, "actor_pool"))
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(await undisturbed(family))
-
-
-@SLOW
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("place", ["actor.carry.before", "actor.carry.after"])
-async def test_workers_that_die_where_they_leave_a_lane(cluster, undisturbed, tmp_path, family, place):
-    """Each worker at its third."""
-    folder = new(tmp_path, family)
-    async with dying(cluster, "actor_pool", f"{place}:3"):
-        await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(await undisturbed(family))
-    assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
-
-
 async def test_a_round_whose_carries_were_not_published_is_rolled_out_again(cluster, undisturbed, tmp_path, sampled):
     """The coordinator has died between its rollout and the publish; a lane that the round did not run is no reason."""
     folder = new(tmp_path)
@@ -256,30 +210,6 @@ async def dies(*_) -> None:
     raise KilledError("killed")
 
 
-@families("maddpg")
-async def test_a_learner_pool_that_lost_the_trajectories(cluster, undisturbed, tmp_path, after, sampled, family):
-    """The round is rolled out again, from where it began: its carries are there already, and are equal."""
-    folder = new(tmp_path, family)
-
-    async def lose() -> None:
-        await restarted(cluster, "learner_pool")()
-        raise UnreachableError("learner_pool: it was away")
-
-    after("update", 3, lose, before=True)
-    await succeeded(cluster, folder)
-    assert sampled == [0, 1, 2, 3, 3, 4, 5, 6]
-    assert outcome(folder) == outcome(await undisturbed(family))
-
-
-@families("ippo")
-async def test_a_store_that_loses_everything(cluster, undisturbed, tmp_path, after, family):
-    """The checkpoint has the carries, too, also of lanes that rest."""
-    folder = new(tmp_path, family)
-    after("train", 5, lambda: cluster.store.delete_job(folder.path.name), before=True)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(await undisturbed(family))
-
-
 @SLOW
 async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_path, after, redis_url):
     """It is missed when the job is recovered, before its actor is needed."""
@@ -295,16 +225,3 @@ async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_
     await succeeded(cluster, folder)
     assert outcome(folder) == outcome(await undisturbed("ippo"))
     assert any(json.loads(line)["event"] == "job.versions_lost" for line in folder.log_path.read_text().splitlines())
-
-
-@SLOW
-async def test_a_job_that_is_resumed_after_its_end(cluster, undisturbed, tmp_path):
-    """On-policy: a replay does not outlive its job."""
-    folder = new(tmp_path, stop={"rounds": 4})
-    await succeeded(cluster, folder)
-    given, status = folder.load()
-    assert folder.own()
-    folder.write_spec(given.model_copy(update={"stop": given.stop.model_copy(update={"rounds": ROUNDS})}))
-    folder.write_status(replace(status, state="RUNNING"))
-    await succeeded(cluster, folder)
-    assert outcome(folder)[1] == outcome(await undisturbed("ippo"))[1]

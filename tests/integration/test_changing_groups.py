@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 import marless
-from marless.core.errors import UnreachableError
 from marless.core.group import Group
 from marless.cost.billing.ledger import Ledger
 from marless.jobs import prices
@@ -33,7 +32,6 @@ from tests.integration.running import (
     STEPS,
     KilledError,
     created,
-    dying,
     go_on,
     outcome,
     ready,
@@ -181,152 +179,7 @@ async def test_services_compute_what_one_process_computes(folder):
 # What interrupts it
 
 
-@pytest.mark.parametrize(
-    ("place", "round_"),
-    [
-        ("pending.before", MERGED),
-        ("pending.after", SPLIT),
-        ("record.before", MERGED),
-        ("record.before", SPLIT),
-        pytest.param("pending.before", SPLIT, marks=pytest.mark.slow),
-        pytest.param("pending.after", MERGED, marks=pytest.mark.slow),
-        *(pytest.param("record.after", round_, marks=pytest.mark.slow) for round_ in (MERGED, SPLIT)),  # as below
-    ],
-)
-async def test_a_coordinator_that_is_killed_where_groups_change(
-    cluster, undisturbed, tmp_path, kill_at, trained, place, round_
-):
-    folder = new(tmp_path)
-    kill_at(f"coordinator.{place}", round_ + 1)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == undisturbed
-    assert trained == list(range(ROUNDS))
-
-
-async def test_a_coordinator_that_is_killed_in_every_round(cluster, undisturbed, tmp_path, kill_at):
-    """None lives long enough to have in memory what the policies of the next round look back on."""
-    folder = new(tmp_path)
-    for _ in range(ROUNDS):
-        kill_at("coordinator.record.after")
-        with pytest.raises(KilledError):
-            await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == undisturbed
-
-
-@pytest.mark.parametrize("round_", [MERGED, SPLIT])
-async def test_a_learner_pool_whose_answer_was_lost_where_groups_change(
-    cluster, undisturbed, tmp_path, after, trained, sampled, round_
-):
-    """Heads of policies that nobody trains any more do not hide that the update was published."""
-    folder = new(tmp_path)
-
-    async def lose() -> None:
-        await restarted(cluster, "learner_pool")()
-        raise UnreachableError("learner_pool: the answer was lost")
-
-    after("update", round_, lose)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == undisturbed
-    assert trained == sampled == list(range(ROUNDS))
-
-
-async def test_a_joint_critic_that_was_published_is_found_with_the_policies(cluster, tmp_path, after, trained):
-    changes = {"algorithm": {"name": "mappo", "epochs": 1, "minibatches": 2}, "stop": {"rounds": 5}}
-    whole, folder = new(tmp_path, **changes), new(tmp_path, **changes)
-    await succeeded(cluster, whole)
-    trained.clear()
-
-    async def lose() -> None:
-        await restarted(cluster, "learner_pool")()
-        raise UnreachableError("learner_pool: the answer was lost")
-
-    after("update", MERGED, lose)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(whole)
-    assert trained == [0, 1, 2, 3, 4]
-    assert [record.versions["critic.agent"] for record in folder.records()] == [2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("round_", [MERGED, SPLIT])
-async def test_versions_that_are_lost_where_groups_change(cluster, undisturbed, tmp_path, after, round_):
-    folder = new(tmp_path)
-    after("train", round_, lambda: cluster.store.delete_job(folder.path.name), before=True)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == undisturbed
-
-
-FROM_SHARED = {"sharing": {"name": "scripted", "period": 2, "groups": "shared"}, "stop": {"rounds": 4}}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def from_shared(cluster, tmp_path_factory) -> RunFolder:
-    """Of a job that begins shared and splits, which nothing befell."""
-    folder = new(tmp_path_factory.mktemp("shared"), **FROM_SHARED)
-    await succeeded(cluster, folder)
-    versions = [dict(record.versions) for record in folder.records()]
-    assert versions == [{"agent": 2}, {"agent": 3}, *({"agent": 3} | dict.fromkeys(AGENTS, v) for v in (1, 2))]
-    return folder
-
-
-@pytest.mark.parametrize("place", ["record.after", "pending.before", "pending.after", "record.before"])
-async def test_a_split_into_policies_that_never_were(cluster, from_shared, tmp_path, kill_at, place):
-    """Their first version is what the split makes of the shared policy, never one that came from chance."""
-    folder = new(tmp_path, **FROM_SHARED)
-    kill_at(f"coordinator.{place}", 2 if place == "record.after" else 3)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(from_shared)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("publish", [MERGED + 2, SPLIT + 2])  # the first one is of the first versions
-async def test_a_learner_that_dies_with_the_round_in_which_groups_change(cluster, undisturbed, tmp_path, publish):
-    folder = new(tmp_path)
-    async with dying(cluster, "learner_pool", f"learner.publish.after:{publish}"):
-        await succeeded(cluster, folder)
-    assert outcome(folder) == undisturbed
-    assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
-
-
-MARLESS = {
-    "env": {"name": "mpe/simple_spread", "options": {"agents": 5, "max_cycles": STEPS}},
-    "actors": {"count": 6, "envs": ENVS, "steps": STEPS},
-    "scaling": "marless",
-    "sharing": {"name": "marless", "window": 2, "threshold": 4.99},
-    "stop": {"rounds": 8},
-}
 """Shares or splits every other round, for hardly any trend is as steep."""
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "samples"), [("ippo", "drawn"), pytest.param("mappo", "pooled", marks=pytest.mark.slow)]
-)
-async def test_the_policies_of_marless_decide_alike_after_a_kill_in_every_round(
-    cluster, tmp_path, kill_at, algorithm, samples
-):
-    changes = MARLESS | {
-        "algorithm": {"name": algorithm, "epochs": 1, "minibatches": 2},
-        "sharing": MARLESS["sharing"] | {"samples": samples},
-    }
-    whole, folder = new(tmp_path, **changes), new(tmp_path, **changes)
-    await succeeded(cluster, whole)
-    learners = [len(record.groups) for record in whole.records()]
-    assert learners[0] == 5
-    assert min(learners) < 5 == max(learners[4:])  # shared, and split
-    assert any(record.distances for record in whole.records())
-    for round_ in range(len(learners)):
-        if round_ == 4 and algorithm == "mappo":
-            await restarted(cluster, "learner_pool")()  # nothing is held in memory there either
-        kill_at("coordinator.record.after")
-        with pytest.raises(KilledError):
-            await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(whole)
-    assert [record.distances for record in folder.records()] == [record.distances for record in whole.records()]
 
 
 # Starting from a checkpoint

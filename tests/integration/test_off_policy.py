@@ -19,11 +19,7 @@ from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,
-    KilledError,
     created,
-    go_on,
-    outcome,
-    restarted,
     succeeded,
 )
 from tests.integration.running import spec as spec_of
@@ -166,18 +162,3 @@ async def test_a_replay_under_its_own_policies_is_the_run_and_a_graph_is_what_sl
     assert {graph[number].node for number in waits(first, graph)} == set(first.after) != set()
     one, many = (modelled(newest, spec.functions, slots).update for slots in (1, 64))
     assert many < one
-
-
-@pytest.mark.parametrize("name", ["maddpg", pytest.param("vdn", marks=pytest.mark.slow)])
-async def test_a_kill_in_every_round_changes_nothing(runs, cluster, tmp_path, kill_at, name):
-    """Coordinators that remember nothing, and a learner pool that is another one half-way."""
-    whole, folder = await runs(name), new(tmp_path, JOBS[name])
-    for round_ in range(JOBS[name]["stop"]["rounds"]):
-        if round_ == 4:
-            await restarted(cluster, "learner_pool")()
-        kill_at("coordinator.record.after")
-        with pytest.raises(KilledError):
-            await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    assert outcome(folder) == outcome(whole)
-    assert [record.distances for record in folder.records()] == [record.distances for record in whole.records()]

@@ -17,9 +17,9 @@ from marless.jobs.sections import StopSpec
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
-from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import created, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of
-from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, ROUNDS, TEAM
+from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, TEAM
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _serials = count()
@@ -64,101 +64,6 @@ async def test_services_compute_what_one_process_computes(undisturbed, name):
 
 async def same(folder: RunFolder, other: RunFolder) -> None:
     assert outcome(folder) == outcome(other)
-
-
-SLOW = pytest.mark.slow
-PLACES = ("pending.before", "pending.after", "carry.before", "carry.after", "record.before", "record.after")
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "passes"),
-    [
-        ("ippo", "pending.after", 1),  # of the first round; the second is the first that is rolled out ahead
-        ("ippo", "pending.before", 2),
-        ("vdn", "pending.after", 2),
-        ("ippo", "carry.after", 2),
-        ("vdn", "record.before", 2),
-        ("ippo", "record.after", 3),
-        ("ippo", "checkpoint.after", 1),
-        ("ippo", "drop.before", 1),
-        *(
-            pytest.param(name, place, passes, marks=SLOW)
-            for name in ("ippo", "maddpg")
-            for place in PLACES
-            for passes in (1, 3, 4)
-        ),
-    ],
-)
-async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, name, place, passes):
-    folder = new(tmp_path, name)
-    kill_at(f"coordinator.{place}", passes)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    await same(folder, await undisturbed(name))
-
-
-async def test_a_coordinator_that_is_killed_again_and_again(cluster, undisturbed, tmp_path, kill_at, trained):
-    folder, kills = new(tmp_path), 0
-    for round_ in range(ROUNDS):
-        for place in PLACES:
-            kill_at(f"coordinator.{place}")
-            if len(list(folder.records())) > round_:
-                break
-            with pytest.raises(KilledError):
-                await go_on(folder, cluster.pools)
-            kills += 1
-    await succeeded(cluster, folder)
-    assert kills > 2 * ROUNDS
-    assert trained == list(range(ROUNDS))  # each once
-    await same(folder, await undisturbed("ippo"))
-
-
-@pytest.mark.parametrize(
-    ("name", "service", "call", "number", "before"),
-    [
-        ("ippo", "learner_pool", "train", 2, False),
-        ("maddpg", "learner_pool", "update", 2, True),
-        ("ippo", "learner_pool", "update", 2, False),
-        ("ippo", "actor_pool", "train", 3, True),
-        ("vdn", "actor_pool", "update", 2, True),
-        ("ippo", "param_store", "update", 2, False),
-        ("ippo", "param_store", "train", 2, True),
-    ],
-)
-async def test_a_service_that_is_restarted(cluster, undisturbed, tmp_path, after, name, service, call, number, before):
-    folder = new(tmp_path, name)
-    after(call, number, restarted(cluster, service), before=before)
-    await succeeded(cluster, folder)
-    await same(folder, await undisturbed(name))
-
-
-@pytest.mark.parametrize("call", ["train", "update"])
-@pytest.mark.parametrize("lost", [1, 2, 4, 5])
-async def test_a_store_that_loses_everything(cluster, undisturbed, tmp_path, after, call, lost):
-    """Before the first checkpoint, right after it, and later; the checkpoint has the version that acts next, too."""
-    folder = new(tmp_path)
-    after(call, lost, lambda: cluster.store.delete_job(folder.path.name), before=True)
-    await succeeded(cluster, folder)
-    await same(folder, await undisturbed("ippo"))
-
-
-@pytest.mark.parametrize("name", ["ippo", "maddpg"])
-async def test_workers_that_die(cluster, undisturbed, tmp_path, name):
-    folder = new(tmp_path, name)
-    async with dying(cluster, "actor_pool", "actor.carry.before:3"):
-        await succeeded(cluster, folder)
-    await same(folder, await undisturbed(name))
-
-
-@pytest.mark.parametrize("ended", [1, 2, 3])
-async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undisturbed, tmp_path, ended):
-    folder = new(tmp_path, stop={"rounds": ended})
-    await succeeded(cluster, folder)
-    assert folder.own()
-    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
-    await succeeded(cluster, folder)
-    assert outcome(folder)[:2] == outcome(await undisturbed("ippo"))[:2]
 
 
 def actors_of(record: RoundRecord) -> list[InvocationRecord]:

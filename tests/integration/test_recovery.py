@@ -20,13 +20,12 @@ from marless.core.errors import NotFoundError, UnreachableError
 from marless.core.stopwatch import Stopwatch
 from marless.cost.billing.bill import bill
 from marless.jobs import prices
-from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.param_store import ParamStore
 from marless.storage.checkpoint import PARTS
-from services.coordinator.execution import reservations, timing, updates
+from services.coordinator.execution import commands, reservations, timing
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs import view
 from services.coordinator.state.checkpoints import Snapshots
-from services.coordinator.state.journal import Journal
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool.tasks import LearnTasks
@@ -38,11 +37,9 @@ from tests.integration.running import (
     Cluster,
     KilledError,
     created,
-    dying,
     go_on,
     outcome,
     ready,
-    restarted,
     running,
     spec,
 )
@@ -89,64 +86,6 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
 # The coordinator
 
 
-def again(*where: object) -> object:
-    """A kill where nothing has been written since another one."""
-    return pytest.param(*where, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    ("place", "passes", "moment"),
-    [
-        ("take_over", 1, "before"),
-        ("take_over", 1, "after"),
-        again("epoch", 1, "before"),
-        ("epoch", 1, "after"),
-        again("status", 1, "before"),
-        ("status", 1, "after"),
-        ("pending", 1, "before"),
-        ("pending", 1, "after"),
-        ("record", 1, "before"),
-        ("record", 1, "after"),
-        again("checkpoint", 1, "before"),
-        ("checkpoint", 1, "after"),
-        ("drop", 1, "before"),
-        ("drop", 1, "after"),
-        *(("status", passes, moment) for passes in (2, 3) for moment in ("before", "after")),
-        # As in the first round, and in every round below.
-        *(again(place, 3, when) for place in ("pending", "record", "checkpoint") for when in ("before", "after")),
-    ],
-)
-async def test_a_coordinator_that_is_killed_is_continued(
-    cluster, undisturbed, tmp_path, kill_at, place, passes, moment
-):
-    folder = new(tmp_path)
-    kill_at(f"coordinator.{place}.{moment}", passes)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    run = await go_on(folder, cluster.pools)
-    assert run.status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-
-
-async def test_a_coordinator_that_is_killed_again_and_again(cluster, undisturbed, tmp_path, kill_at, trained, sampled):
-    folder = new(tmp_path)
-    kills = 0
-    for round_ in range(5):
-        for place in ("pending.before", "pending.after", "carry.after", "record.before", "record.after"):
-            kill_at(f"coordinator.{place}")
-            if len(list(folder.records())) > round_:
-                break
-            with pytest.raises(KilledError):
-                await go_on(folder, cluster.pools)
-            kills += 1
-    run = await go_on(folder, cluster.pools)
-    assert kills == run.status.resumes >= 15
-    assert outcome(folder) == undisturbed
-    assert trained == [0, 1, 2, 3, 4]  # each once
-    # again only where what came of it had not been written down, or the carries had not been published
-    assert sampled == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-
-
 async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
     cluster, undisturbed, tmp_path, trained, monkeypatch
 ):
@@ -172,78 +111,6 @@ async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
 
 
 # The services
-
-
-@pytest.mark.parametrize(
-    ("call", "number", "before"),
-    [("train", 1, False), ("evaluate", 2, True)],  # the last evaluation follows its update
-)
-async def test_a_learner_pool_that_comes_back_empty(
-    cluster, undisturbed, tmp_path, after, trained, call, number, before
-):
-    """Trajectories are sampled anew where they were not used, and what was published is not trained again."""
-    folder = new(tmp_path)
-    after(call, number, restarted(cluster, "learner_pool"), before=before)
-    run = await go_on(folder, cluster.pools)
-    assert run.status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-    assert trained == [0, 1, 2, 3, 4]
-
-
-async def test_an_answer_that_was_lost_with_its_learner_pool_is_in_the_store(
-    cluster, undisturbed, tmp_path, after, trained
-):
-    folder = new(tmp_path)
-
-    async def lose() -> None:
-        await restarted(cluster, "learner_pool")()
-        raise UnreachableError("learner_pool: the answer was lost")
-
-    after("update", 1, lose)
-    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-    assert trained == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("before", [False, True])
-async def test_an_evaluation_that_is_lost_beside_its_update_runs_again_and_nothing_else_does(
-    cluster, undisturbed, tmp_path, after, trained, sampled, before
-):
-    folder = new(tmp_path)
-
-    async def lose() -> None:
-        await restarted(cluster, "actor_pool")()
-        raise UnreachableError("actor_pool: the answer was lost")
-
-    after("evaluate", 0, lose, before=before)
-    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-    assert trained == sampled == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("name", ["param_store", "actor_pool"])
-async def test_a_service_that_is_restarted(cluster, undisturbed, tmp_path, after, name):
-    folder = new(tmp_path)
-    after("update", 1, restarted(cluster, name))
-    after("train", 3, restarted(cluster, name), before=True)
-    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-
-
-@pytest.mark.parametrize(("lost_after", "back_to"), [(1, 0), (2, 2), (3, 2)])
-async def test_versions_that_are_lost_come_back_from_the_newest_checkpoint(
-    cluster, undisturbed, tmp_path, after, lost_after, back_to
-):
-    folder = new(tmp_path)
-    seen = []
-    real = Journal.cut
-    cut = lambda journal, rounds: (seen.append(rounds), real(journal, rounds))  # noqa: E731
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Journal, "cut", cut)
-        after("train", lost_after, lambda: cluster.store.delete_job(folder.path.name), before=True)
-        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert seen == [back_to]
-    assert outcome(folder) == undisturbed
 
 
 async def test_a_store_that_was_emptied_with_a_damaged_checkpoint_goes_back_further(
@@ -292,47 +159,7 @@ async def test_without_any_checkpoint_that_can_be_read_nothing_is_thrown_away(cl
     assert len(list(folder.records())) == 2
 
 
-@pytest.mark.parametrize(
-    ("place", "moment"),
-    [
-        ("drop", "before"),
-        ("drop", "after"),
-        again("restore", "before"),
-        ("restore", "after"),
-        again("cut", "before"),
-        ("cut", "after"),
-    ],
-)
-async def test_the_restoring_of_a_checkpoint_may_be_interrupted(
-    cluster, undisturbed, tmp_path, after, kill_at, place, moment
-):
-    folder = new(tmp_path)
-
-    async def lose_half() -> None:
-        job, store = folder.path.name, cluster.store
-        [half] = (await store.get(job, {"agent_0": 0}, PARTS)).values()
-        await store.delete_job(job)
-        await store.publish(job, 99, 0, [PolicyWrite("agent_0", 0, "half", half.blobs, half.version)])
-
-    after("train", 3, lose_half, before=True)
-    kill_at(f"coordinator.{place}.{moment}")
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-
-
 # Learner workers
-
-
-@pytest.mark.slow
-async def test_a_worker_that_dies_between_publishing_and_answering(cluster, undisturbed, tmp_path):
-    folder = new(tmp_path)
-    async with dying(cluster, "learner_pool", "learner.publish.after:3"):  # first versions, two rounds
-        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
-    attempts = [max(each.attempt for each in record.invocations) for record in folder.records()]
-    assert attempts == [1, 2, 1, 1, 2]  # each worker lives for three publishes
 
 
 TWO_CLASSES = {"env": {"name": "mpe/simple_adversary", "options": {"max_cycles": STEPS}}, "stop": {"rounds": 3}}
@@ -419,7 +246,7 @@ BILLED_ROUNDS, INTERRUPTIONS = 6, 5
 def moved(monkeypatch) -> Time:
     """Rounds of 30 s with half a second between them, whatever they really take."""
     moved, calls = Time(), {"train": ROLLOUT_S, "update": UPDATE_S}
-    for module in (timing, updates):
+    for module in (timing, commands):
         monkeypatch.setattr(module, "Stopwatch", moved.stopwatches())
 
     def taking(real, seconds):
@@ -510,19 +337,6 @@ async def test_a_job_that_is_ended_while_it_does_not_run_has_a_whole_summary(clu
 
 
 # Ends, and going on after them
-
-
-async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undisturbed, tmp_path):
-    folder = new(tmp_path, stop={"rounds": 3})
-    assert (await go_on(folder, cluster.pools)).status.reason == "3 rounds done"
-    assert (await cluster.store.list(folder.path.name)).policies == {}
-    assert folder.own()
-    folder.write_spec(spec())
-    run = await go_on(folder, cluster.pools)
-    assert (run.status.state, run.status.reason) == ("SUCCEEDED", "5 rounds done")
-    records, digests, _ = outcome(folder)
-    assert digests == undisturbed[1]
-    assert [record[:6] for record in records] == [record[:6] for record in undisturbed[0]]
 
 
 async def test_a_job_without_a_round_left_ends_as_it_did(cluster, tmp_path, kill_at):

@@ -1,18 +1,15 @@
 """What becomes of a job's replay in each case that docs/algorithms.md names, through real services."""
 
-import os
 import shutil
-import signal
 from collections.abc import AsyncIterator
 from itertools import count
 
-import psutil
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
 from services.coordinator.state.run_folder import RunFolder
-from tests.integration.running import Cluster, created, go_on, outcome, restarted, running, spec
+from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPACITY = 70
@@ -73,28 +70,6 @@ async def test_counters_are_those_of_what_was_sampled_and_the_file_goes_with_the
     assert counters(folder, "lost") == [0] * 5
 
 
-@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.slow)])
-async def test_a_learner_pool_that_is_restarted_finds_it(cluster, undisturbed, tmp_path, after, before):
-    folder = new(tmp_path)
-    after("train", 3, restarted(cluster, "learner_pool"), before=before)
-    await run_of(cluster, folder)
-    assert outcome(folder) == undisturbed
-
-
-async def test_a_learner_worker_that_is_killed_leaves_it(cluster, undisturbed, tmp_path, after):
-    folder = new(tmp_path)
-
-    async def kill() -> None:
-        for process in psutil.Process().children(recursive=True):
-            line = " ".join(process.cmdline())
-            if "services.learner_pool.worker" in line and str(cluster.folder) in line:
-                os.kill(process.pid, signal.SIGKILL)
-
-    after("train", 3, kill)
-    await run_of(cluster, folder)
-    assert outcome(folder) == undisturbed
-
-
 async def test_what_is_lost_is_said_counted_and_sampled_anew(cluster, undisturbed, tmp_path, after):
     """As when the host was rebooted, or the job goes on at another one."""
     folder = new(tmp_path)
@@ -114,19 +89,6 @@ async def test_what_is_lost_is_said_counted_and_sampled_anew(cluster, undisturbe
     [warning] = [entry for entry in logs if entry["event"] == "replay.lost"]
     assert (warning["job"], warning["scope"], warning["lost"]) == (folder.path.name, "agent", 20)
     assert [record[:3] for record in outcome(folder)[0]] == [record[:3] for record in undisturbed[0]]
-
-
-async def test_a_checkpoint_that_is_put_back_finds_it_if_nothing_was_overwritten(cluster, tmp_path, after):
-    whole = new(tmp_path, capacity=500)
-    await run_of(cluster, whole)
-    folder = new(tmp_path, capacity=500)
-
-    async def lose() -> None:
-        await cluster.store.delete_job(folder.path.name)
-
-    after("update", 3, lose)  # the newest checkpoint is of round 2
-    await run_of(cluster, folder)
-    assert outcome(folder) == outcome(whole)
 
 
 async def test_a_job_that_starts_from_a_checkpoint_remembers_nothing(cluster, tmp_path):

@@ -4,10 +4,9 @@ from itertools import count
 
 import pytest
 
-from marless.jobs.sections import StopSpec
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
-from tests.integration.running import ENVS, KilledError, created, go_on, succeeded
+from tests.integration.running import ENVS, created, succeeded
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -41,27 +40,6 @@ def new(tmp_path, name: str, **changes) -> RunFolder:
     env = TEAM if name in ("vdn", "qmix") else RIVALS
     given = {"env": env, "algorithm": {"name": name, **ALGORITHMS[name]}, **EVERYTHING, **changes}
     return created(tmp_path / f"same-{next(_serials)}", spec_of(**given))
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-async def test_a_job_that_is_killed(cluster, tmp_path, kill_at, name):
-    folder = new(tmp_path, name, seed=4)
-    kill_at("coordinator.record.before", 2)
-    with pytest.raises(KilledError):
-        await go_on(folder, cluster.pools)
-    await succeeded(cluster, folder)
-    check_same_weights(folder)
-
-
-@pytest.mark.parametrize("name", ["ippo", "mappo"])
-async def test_a_job_that_is_resumed_after_its_end(cluster, tmp_path, name):
-    """Not those that have a replay: it ends with the job."""
-    folder = new(tmp_path, name, stop={"rounds": 3})
-    await succeeded(cluster, folder)
-    assert folder.own()
-    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
-    await succeeded(cluster, folder)
-    check_same_weights(folder)
 
 
 @pytest.mark.parametrize("name", ["ippo", "qmix"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from tests.integration.running import STEPS, KilledError, created, go_on, outcome, running, spec
+from tests.integration.running import STEPS, created, go_on, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AGENTS = tuple(f"agent_{i}" for i in range(4))
@@ -82,13 +82,3 @@ async def test_groups_start_from_their_member_with_the_highest_ratio_and_split_i
     assert min(sizes) == 2
     assert sizes[0] == 4
     assert 4 in sizes[sizes.index(2) :], "it has split"
-
-
-async def test_a_coordinator_that_is_killed_in_every_round_decides_the_same(cluster, folder, tmp_path, kill_at):
-    again = new(tmp_path, "killed")
-    for _ in range(ROUNDS):
-        kill_at("coordinator.record.after")
-        with pytest.raises(KilledError):
-            await go_on(again, cluster.pools)
-    await go_on(again, cluster.pools)
-    assert outcome(again) == outcome(folder)

@@ -1,0 +1,101 @@
+"""The jobs of the table of faults: small ones of each schedule and family, by the names that they have there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marless.jobs.spec import JobSpec
+from tests.integration.running import ENVS, STEPS, spec
+from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, TEAM
+
+Document = Mapping[str, Any]  # Any: YAML
+
+PPO = {"epochs": 1, "minibatches": 2}
+THREE = {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": STEPS}}
+FIVE = {"name": "mpe/simple_spread", "options": {"agents": 5, "max_cycles": STEPS}}
+SIDES = {"name": "mpe/simple_adversary", "options": {"max_cycles": STEPS}}
+SCRIPTED = {"scaling": "scripted", "sharing": {"name": "scripted", "period": 2}}
+GROUPS = SCRIPTED | {
+    "env": THREE,
+    "actors": {"count": 3, "envs": ENVS, "steps": STEPS},
+    "stop": {"rounds": 7},
+}
+"""Agents that share in rounds 2 and 3, and again in round 6; 1 to 3 actors."""
+CARRIED = {
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 7}},
+    "model": {"hidden": [8]},
+    "actors": {"count": 3, "envs": ENVS, "steps": 3, "episodes": "carried"},
+    "scaling": "scripted",
+    "stop": {"rounds": 7},
+}
+"""Episodes of 7 steps in rounds of 3; 1 to 3 actors, so that lanes rest and come back."""
+DECIDES = {
+    "env": FIVE,
+    "actors": {"count": 6, "envs": ENVS, "steps": STEPS},
+    "scaling": "marless",
+    "sharing": {"name": "marless", "window": 2, "threshold": 4.99},
+    "stop": {"rounds": 8},
+}
+"""The policies of marless share or split every other round, for hardly any trend is as steep."""
+TRENDS = {
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 4, "max_cycles": STEPS}},
+    "actors": {"count": 1, "envs": 4, "steps": STEPS},
+    "sharing": {"name": "marless", "window": 2, "threshold": 1.0, "schedule": "figure", "similarity": {"samples": 16}},
+    "evaluation": {"every": 0, "episodes": 2, "random_episodes": 2},
+    "stop": {"rounds": 10},
+}
+LEARNS = {"updates": 3, "batch": 16, "warmup": 40, "replay": {"capacity": 2000}}
+"""Learning begins with the second round, whatever it has."""
+SMALL_Q = {"warmup": 8, "batch": 8}
+WRAPS = {"name": "iql", "updates": 2, "batch": 8, "warmup": 20, "replay": {"capacity": 70}}
+"""A round has 20 env steps in 4 episodes, 24 frames: the replay holds two rounds and most of a third."""
+
+SYNCHRONOUS: Mapping[str, Document] = {
+    "ippo": {},
+    "ippo bucket": {},
+    "ippo groups": GROUPS,
+    "mappo groups": GROUPS | {"algorithm": {"name": "mappo", **PPO}, "stop": {"rounds": 5}},
+    "ippo splits": GROUPS | {"sharing": SCRIPTED["sharing"] | {"groups": "shared"}, "stop": {"rounds": 4}},
+    "maddpg groups": GROUPS | {"env": SIDES, "algorithm": {"name": "maddpg", **LEARNS}},
+    "ippo decides": DECIDES | {"sharing": DECIDES["sharing"] | {"samples": "drawn"}},
+    "mappo decides": DECIDES
+    | {"algorithm": {"name": "mappo", **PPO}, "sharing": DECIDES["sharing"] | {"samples": "pooled"}},
+    "vdn decides": DECIDES | {"algorithm": {"name": "vdn", **LEARNS, "warmup": 70}},
+    "ippo trends": TRENDS,
+    "ippo carried": CARRIED | {"model": {"hidden": [8], "recurrent": "gru"}},
+    "vdn carried": CARRIED | {"algorithm": {"name": "vdn", **SMALL_Q}},
+    "maddpg carried": CARRIED | {"algorithm": {"name": "maddpg", **SMALL_Q}},
+    "iql": {"algorithm": WRAPS | {"replay": {"capacity": 500}}},
+    "iql wraps": {"algorithm": WRAPS},
+}
+OF_ALL: Mapping[str, Document] = {
+    f"{name} everything": EVERYTHING
+    | {"env": TEAM if name in ("vdn", "qmix") else RIVALS, "algorithm": {"name": name, **settings}}
+    for name, settings in ALGORITHMS.items()
+}
+FRESH = {"actors": {"count": 3, "envs": 2, "steps": 5, "episodes": "fresh"}, "stop": {"rounds": 8}}
+GRADIENTS = {"algorithm": {"name": "ippo", "truncation": "least"}, "schedule": {"name": "stellaris", "learners": 2}}
+UPDATES = {"updates": 2, "batch": 8, "warmup": 20, "replay": {"capacity": 2000}}
+"""Learning begins with the second version."""
+STELLARIS: Mapping[str, Document] = {
+    "ippo": FRESH | GRADIENTS,
+    "vdn": FRESH | {"algorithm": {"name": "vdn", **UPDATES}},
+    "qmix": FRESH | {"algorithm": {"name": "qmix", **UPDATES}},
+    "maddpg": FRESH | {"algorithm": {"name": "maddpg", **UPDATES}},
+    "iddpg rivals": FRESH | {"env": RIVALS, "algorithm": {"name": "iddpg", **UPDATES}},
+    "ippo groups": FRESH | GRADIENTS | SCRIPTED | {"env": THREE, "stop": {"rounds": 9}},
+    "vdn groups": FRESH
+    | SCRIPTED
+    | {"env": THREE, "algorithm": {"name": "vdn", "warmup": 0, "batch": 8}, "stop": {"rounds": 9}},
+}
+JOBS: Mapping[str, Mapping[str, Document]] = {
+    "synchronous": SYNCHRONOUS | OF_ALL,
+    "pipelined": {"ippo bucket": {}} | OF_ALL,
+    "stellaris": STELLARIS,
+}
+
+
+def spec_of(schedule: str, job: str, **changes: object) -> JobSpec:
+    """The spec of a job of the table, with some of its sections replaced."""
+    return spec(**{"schedule": schedule, **JOBS[schedule][job], **changes})
