@@ -12,7 +12,7 @@ from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool.updates import Updates
 from tests.integration.running import KilledError
 
-FAILPOINTS = ("state.run_folder", "execution.recovery", "state.checkpoints", "state.lanes")
+FAILPOINTS = ("state.run_folder", "execution.recovery", "state.checkpoints", "state.pending_rollouts")
 """The coordinator's modules that have failpoints."""
 Interrupt = Callable[[], Awaitable[object]]
 
