@@ -58,7 +58,7 @@ class ScriptedRun:
                 done = RoundRecord(
                     **{"job": self.status.job, "round": len(list(self.folder.records())), "env_steps": 1, "actors": 1},
                     **{"groups": (), "versions": {}, "started_s": 1.0, "ended_s": 2.0, "returns": None},
-                    **{"evaluation": None, "metrics": {}, "invocations": (), "decisions": {}},
+                    **{"evaluation": None, "metrics": {}, "invocations": (), "decisions": ()},
                     phases=PhaseSeconds(rollout=0.0, update=0.0, evaluation=0.0),
                 )
                 self.folder.append(done)

@@ -281,7 +281,7 @@ def beside_the_loop(monkeypatch: pytest.MonkeyPatch, step: str) -> list[bool]:
     """Have a step wait until the event loop has gone on, then refuse; what is returned says whether that came."""
     loop, went_on = asyncio.get_running_loop(), []
 
-    def wait(_: object) -> None:
+    def wait(*_: object) -> None:
         ticked = threading.Event()
         loop.call_soon_threadsafe(ticked.set)
         went_on.append(ticked.wait(SOON_S))
