@@ -7,8 +7,10 @@ maps each class to a status code, and the CLI maps it to an exit code.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 LONGEST_SHOWN = 80
 """Characters of a given value that an error message repeats."""
 LONGEST_SENTENCE = 20_000
@@ -101,6 +103,18 @@ class CancelledJobError(MarlessError):
 
 class InternalError(MarlessError):
     """A bug in marless; the log of the service that answered has the details."""
+
+
+def contained(function: Callable[[], T]) -> T:
+    """The result of code of others. A BaseException of it, such as SystemExit, is raised as InternalError: it would end
+    this process, or a task of it, without a word.
+    """
+    try:
+        return function()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise InternalError(f"the code that ran tried to end its process: {told(error)}") from error
 
 
 def shown(value: object) -> str:

@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from marless.core.errors import InternalError, told
+from marless.core.errors import contained
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -53,22 +54,13 @@ async def stoppable(function: Callable[[threading.Event], T]) -> T:
     raised as InternalError, because it would end this process.
     """
     stop = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(_contained, function, stop))
+    work = asyncio.create_task(asyncio.to_thread(contained, partial(function, stop)))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()
         await asyncio.gather(work, return_exceptions=True)
         raise
-
-
-def _contained(function: Callable[[threading.Event], T], stop: threading.Event) -> T:
-    try:
-        return function(stop)
-    except Exception:
-        raise
-    except BaseException as error:
-        raise InternalError(f"the code that ran tried to end its process: {told(error)}") from error
 
 
 async def to_the_end(function: Callable[..., T], *args: object) -> T:

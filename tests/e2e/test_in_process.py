@@ -103,6 +103,22 @@ def test_a_job_that_is_killed_goes_on_in_a_process_or_on_services_to_the_same_we
         assert weights(place / "runs" / job) == weights(place / "runs/whole")
 
 
+def test_a_job_that_is_run_already_is_refused(place):
+    """A second command would only have watched, and not have ended by Ctrl-C."""
+    qmix = "algorithm={name: qmix, warmup: 16, updates: 1, batch: 8, replay: {capacity: 500}}"
+    command = [sys.executable, "-m", "marless", "train", "job.yaml", "--in-process", "--job", "twice", "--set", qmix]
+    with subprocess.Popen(
+        [*command, "--set", "stop.rounds=1000000"], cwd=place, stderr=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stderr is not None
+        while "greedy return" not in first.stderr.readline():
+            assert first.poll() is None
+        for how in (["--in-process"], []):
+            told = marless(place, "train", "--resume", "twice", *how, code=1)
+            assert "job twice is being run by a coordinator or another command" in told
+        first.kill()
+
+
 def killed(place: Path, job: str) -> None:
     """Start a job and kill it after its first checkpoint, in the middle of some round."""
     command = [sys.executable, "-m", "marless", "train", "job.yaml", "--in-process", "--job", job]

@@ -88,6 +88,8 @@ async def test_an_asynchronous_job_can_be_rerun(tmp_path):
     again = created(tmp_path / "again", replayed(spec, list(first.records())))
     await run(again, 2)
     assert saved(first) == saved(again)
+    played = {each.worker for record in again.records() for each in record.invocations if each.function == "actor"}
+    assert played == {"actor-0", "actor-1"}
 
 
 def saved(folder: RunFolder) -> dict[str, dict[str, bytes]]:
@@ -118,6 +120,29 @@ async def test_a_task_whose_worker_dies_is_repeated_on_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("way", ["sys_exit", "keyboard_interrupt", "generator_exit", "cancelled"])
+async def test_an_environment_cannot_end_the_command_without_a_word(tmp_path, monkeypatch, way, workers):
+    """It ended with exit code 0 and no result, and its job seemed to run for ever."""
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
+    env = {"name": MISBEHAVING, "options": {"way": way, "call": "step"}}
+    folder = new(tmp_path, env=env, actors=FRESH)
+    async with pools_of(folder, workers) as pools:
+        done = await go_on(folder, pools)
+    assert done.status.state == "FAILED"
+    assert done.status.reason.startswith("the code that ran tried to end its process: ")
+
+
+async def test_an_environment_that_kills_its_worker_is_not_blamed_on_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
+    env = {"name": MISBEHAVING, "options": {"way": "sigkill", "call": "step"}}
+    folder = new(tmp_path, env=env, actors=FRESH)
+    async with pools_of(folder, 1) as pools:
+        done = await go_on(folder, pools)
+    assert done.status.state == "FAILED"
+    assert "tried 3 times, and each time its process has ended" in done.status.reason
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 async def test_an_environment_that_raises_ends_its_job_in_one_sentence(tmp_path, monkeypatch, workers):
     monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
     env = {"name": MISBEHAVING, "options": {"way": "memory_error", "call": "step"}}
@@ -135,7 +160,7 @@ async def test_an_environment_that_hangs_in_a_worker_ends_its_job_with_advice(tm
     async with pools_of(folder, 1) as pools:
         done = await go_on(folder, pools)
     assert done.status.state == "FAILED"
-    assert "took too long, 3 times" in done.status.reason and "actors.timeout_s (1 s)" in done.status.reason
+    assert "tried 3 times" in done.status.reason and "actors.timeout_s (1 s); raise it" in done.status.reason
 
 
 def test_modes_have_the_numbers_of_the_services():

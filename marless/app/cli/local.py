@@ -116,7 +116,7 @@ def _where(workers: int, *, in_process: bool) -> Iterator[Where]:
     """Where the job runs; what starts services begins at once, beside the check of the job."""
     if in_process:
         # Before NumPy is imported: weights must not depend on the number of cores. A learner's own functions use them.
-        os.environ.update(process_environment.learner(os.cpu_count() or 1))
+        os.environ.update(process_environment.learner(len(os.sched_getaffinity(0))))
     from marless.app.cli.train import InProcess, OnServices
 
     if in_process:
@@ -141,7 +141,8 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Whe
         sinks.check(*spec.sinks)  # the coordinator will have this process's packages and environment
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
             # A debugger follows into the constructor of an environment only if that is called here.
-            prepared = prepare(spec, None if isinstance(where, InProcess) else examined)
+            plain = isinstance(where, InProcess) and not where.workers
+            prepared = prepare(spec, None if plain else examined)
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     for line in summary(prepared):

@@ -184,8 +184,13 @@ def resume(
         raise NotFoundError(f"{folder} contains no job")
     left = [job for job in unfinished(runs) if job.job == job_id]
     # With a store of its own it is run by another `train`: the lock of that store refuses a second one, and names it.
-    if any(job.run_by_somebody for job in left) and not (folder / "store").exists():
-        raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
+    # A command that was killed leaves services that are ending: they have its store, and the next stack waits for it.
+    waits = not isinstance(where, InProcess) and (folder / "store").exists()
+    if any(job.run_by_somebody for job in left) and not waits:
+        raise JobStateError(
+            f"job {job_id} is being run by a coordinator or another command; `marless watch {job_id}` shows it, if it "
+            "is a coordinator"
+        )
 
     async def begin(client: AsyncClient) -> int:
         job = await client.get(job_id)
@@ -229,7 +234,8 @@ class _Attended:
                 finally:
                     hold_off()
             if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
-                shutil.rmtree(self.folder / "store", ignore_errors=True)  # the newest checkpoint holds the same state
+                for name in ("store", "replay"):  # the newest checkpoint holds the same state
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
             return job
 
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio has it

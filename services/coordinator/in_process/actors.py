@@ -12,10 +12,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 from marless.core import allowed_modules, errors, process_environment
-from marless.core.errors import InternalError, MarlessError, UnavailableError, UnreachableError
+from marless.core.errors import InternalError, MarlessError, UnavailableError, UnreachableError, contained
 from marless.core.state import PolicyState
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import Player
@@ -62,7 +63,8 @@ class PlainActors:
         for task in tasks:
             acting = {agent: states[version] for agent, version in task.acting.items()}
             here = self._player.has_lane(task.env, (task.job, task.index), task.digest or "")
-            results.append(perform(task, self._player, acting, b"" if here else loaded.get(task.index, b"")))
+            start = b"" if here else loaded.get(task.index, b"")
+            results.append(contained(partial(perform, task, self._player, acting, start)))
             await asyncio.sleep(0)  # others of the event loop get their turn
         return results
 
@@ -88,12 +90,19 @@ class ProcessActors:
         blobs = {version: encode_acting(state) for version, state in states.items()}
         loop, done = asyncio.get_running_loop(), dict[int, ActorResult]()
 
-        def play(worker: _WorkerProcess) -> None:
-            for task in tasks[worker.number :: len(self._workers)]:
+        def play(worker: _WorkerProcess, own: Sequence[ActorTask]) -> None:
+            for task in own:
                 done[task.index] = worker.play(task, blobs, loaded.get(task.index, b""))
 
-        busy = self._workers[: len(tasks)]
-        await asyncio.gather(*(loop.run_in_executor(self._threads, play, worker) for worker in busy))
+        # A rollout of one actor, as asynchronous jobs have many under way, is played where its number says.
+        first = tasks[0].round if len(tasks) == 1 and tasks[0].digest is None else 0
+        shares = {
+            worker: tasks[(worker.number - first) % len(self._workers) :: len(self._workers)]
+            for worker in self._workers
+        }
+        await asyncio.gather(
+            *(loop.run_in_executor(self._threads, play, worker, own) for worker, own in shares.items() if own)
+        )
         return [done[task.index] for task in tasks]
 
     async def close(self) -> None:
@@ -137,11 +146,13 @@ class _WorkerProcess:
                     self._stop()
                     if self._ended:
                         raise UnreachableError("the job's actors were ended") from None
-                    why = "took too long" if isinstance(trouble, TimeoutError) else "has ended"
+                    why = "has ended; see what the environment writes to standard error"
+                    if isinstance(trouble, TimeoutError):
+                        why = f"took longer than actors.timeout_s ({task.timeout_s:g} s); raise it, or see what hangs"
                     self._start()
             raise UnavailableError(
-                f"actor {task.index} of round {task.round + 1}: its process {why}, {MOST_ATTEMPTS} times; "
-                f"see what the environment writes to standard error, or raise actors.timeout_s ({task.timeout_s:g} s)"
+                f"actor {task.index} of round {task.round + 1}: tried {MOST_ATTEMPTS} times, and each time its process "
+                f"{why}"
             )
 
     def _play(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError, contained
 from marless.core.functions import FunctionRun
 from marless.core.group import Group, Versions
 from marless.core.measures import Measure
@@ -113,6 +114,11 @@ class JobLearners:
             versions |= {name: held.versions[name] for name in names}
         return versions
 
+    def begin_epoch(self) -> None:
+        """A new epoch begins: versions may come from a checkpoint again, with numbers that stood for other states."""
+        for held in self._held:
+            held.versions.clear()
+
     def update(self, given: LearnInput) -> Update:
         """Update every policy once."""
         versions: dict[str, int] = {}
@@ -123,7 +129,7 @@ class JobLearners:
             inputs, names = self._inputs(held, given)
             held.versions.clear()  # the learner's states have no version until they are published
             running, cpu_s = Stopwatch.start(), time.process_time()
-            output = held.learner.update(inputs)
+            output = contained(partial(held.learner.update, inputs))
             invocations += self._invocations(held, f"{given.round}", inputs.groups, output.runs, running, cpu_s)
             metrics |= output.metrics
             distances += self._distances(output.distances)
@@ -141,7 +147,7 @@ class JobLearners:
             inputs, _ = self._inputs(held, given)
             inputs = replace(inputs, peers=tuple(self._peers(peers, inputs.groups)))
             running, cpu_s = Stopwatch.start(), time.process_time()
-            output = held.learner.gradients(inputs)
+            output = contained(partial(held.learner.gradients, inputs))
             what = f"gradient-{given.round}"
             invocations += self._invocations(held, what, inputs.groups, output.runs, running, cpu_s)
             metrics |= output.metrics

@@ -48,8 +48,8 @@ class InProcessPools:
         self._learners: JobLearners | None = None
         self._trajectories: dict[tuple[int, int], Trajectory] = {}
         """By round, or number of the rollout, and by index of the actor."""
-        self._trained = asyncio.Event()
-        """Never set: see `play_randomly`."""
+        self._epoch = 0
+        """Of the coordinator's newest claim to the job."""
 
     async def open_job(
         self,
@@ -65,6 +65,10 @@ class InProcessPools:
         """Make the job's learners; returns the newest version of every policy and joint critic."""
         await asyncio.to_thread(self._wait)
         self._learners = self._learners or JobLearners(job_id, job, self.store, self._place)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._learners.begin_epoch()
+            self._trajectories.clear()
         return self._learners.open(groups)
 
     async def close_job(self, job_id: str, *, epoch: int = 0, keep_replay: bool = False) -> None:
@@ -138,11 +142,11 @@ class InProcessPools:
     ) -> Played:
         """Run one batch of the random baseline's episodes.
 
-        What plays in the background of services would hold up training here, so it waits until training is done, and
-        the caller asks again.
+        What plays in the background of services would hold up training here. So a call with `background` does nothing
+        until its caller cancels it, because training is done, and calls again without.
         """
         if background:
-            await self._trained.wait()
+            await asyncio.get_running_loop().create_future()
         task = ActorTask(
             job=job_id,
             mode=Mode.RANDOM,

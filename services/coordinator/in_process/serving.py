@@ -25,18 +25,18 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
 
     Args:
         folder: Its run folder, which need not exist.
-        workers: Processes that play; 0: this one plays, too.
+        workers: Processes that play; 0: this one plays, too, and makes the environment to look at its spaces.
     """
     actors: ActorRunner = ProcessActors(workers) if workers else PlainActors()
     process_environment.keep_freed_memory()
     torch = threading.Thread(target=_prepare_torch, name="torch", daemon=True)
     torch.start()
-    pools = InProcessPools(actors, folder / "store" / "replay", torch.join)
+    pools = InProcessPools(actors, folder / "replay", torch.join)
     options = JobsOptions(only=folder.name)
     # What an environment starts and leaves behind ends with the job, as it does with a worker.
     with _log(folder / "logs"), orphans.contained():
         try:
-            async with Jobs(folder.parent, pools, options, Preparing(prepare)) as jobs:
+            async with Jobs(folder.parent, pools, options, Preparing(None if workers else prepare)) as jobs:
                 yield CoordinatorServicer(jobs, Readiness({}, folder.parent))
         finally:
             await pools.close()

@@ -10,9 +10,10 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from marless.core.errors import MarlessError, told
+from marless.core.errors import MarlessError, contained, told
 from marless.learning.data.lanes import EnvKey
 from marless.learning.data.player import Mode, Player
 from marless.learning.nets.acting import ActingState
@@ -52,7 +53,7 @@ class _Worker:
         kept = {tuple(each) for each in message.facts["kept"]}
         self._policies = {version: policy for version, policy in self._policies.items() if version in kept}
         acting = {agent: self._policies[version] for agent, version in task.acting.items()}
-        done = perform(task, self._player, acting, bytes(message.data[at:]))
+        done = contained(partial(perform, task, self._player, acting, bytes(message.data[at:])))
         facts = {
             "stats": asdict(done.stats),
             **{"played_s": done.played_s, "start_s": done.start_s, "end_s": done.end_s},
