@@ -14,6 +14,8 @@ def from_json(line: str) -> RoundRecord:
     """Parse one line of `rounds.jsonl`; raises ValueError if it is not a round record."""
     try:
         data = json.loads(line)
+        if "distances" not in data:  # each line has them, although a record that is made need not name any
+            raise KeyError("distances")
         data |= {name: columns.decoded(data[name]) for name in ("invocations", "lanes", "machines")}
         for held in (data["evaluation"], (data["earlier_evaluation"] or {}).get("returns")):
             if held:

@@ -220,15 +220,6 @@ class ParamStore:
         *,
         keep: int = 0,
     ) -> dict[str, int]:
-        """Publish the next version of each policy; returns version by policy.
-
-        Each policy is published atomically, but not all of them together: after an error, some may have been
-        published, and repeating the call with the same req_ids returns their versions. `keep` newest versions of each
-        policy are kept, if that is more than the store keeps.
-
-        Raises ConflictError if a head is not the expected one, FencedError if the epoch is over, OverloadedError if the
-        store has no room now, TooLargeError if it never has.
-        """
         # Once, not at every attempt: it takes the SHA-256 of all bytes.
         header = param_store_pb2.PublishHeader(
             job=job, epoch=epoch, round=round, policies=map(_encode, writes), keep=keep
@@ -256,23 +247,6 @@ class ParamStore:
         sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         keep: int = 0,
     ) -> AggregationReply:
-        """Apply gradients to policies, publish the next versions and remove the gradients: all of it, or nothing.
-
-        Args:
-            job: Name of the job.
-            epoch: Of the coordinator that asks.
-            round: That the new versions are of. Repeated for a round that was published, it only returns its versions.
-            heads: The present version of every policy and joint critic that gets a next one; 0 for a new policy.
-            gradients: In order of arrival; together, the parts of each have a gradient of every policy in `heads`.
-            steps: The step of each net; see `AlgorithmConfig.net_steps`.
-            separate: One step for each gradient, instead of one for their weighted mean.
-            discarded: Gradients that are removed without being applied; those that do not exist are ignored.
-            sources: Name and present version of another policy, by each policy whose next version starts from it.
-            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
-
-        Raises ConflictError if a head is not the expected one, NotFoundError, naming it, if a gradient is not there,
-        SpecError if one does not fit its policy or the result is not finite, and the errors of `publish`.
-        """
         request = param_store_pb2.AggregateRequest(
             job=job,
             epoch=epoch,
@@ -300,11 +274,6 @@ class ParamStore:
     async def get(
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int = 0
     ) -> dict[str, StoredVersion]:
-        """Read these parts of policies by version (`LATEST`: the head), as one consistent snapshot.
-
-        `epoch` is that of the coordinator for which they are read, if any; a cache answers sooner if it knows it.
-        Raises NotFoundError, naming what exists; CorruptError if bytes do not match their checksum.
-        """
         request = param_store_pb2.GetRequest(job=job, policies=_pairs(versions), parts=parts, epoch=epoch)
         header, data = await retry(
             lambda: self._peer.fetch(
@@ -342,7 +311,6 @@ class ParamStore:
             await asyncio.sleep(wait_s)
 
     async def list(self, job: str) -> Listing:
-        """List heads and stored versions; a job without published policies has an empty list."""
         request = param_store_pb2.ListRequest(job=job)
         response = await retry(lambda: self._peer.call(self._stub.List, request), patience_s=self._patience_s)
         policies = {
@@ -359,20 +327,11 @@ class ParamStore:
         await retry(lambda: self._peer.call(self._stub.Pin, request), patience_s=self._patience_s)
 
     async def acquire_epoch(self, job: str, req_id: str, at_least: int = 0) -> int:
-        """Begin a new epoch of a job, with a number of `at_least` or more.
-
-        From now on, publishing with an older one raises FencedError. A store that has lost its data counts from 1
-        again unless the caller says which epochs there were.
-        """
         request = param_store_pb2.AcquireEpochRequest(job=job, req_id=req_id, at_least=at_least)
         response = await retry(lambda: self._peer.call(self._stub.AcquireEpoch, request), patience_s=self._patience_s)
         return response.epoch
 
     async def delete_job(self, job: str, epoch: int = 0) -> None:
-        """Delete all versions of a job and end its epoch.
-
-        Raises FencedError if `epoch` is over; pass 0 for a job that no coordinator runs.
-        """
         request = param_store_pb2.DropJobRequest(job=job, epoch=epoch)
         await retry(lambda: self._peer.call(self._stub.DropJob, request), patience_s=self._patience_s)
 

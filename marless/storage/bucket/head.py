@@ -28,6 +28,7 @@ FORMAT = 1
 MOST_HEAD_BYTES = 2**26
 MOST_FILES = 2**14
 MOST_PART_BYTES = 5 * 10**9
+MOST_SEGMENT_ROUNDS = 2**40
 """S3 takes no larger object in one call."""
 _CHANGE = re.compile(r"[0-9a-f]{16}-\d{1,12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -133,7 +134,7 @@ def _checked(head: RunHead) -> RunHead:
             raise ValueError(part)
     if not all(map(is_path, head.files)) or any("\n" in line for line in head.tail):
         raise ValueError(head)
-    if head.serial < 0 or any(segment.rounds < 0 for segment in head.segments):
+    if head.serial < 0 or any(not 0 <= segment.rounds <= MOST_SEGMENT_ROUNDS for segment in head.segments):
         raise ValueError(head)
     return head
 

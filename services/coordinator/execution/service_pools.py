@@ -69,13 +69,6 @@ class ServicePools:
         opener: str = "",
         opening: int = 0,
     ) -> Versions:
-        """Declare a job to the learner pool; returns the newest version of every policy and joint critic.
-
-        Args:
-            round_: The job's next round.
-            opener: Names the epoch uniquely; "" if this call is not numbered.
-            opening: The number of this call among its opener's: of two that arrive out of order, the later one counts.
-        """
         request = learner_pool_pb2.OpenJobRequest(
             job=job_id,
             # A learner pool writes to no sink, and need not know those of the coordinator's machine.
@@ -92,26 +85,19 @@ class ServicePools:
         return {version.policy: version.version for version in reply.versions}
 
     async def close_job(self, job_id: str, *, epoch: int = 0, keep_replay: bool = False) -> None:
-        """Make the learner pool drop a job; with `keep_replay`, all but its replay buffers.
-
-        Raises FencedError if a newer epoch has begun; epoch 0 is for a job that no coordinator runs.
-        """
         request = learner_pool_pb2.CloseJobRequest(job=job_id, epoch=epoch, keep_replay=keep_replay)
         await self._learner_pool.call(self._learners.CloseJob, request)
 
     async def reserve(self, job_id: str, job: PreparedJob, round_: int, actors: int, *, epoch: int) -> None:
-        """Reserve room for a round's trajectories in the learner pool; returns once there is room."""
         idle_s = job.spec.actors.timeout_s + RESERVED_S
         request = learner_pool_pb2.ReserveRequest(job=job_id, round=round_, actors=actors, idle_s=idle_s, epoch=epoch)
         await self._learner_pool.call(self._learners.Reserve, request, timeout_s=CALL_TIMEOUT_S)
 
     async def prewarm(self, job_id: str, actors: int) -> None:
-        """Ask the actor pool to start workers for `actors` actors of a job; returns before they are ready."""
         request = actor_pool_pb2.PrewarmRequest(actors=actors, job=job_id)
         await self._actor_pool.call(self._actors.Prewarm, request, timeout_s=PREWARM_TIMEOUT_S)
 
     async def machines(self, job_id: str) -> tuple[MachineRecord, ...]:
-        """What the machines of both pools did for a job so far; those of a pool that does not answer are missing."""
         request = common_pb2.ListMachinesRequest(job=job_id)
         pools = (("actor", self._actor_pool, self._actors), ("learner", self._learner_pool, self._learners))
         calls = (peer.call(stub.ListMachines, request, timeout_s=MACHINES_TIMEOUT_S) for _, peer, stub in pools)
@@ -136,11 +122,6 @@ class ServicePools:
         *,
         epoch: int,
     ) -> Rollout:
-        """Run the actors of a round; when this returns, their trajectories are in the learner pool.
-
-        Args:
-            lanes: Those that have begun, as earlier rounds have left them, if episodes are carried.
-        """
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors, request.settings.carried = actors, job.carried
         request.lanes.extend(
@@ -154,7 +135,6 @@ class ServicePools:
     async def evaluate(
         self, job_id: str, job: PreparedJob, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
     ) -> Rollout:
-        """Run greedy episodes, bounded by the spec's `evaluation`: their number, time and standard error."""
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY, epoch)
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
@@ -165,7 +145,6 @@ class ServicePools:
     async def play_randomly(
         self, job_id: str, job: PreparedJob, batch: int, episodes: int, *, background: bool = True
     ) -> Played:
-        """Run one batch of the random baseline's episodes; with `background` at low priority, with a longer timeout."""
         # Without an epoch, because actors that act at random read no weights and upload nothing.
         request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
         request.actors, request.episodes, request.background = 1, episodes, background
@@ -190,12 +169,6 @@ class ServicePools:
         oldest: int = 0,
         keep: int = 0,
     ) -> Update:
-        """Update every policy once: from the round's `actors` actors, or from these rollouts of one actor each.
-
-        Args:
-            oldest: No rollout before this one is needed any more.
-            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
-        """
         request = learner_pool_pb2.UpdateRequest(
             job=job_id,
             round=round_,
@@ -221,7 +194,6 @@ class ServicePools:
     async def sample(
         self, job_id: str, job: PreparedJob, rollout: int, groups: Sequence[Group], versions: Versions, *, epoch: int
     ) -> RolloutResult:
-        """Run one rollout of an asynchronous job; when this returns, its trajectory is in the learner pool."""
         request = self._rollout(job_id, job, rollout, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors = 1
         request.groups.extend(groups_of(groups, versions))
@@ -241,12 +213,6 @@ class ServicePools:
         oldest: int,
         epoch: int,
     ) -> GradientResult:
-        """Compute one gradient of every policy at these versions, and put it into the store.
-
-        Args:
-            peers: The versions that other learners compute from now.
-            oldest: No trajectory of an earlier rollout is needed any more.
-        """
         request = learner_pool_pb2.GradientRequest(
             job=job_id,
             epoch=epoch,
