@@ -346,7 +346,7 @@ async def test_others_are_served_while_a_spec_is_read(tmp_path):
         with pytest.raises(SpecError):
             await jobs.submit(Submission(job="job", spec_json=json.dumps(document)))
     ticking.cancel()
-    longest_there_s = float((await control.communicate())[0])
+    longest_there_s = float((await control.communicate(b""))[0])
     assert longest_s - longest_there_s < SOON_S
     await jobs.stop()
 
