@@ -24,8 +24,8 @@ from bench.stack import LIGHT, PLACES
 from marless.core.errors import MarlessError
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, Options, WorkerProgram
-from marless.fleet.session import WorkerOptions, work, worker_options
-from marless.fleet.watchdog import Watchdog
+from marless.fleet.session import work
+from marless.fleet.worker_process import Watchdog, WorkerOptions, worker_options
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.nets.acting import ActingState

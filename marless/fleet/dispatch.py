@@ -17,7 +17,13 @@ from marless.core.errors import MarlessError, OverloadedError, UnavailableError,
 from marless.core.limits import MAX_ACTORS
 from marless.core.log import structlog
 from marless.core.stopwatch import Stopwatch
-from marless.fleet.attached import (
+from marless.fleet.handover import Tickets
+from marless.fleet.machines import MachineAccounts
+from marless.fleet.tenancy import MAX_ATTEMPTS, MAX_TIMEOUTS, Renewal, Tenancy, given_up, lost, too_slow
+from marless.fleet.workers import (
+    ConnectedWorkers,
+    Idle,
+    LastWorkers,
     Send,
     Worker,
     WorkerHungError,
@@ -27,11 +33,6 @@ from marless.fleet.attached import (
     listen,
     machine_of,
 )
-from marless.fleet.connected_workers import ConnectedWorkers, LastWorkers
-from marless.fleet.handover import Tickets
-from marless.fleet.idle import Idle
-from marless.fleet.machines import MachineAccounts
-from marless.fleet.tenancy import MAX_ATTEMPTS, MAX_TIMEOUTS, Renewal, Tenancy, given_up, lost, too_slow
 from marless.rpc.errors import by_name
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2

@@ -1,19 +1,25 @@
-"""Keeps the wanted number of workers of a pool running, and releases them after a long idle time."""
+"""Keeps the wanted number of workers of a pool running, and releases them after a long idle time.
+
+Orders of workers that arrive together go to the launcher as one batch. The pool's metrics are here, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 
-from marless.core.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
+from prometheus_client.metrics_core import Metric
+
+from marless.core.errors import MarlessError, OverloadedError, SpecError, UnavailableError, UnreachableError, told
 from marless.core.limits import MAX_ACTORS
 from marless.core.log import structlog
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, Leaving
-from marless.fleet.launchers.batches import Batches
+from marless.rpc.metrics import counter, gauge
 
 REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""
@@ -325,3 +331,80 @@ class Fleet:
                 _log.info("workers.idle", workers=len(self._tasks), idle_s=round(idle_s))
                 self._wanted = 0
                 await self._fit()
+
+
+class Batches:
+    """Sends orders to a launcher, one batch at a time; orders that arrive meanwhile are the next batch."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._waiting: list[tuple[LaunchOrder, asyncio.Future[Launch]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def launch(self, order: LaunchOrder) -> Launch:
+        """Launch a worker. If the caller is cancelled, the worker is drained as soon as the launcher has answered."""
+        answer: asyncio.Future[Launch] = asyncio.get_running_loop().create_future()
+        self._waiting.append((order, answer))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+        return await answer
+
+    async def stop(self) -> None:
+        """Send nothing more; what was launched is left to the launcher's `close`."""
+        self._waiting.clear()
+        if self._sending:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def _send(self) -> None:
+        while self._waiting:
+            # Nothing is launched for a caller that is gone: nobody would drain it.
+            batch = [(order, answer) for order, answer in self._waiting if not answer.done()]
+            self._waiting.clear()
+            answers = await self._answers([order for order, _ in batch])
+            for (order, answer), launch in zip(batch, answers, strict=True):
+                if not answer.done():
+                    answer.set_result(launch)
+                elif launch.outcome in (LaunchOutcome.ACCEPTED, LaunchOutcome.UNKNOWN):
+                    await self._launcher.drain(order.worker, 0.0)
+
+    async def _answers(self, orders: list[LaunchOrder]) -> list[Launch]:
+        try:
+            answers = list(await self._launcher.launch(orders))
+        except MarlessError as error:
+            return [Launch(LaunchOutcome.FAILED, str(error))] * len(orders)
+        except Exception as error:  # noqa: BLE001  # a bug of third parties: the workers may run all the same
+            return [Launch(LaunchOutcome.UNKNOWN, f"the launcher failed: {told(error)}")] * len(orders)
+        if len(answers) != len(orders):
+            return [
+                Launch(LaunchOutcome.UNKNOWN, f"the launcher gave {len(answers)} answers to {len(orders)} orders")
+            ] * len(orders)
+        return answers
+
+
+def worker_figures(dispatcher: Dispatcher) -> list[Metric]:
+    """Connected workers, queued tasks, finished attempts by outcome, machines, and how long workers took to start."""
+    machines = dispatcher.machines
+
+    def started(what: str) -> dict[str, float]:
+        return {machines.launcher: machines.starts[what]}
+
+    states = Counter("busy" if worker.busy else "idle" for worker in dispatcher.workers())
+    attempts = {outcome: dispatcher.attempts[outcome] for outcome in ("done", "failed", "lost")}
+    return [
+        gauge("workers", "Connected workers.", {state: states[state] for state in ("busy", "idle")}, by="state"),
+        gauge("tasks_queued", "Tasks that wait for a worker.", dispatcher.queued),
+        counter("task_attempts", "Attempts at tasks, by how they ended.", attempts, by="outcome"),
+        gauge("machines", "Machines of workers.", machines.present),
+        counter("machine_seconds", "Seconds of machines, by what they did.", machines.seconds, by="activity"),
+        counter("worker_starts", "Workers that were ordered and have had a task.", started("workers"), by="launcher"),
+        counter(
+            "worker_connect_seconds", "Their seconds from order to connection.", started("connect_s"), by="launcher"
+        ),
+        counter(
+            "worker_first_task_seconds",
+            meaning="Their seconds from order to first task.",
+            values=started("first_task_s"),
+            by="launcher",
+        ),
+    ]

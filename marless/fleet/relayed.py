@@ -11,8 +11,8 @@ import grpc
 from marless.core.errors import MarlessError, OverloadedError, SpecError
 from marless.core.limits import MAX_ACTORS
 from marless.core.log import structlog
-from marless.fleet.attached import Worker
 from marless.fleet.dispatch import Dispatcher
+from marless.fleet.workers import Worker
 from marless.rpc.admission import Streams
 from marless.rpc.batcher import Batcher
 from marless.rpc.requests import check_text

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
 import socket
-import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.core import allowed_modules, orphans, process_environment
-from marless.core.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
+from marless.core import orphans
+from marless.core.errors import MarlessError, OverloadedError, UnavailableError, told
 from marless.core.log import structlog
-from marless.core.machine import Machine
 from marless.core.stopwatch import Stopwatch
-from marless.fleet import lives
 from marless.fleet.handover import Handed, Handover, listen
-from marless.fleet.lives import Life
-from marless.fleet.watchdog import Watchdog
+from marless.fleet.worker_process import Watchdog, WorkerOptions
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
-from marless.rpc.process import (
-    add_caches,
-    add_env_modules,
-    add_option,
-    add_peer,
-    add_process_options,
-    add_relay,
-    configure_logging,
-    forget_secrets,
-    security_of,
-)
-from marless.rpc.roles import Role
-from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
 
 DETAIL_BYTES = 4096
@@ -56,113 +38,6 @@ Handle = Callable[[bytes], Awaitable[bytes]]
 Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 _log = structlog.get_logger("marless.worker")
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options of a worker process."""
-
-    worker: str
-    pool: str
-    param_store: str
-    security: Security
-    launched: bool
-    """True if started by a pool, which holds this process's standard input open; it exits when that closes."""
-    handover: Handover = field(default_factory=Handover)
-    life: Life = field(default_factory=Life)
-    background: bool = False
-    """Run at the lowest CPU priority."""
-    watchdog: Watchdog = field(default_factory=Watchdog)
-    machine: Machine = field(default_factory=Machine.here)
-    """What is known of the machine that it runs on."""
-    env_modules: tuple[str, ...] = ()
-    """Modules whose environments an actor may create besides PettingZoo's own; see `marless.learning.envs.allowed`."""
-    caches: tuple[str, ...] = ()
-    """Addresses of caches of the param_store, for an actor; see `marless.rpc.caches`."""
-    relay: str = ""
-    """Address of its host's relay, for an actor; see `marless.rpc.relay`."""
-
-
-Run = Callable[[WorkerOptions], Coroutine[None, None, None]]
-
-
-def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
-    """Run a worker process to its end, and kill all processes that were started below it.
-
-    Exits with code 2 for invalid options, and with 1 if the pool refuses the worker, after an error message on stderr.
-
-    Args:
-        run: Connects to the pool, and runs its tasks.
-        role: Which kind of worker this is.
-        arguments: Those of the command line; by default, this process's.
-    """
-    configure_logging()
-    program = f"python -m services.{role}_pool.worker"
-    try:
-        options = worker_options(program, role, arguments)
-        if arguments is None and role is Role.ACTOR:
-            process_environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
-        allowed_modules.allow(options.env_modules)
-        process_environment.end_forks_well()
-        if options.background:
-            process_environment.yield_cpu()
-        if not options.launched:
-            # For a worker that is launched, its launcher has done so before.
-            orphans.end_of_dead_pools()
-            if role is Role.ACTOR:  # learners run no environments, and need no fresh process for each job
-                lives.begin()
-        with orphans.contained():
-            asyncio.run(run(options))
-        if options.life.renewed and not options.launched:
-            sys.exit(lives.RENEWED)
-    except MarlessError as error:
-        print(f"{program}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
-        sys.exit(2 if isinstance(error, SpecError) else 1)
-
-
-def worker_options(program: str, role: Role, arguments: Sequence[str] | None = None) -> WorkerOptions:
-    """Parse the arguments of a worker; exits with code 2, or raises SpecError, if they are invalid."""
-    parser = argparse.ArgumentParser(prog=program, description=f"One {role} worker of a pool of {role}s.")
-    unique = f"{socket.gethostname()}-{os.getpid()}"
-    parser.add_argument(
-        "--worker", default=unique, help="name under which the pool knows this worker; default: %(default)s"
-    )
-    add_peer(parser, "--pool", f"{role}_pool")
-    add_peer(parser, "--param-store", "param_store")
-    add_env_modules(parser)
-    add_caches(parser)
-    add_relay(parser)
-    add_process_options(parser)
-    add_option(parser, "--machine", "", "what is known of this machine: key=value,…; see docs/cost.md", _machine)
-    parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
-    parser.add_argument("--background", action="store_true", help="run at the lowest CPU priority")
-    args = parser.parse_args(arguments)
-    security, handover = security_of(args, role), Handover()
-    forget_secrets()
-    if args.launched:
-        # Read at each call, because the pool may send a new token at any time.
-        security = replace(security, token=lambda: handover.token)
-    return WorkerOptions(
-        args.worker,
-        args.pool,
-        args.param_store,
-        security,
-        args.launched,
-        handover,
-        background=args.background,
-        watchdog=Watchdog(ends_process=True),
-        machine=args.machine,
-        env_modules=args.env_modules,
-        caches=args.param_store_caches,
-        relay=args.relay,
-    )
-
-
-def _machine(text: str) -> Machine:
-    try:
-        return Machine.here(text)
-    except SpecError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:

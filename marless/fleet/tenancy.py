@@ -21,9 +21,7 @@ import grpc
 from marless.core.errors import UnavailableError
 from marless.core.log import structlog
 from marless.core.stopwatch import Stopwatch
-from marless.fleet.attached import Worker
-from marless.fleet.connected_workers import ConnectedWorkers
-from marless.fleet.idle import Idle
+from marless.fleet.workers import ConnectedWorkers, Idle, Worker
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 

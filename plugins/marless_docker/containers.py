@@ -16,7 +16,7 @@ from marless.core.errors import SpecError
 from marless.core.machine import VARIABLE
 from marless.core.orphans import Orphan
 from marless.fleet.launchers.base import Options, WorkerProgram
-from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
+from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names, size_bytes
 from marless.rpc.addresses import is_local
 from marless_docker.engine import Engine, Json
 

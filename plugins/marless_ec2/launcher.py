@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from marless.core.errors import NotFoundError, UnavailableError
 from marless.core.machine import Machine
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
-from marless.fleet.launchers.hosts.host import Send
-from marless.fleet.launchers.hosts.pool import Hosts, Messages
+from marless.fleet.launchers.hosts.pool import Hosts, Messages, Send
 from marless_ec2 import sentences
 from marless_ec2.group import AutoScaling
 from marless_ec2.scaling import Scaling

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from marless.core.log import structlog
-from marless.fleet.launchers.hosts.surroundings import Identity, Notice
+from marless.fleet.launchers.hosts.options import Identity, Notice
 
 ADDRESS = "http://169.254.169.254"
 POLL_S = 5.0
@@ -56,7 +56,7 @@ class Metadata:
 
 
 class InstanceMetadata:
-    """An EC2 instance, as `marless.fleet.launchers.hosts.surroundings.Surroundings`."""
+    """An EC2 instance, as `marless.fleet.launchers.hosts.options.Surroundings`."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

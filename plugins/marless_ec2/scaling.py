@@ -10,8 +10,7 @@ from contextlib import suppress
 
 from marless.core.errors import MarlessError, NotFoundError, UnavailableError, told
 from marless.core.log import structlog
-from marless.fleet.launchers.hosts.host import Host
-from marless.fleet.launchers.hosts.pool import Hosts
+from marless.fleet.launchers.hosts.pool import Host, Hosts
 from marless_ec2 import sentences
 from marless_ec2.group import AutoScaling
 from marless_ec2.plan import WAITS_TO_END, Load, MachineDemand, Plan, ScalingGroup, plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS
 from marless.fleet.launchers.base import Options
-from marless.fleet.launchers.options import CONNECT_S, above_0, check_names
+from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names
 
 NAME = "ec2"
 _OPTIONS = ("group", "region", "slots", "idle_s", "boot_s", "poll_s", "lease_s", "aws_s", CONNECT_S)

@@ -10,7 +10,7 @@ from typing import Self
 
 from marless.core.errors import SpecError
 from marless.fleet.launchers.base import Options, WorkerProgram
-from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
+from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names, size_bytes
 
 NAME = "ray"
 _OPTIONS = ("address", "cpus", "gpus", "memory", "resources", "place_s", "ray_s", CONNECT_S)

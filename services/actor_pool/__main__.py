@@ -12,13 +12,12 @@ from functools import partial
 from marless.core import orphans, process_environment
 from marless.core.registry import plugged
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.fleet import Fleet
+from marless.fleet.fleet import Fleet, worker_figures
 from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
 from marless.fleet.launchers.hosts.pool import HOSTS
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import MachineAccounts
-from marless.fleet.metrics import figures
 from marless.fleet.relayed import RELAYS
 from marless.rpc.admission import Streams
 from marless.rpc.roles import Role
@@ -81,7 +80,7 @@ async def build(config: ActorPoolConfig, address: str, make: Make | None = None)
             stop,
             "ActorPoolService",
             limits={"Work": Streams(fleet.most_streams), "Relay": RELAYS, "Host": HOSTS},
-            figures=partial(figures, dispatcher),
+            figures=partial(worker_figures, dispatcher),
         )
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
+from marless.fleet.launchers.registry import LOCAL, Choice, add_launcher, limit_of
 from marless.rpc.process import (
     add_caches,
     add_env_modules,

@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc
 
-from marless.fleet.attached import hello_of
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.launchers.base import Launcher
 from marless.fleet.launchers.hosts.pool import attach
 from marless.fleet.machines import used_by
 from marless.fleet.relayed import Relayed
+from marless.fleet.workers import hello_of
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
 from services.actor_pool.background import Background

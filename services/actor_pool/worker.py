@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from marless.fleet.session import WorkerOptions, serve, work
+from marless.fleet.session import work
+from marless.fleet.worker_process import WorkerOptions, serve
 from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore

@@ -12,8 +12,7 @@ from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import ServedService, run
-from services.coordinator.api.metrics import figures
-from services.coordinator.api.readiness import Readiness
+from services.coordinator.api.monitoring import Readiness, figures
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.config import CoordinatorConfig, parse
 from services.coordinator.execution.service_pools import ServicePools

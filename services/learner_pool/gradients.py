@@ -15,7 +15,7 @@ from marless.core.job_id import check_id
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import gradient_results
+from services.learner_pool.stored_results import published_gradient
 from services.learner_pool.tasks import (
     Computing,
     LearnTasks,
@@ -93,7 +93,7 @@ class Gradients:
         """The results of all tasks if the store has all of them, else None."""
         results = []
         for task in tasks:
-            result = await gradient_results.published(self._store, task)
+            result = await published_gradient(self._store, task)
             if result is None:
                 return None
             results.append(result)

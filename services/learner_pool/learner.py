@@ -36,9 +36,9 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.storage.checkpoint import PARTS
-from services.learner_pool import gradient_results, peers, spool, unpublished, update_results
+from services.learner_pool import spool, stored_results
 from services.learner_pool.content import check_checksum, views
-from services.learner_pool.mirror import Mirror
+from services.learner_pool.spool import Mirror
 
 _HELD_LEARNERS = 16
 _Key = tuple[str, int, str, int]
@@ -178,7 +178,7 @@ class Learning:
             held.learner.load(name, held.learner.initial(name, held.spec.seed))
         writes = _writes(task, held, dict.fromkeys(fresh, 0), "init", {})
         versions = await self._publish(task, held, writes) if fresh else {}
-        return update_results.result({name: present.get(name) or versions[name] for name in names})
+        return stored_results.result_of({name: present.get(name) or versions[name] for name in names})
 
     async def _update(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
@@ -186,7 +186,7 @@ class Learning:
         names = held.learner.names(groups)
         starts = _starts(task, names)
         if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
-            done = await update_results.published(self._store, task.job, update_results.key_of(task), names)
+            done = await stored_results.published_update(self._store, task.job, stored_results.update_key(task), names)
             if done:
                 return done
             await self._hold(task.job, held, starts)
@@ -206,17 +206,17 @@ class Learning:
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
-        reports = update_results.encode(names, output.metrics, functions, distances)
+        reports = stored_results.encode_reports(names, output.metrics, functions, distances)
         result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        writes = _writes(task, held, expected, update_results.key_of(task), reports)
+        writes = _writes(task, held, expected, stored_results.update_key(task), reports)
         if held.mirror:
             await held.mirror.push(task.replay, held.learner.state(held.replay_name).learning, task.round)
         try:
-            result.MergeFrom(update_results.result(await self._publish(task, held, writes)))
-        except unpublished.PASSING as error:
-            result.unpublished.CopyFrom(await unpublished.set_aside(self._borrowed, task.spare, writes, error))
+            result.MergeFrom(stored_results.result_of(await self._publish(task, held, writes)))
+        except stored_results.PASSING as error:
+            result.unpublished.CopyFrom(await stored_results.set_aside(self._borrowed, task.spare, writes, error))
         return result
 
     async def _gradient(
@@ -228,7 +228,7 @@ class Learning:
         other rollouts is followed.
         """
         await self._hold(task.job, held, _starts(task, held.learner.names(groups)))
-        read = task.gradient.peers if peers.are_read(held.spec.algorithm) else ()
+        read = task.gradient.peers if stored_results.reads_peers(held.spec.algorithm) else ()
         inputs = RoundInput(
             round=task.gradient.learner,
             env_steps=task.env_steps,
@@ -237,14 +237,14 @@ class Learning:
             trajectories=await gather(map(self._trajectory, task.trajectories)),
             pooling=held.spec.sharing.samples,
             measure=_measure(task.measure, held.spec),
-            peers=await peers.weights(self._store, task.job, read, [group.start for group in groups]),
+            peers=await stored_results.peer_weights(self._store, task.job, read, [group.start for group in groups]),
         )
         output = await stoppable(partial(_differentiated, held.learner, inputs))
         functions = _functions(task, output.runs, held.after(groups))
         result = learner_pool_pb2.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        write = gradient_results.write(task, output.gradients, result)
+        write = stored_results.gradient_write(task, output.gradients, result)
         failpoint("learner.publish.before")
         try:
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
@@ -253,7 +253,7 @@ class Learning:
             again = replace(write, expected=known.head.version if known else 0)  # it may be gone meanwhile
             versions = await self._store.publish(task.job, task.epoch, inputs.round, [again])
         failpoint("learner.publish.after")
-        return gradient_results.located(task, versions[write.policy], result)
+        return stored_results.located(task, versions[write.policy], result)
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
         """Make the learner hold these versions; fetches missing ones. Raises CorruptError if a state does not fit."""
@@ -307,7 +307,7 @@ def _writes(
         serial.check_update(name, state)
         blobs = dict(zip(PARTS, serial.encode(state), strict=True))
         if name in reports:
-            blobs[update_results.PART] = reports[name]
+            blobs[stored_results.PART] = reports[name]
         req_id = idempotency.request_id(task.job, what, name)
         writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
     return writes

@@ -1,7 +1,4 @@
-"""The gRPC servicer of LearnerPoolService: decodes requests, calls the pool's parts, encodes replies.
-
-The learner pool's metrics for Prometheus.
-"""
+"""The gRPC servicer of LearnerPoolService: decodes requests, calls the parts, encodes replies. Also the metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from typing import Any
 import grpc
 from prometheus_client.metrics_core import Metric
 
-from marless.fleet import metrics as workers
 from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import worker_figures
 from marless.fleet.launchers.base import Launcher
 from marless.fleet.launchers.hosts.pool import attach
 from marless.fleet.machines import used_by
@@ -143,7 +140,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
 def figures(dispatcher: Dispatcher, buffer: TrajectoryBuffer, replays: Replays) -> list[Metric]:
     """All metrics: workers, uploads, bytes held, and samples of replay buffers."""
     return [
-        *workers.figures(dispatcher),
+        *worker_figures(dispatcher),
         counter("uploads", "Trajectories, by what became of them.", asdict(buffer.counts), by="outcome"),
         gauge("intake_bytes", "Bytes of trajectories that wait for their update.", buffer.held_bytes),
         gauge("replay_bytes", "Bytes of files that learners remember past rounds in.", replays.held_bytes),

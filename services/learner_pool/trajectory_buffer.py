@@ -2,6 +2,8 @@
 
 Accepted trajectories are files in a memory-backed directory. Their bytes are written there directly from the stream,
 and learner workers on this host map the files, so that there is no further copy, and none is lost when a worker dies.
+
+The order of requests to open a job: one that arrives late or twice must not undo what came after it.
 """
 
 from __future__ import annotations
@@ -38,13 +40,29 @@ from services.learner_pool.content import (
     headers_of,
     valid_ones,
 )
-from services.learner_pool.opening import UNKNOWN, Opening
 from services.learner_pool.reservations import SpoolReservations
 
 CHECK_INLINE_BYTES = 2**16
 """Larger trajectories are checked on another thread; for smaller ones, changing threads takes longer than the check."""
 MOST_UPLOADS = 256
 """Small uploads of one call."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One of the requests to open a job."""
+
+    opener: str = ""
+    """Who has sent it; "" if unknown."""
+    number: int = 0
+    """Among its opener's requests, in their order."""
+
+    def is_past(self, newest: Opening) -> bool:
+        """True if the same opener has sent the newest request later, or it is that one once more."""
+        return bool(self.opener) and self.opener == newest.opener and self.number <= newest.number
+
+
+UNKNOWN = Opening()
 
 
 @dataclass(frozen=True)

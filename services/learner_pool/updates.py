@@ -18,22 +18,23 @@ from marless.learning.envs.base import EnvSpaces
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import update_results
-from services.learner_pool.opening import Opening
+from services.learner_pool import stored_results
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import (
     Answered,
     LearnTasks,
     OpenJob,
     RunningUpdate,
+    UpdateResultCache,
     by_scope,
+    check_published,
     check_rollouts,
     check_versions,
     heard,
     join,
+    other_groups,
 )
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
-from services.learner_pool.update_result_cache import UpdateResultCache, check_published, other_groups
+from services.learner_pool.trajectory_buffer import Opening, TrajectoryBuffer, TrajectoryFile
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
@@ -125,7 +126,7 @@ class Updates:
         known = self._tasks.job(request.job)
         self._buffer.check_epoch(request.job, request.epoch)
         before = known.running
-        key = update_results.key_of(request)
+        key = stored_results.update_key(request)
         # The update of an earlier coordinator is not joined, but waited for: this one then finds what the store has
         # refused.
         if before is None or before.task.done() or (before.key, before.epoch) != (key, request.epoch):
@@ -166,11 +167,11 @@ class Updates:
         """The reply to this update if this pool has it, and the store still has its versions; else None."""
         if known.last is None or known.last.request.round != request.round:
             return None
-        before, key = known.last, update_results.key_of(request)
-        if key != update_results.key_of(before.request):
+        before, key = known.last, stored_results.update_key(request)
+        if key != stored_results.update_key(before.request):
             return None
         if before.request.epoch != request.epoch:
-            if not await update_results.are_stored(self._store, request.job, key, before.response):
+            if not await stored_results.are_stored(self._store, request.job, key, before.response):
                 return None
             if before.request.groups != request.groups:
                 raise other_groups(request.job, request.round)
@@ -185,10 +186,10 @@ class Updates:
         if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
-        done, key = [], update_results.key_of(request)
+        done, key = [], stored_results.update_key(request)
         for of_class in by_scope(known, task):
             policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
-            result = await update_results.published(self._store, request.job, key, policies)
+            result = await stored_results.published_update(self._store, request.job, key, policies)
             if result is None:
                 return None
             done.append(result)

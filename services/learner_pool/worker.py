@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marless.fleet.session import WorkerOptions, serve, work
+from marless.fleet.session import work
+from marless.fleet.worker_process import WorkerOptions, serve
 from marless.learning.nets.device import choose_device, compute_side_by_side
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore

@@ -17,9 +17,9 @@ from marless.core.errors import MarlessError, OverloadedError
 from marless.fleet import dispatch, tenancy
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.fleet.idle import Idle
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome
 from marless.fleet.tenancy import Renewal
+from marless.fleet.workers import Idle
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 

@@ -20,8 +20,8 @@ from marless.core.errors import MarlessError, SpecError, UnauthenticatedError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.hosts import pool as hosts_pool
-from marless.fleet.launchers.hosts.host_workers import HostWorkers
 from marless.fleet.launchers.hosts.pool import Hosts
+from marless.fleet.launchers.hosts.program import HostWorkers
 from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.security import Security

@@ -1,4 +1,4 @@
-"""What every kind of durable job state does, whoever keeps it: `services.coordinator.state.base.DurableJob`."""
+"""What every kind of durable job state does, whoever keeps it: `services.coordinator.state.run_folder.RunFolder`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 
 from marless.core.errors import FencedError
-from services.coordinator.state.base import DurableJob
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
 from tests.unit.coordinator.test_bucket_folder import Hosts
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
 from tests.unit.jobs.test_record import record
 
-WRITES: dict[str, Callable[[DurableJob], None]] = {
+WRITES: dict[str, Callable[[RunFolder], None]] = {
     "status": lambda state: state.write_status(STATUS),
     "append": lambda state: state.append(record(1)),
     "cut": lambda state: state.cut(0),
@@ -30,13 +28,13 @@ class OnDisk:
     def __init__(self, tmp_path):
         self.path = tmp_path / "runs" / "j"
 
-    def new(self) -> DurableJob:
+    def new(self) -> RunFolder:
         folder = RunFolder(self.path)
         folder.create(SPEC, STATUS)
         folder.take_over()
         return folder
 
-    def taken(self, after: DurableJob) -> DurableJob:
+    def taken(self, after: RunFolder) -> RunFolder:
         """The state as the next owner has it, after this one has left."""
         after.release()
         folder = RunFolder(self.path)
@@ -51,10 +49,10 @@ class InBucket:
     def __init__(self, tmp_path):
         self.hosts, self.hosts_seen = Hosts(tmp_path), 0
 
-    def new(self) -> DurableJob:
+    def new(self) -> RunFolder:
         return self.hosts.new("host-0")
 
-    def taken(self, after: DurableJob) -> DurableJob:
+    def taken(self, after: RunFolder) -> RunFolder:
         """The state on another machine, after its owner has left."""
         self.hosts_seen += 1
         return self.hosts.taken(f"host-{self.hosts_seen}", after=after)

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.jobs.record import PhaseSeconds, RoundRecord
 from marless.storage.bucket.address import Address
-from services.coordinator.jobs import live_job
+from services.coordinator.jobs import job_queue
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.jobs.view import ended
@@ -289,7 +289,7 @@ class BucketMachine(JobsMachine):
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
-    monkeypatch.setattr(live_job, "JobRun", ScriptedRun)
+    monkeypatch.setattr(job_queue, "JobRun", ScriptedRun)
     monkeypatch.setattr(run_folder, "fsync", lambda _path: None)  # what survives a power cut is not in question here
 
 

@@ -33,8 +33,7 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import check_checksum, declared_bytes, views
-from services.learner_pool.opening import UNKNOWN, Opening
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile, UploadCounts
+from services.learner_pool.trajectory_buffer import UNKNOWN, Opening, TrajectoryBuffer, TrajectoryFile, UploadCounts
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 

@@ -21,12 +21,10 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from marless.storage import round_file
 from marless.storage.round_file import BATCH_BYTES, RoundReader
-from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.api.watching import watch
+from services.coordinator.api.servicer import CoordinatorServicer, watch
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.view import JobProgress, progress_of
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
+from services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.contract.test_jobs_model import NoPools

@@ -26,8 +26,8 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Handover, Tickets, new_ticket
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome
-from marless.fleet.session import CANCELLED_S, DETAIL_BYTES, OVERDUE_S, WorkerOptions, work
-from marless.fleet.watchdog import Watchdog
+from marless.fleet.session import CANCELLED_S, DETAIL_BYTES, OVERDUE_S, work
+from marless.fleet.worker_process import Watchdog, WorkerOptions
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.security import Security

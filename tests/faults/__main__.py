@@ -22,7 +22,7 @@ import structlog
 
 from bench.harness import Row, machine, say, table
 from bench.report import insert
-from marless.fleet.launchers.options import LOCAL, Choice
+from marless.fleet.launchers.registry import LOCAL, Choice
 from tests.faults import (
     asynchronous_kills,
     changing_groups,

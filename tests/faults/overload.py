@@ -27,7 +27,7 @@ from services.coordinator import __main__ as coordinator
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.preparation import MAX_AT_ONCE
+from services.coordinator.jobs.submission import MAX_AT_ONCE
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import UPLOADERS, Send, Storm
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from marless.core.group import Versions
-from marless.fleet.launchers.options import LOCAL, Choice
+from marless.fleet.launchers.registry import LOCAL, Choice
 from marless.jobs import spec as specs
 from marless.jobs.job import PreparedJob, prepare
 from marless.rpc.client import Peer

@@ -15,7 +15,7 @@ from marless.core import process_environment
 from marless.fleet.handover import new_ticket
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
 from marless.fleet.launchers.local import LocalLauncher
-from marless.fleet.launchers.options import Choice
+from marless.fleet.launchers.registry import Choice
 from marless.rpc.roles import Role
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marless.fleet.launchers.options import Choice
+from marless.fleet.launchers.registry import Choice
 from tests.faults import scale_down, uploads
 
 

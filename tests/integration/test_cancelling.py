@@ -14,7 +14,7 @@ from marless.core.stopwatch import Stopwatch
 from marless.fleet import dispatch
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.api.watching import watch
+from services.coordinator.api.servicer import watch
 from services.coordinator.execution.cancellation import GRACE_S
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs.jobs import Jobs, JobsOptions

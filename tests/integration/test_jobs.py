@@ -25,13 +25,13 @@ from marless.core.errors import (
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord
 from marless.jobs.record_json import from_json
-from services.coordinator.api.watching import WatchEvent, read_log, watch
+from services.coordinator.api.servicer import WatchEvent, read_log, watch
 from services.coordinator.execution import commands, recording, timing
 from services.coordinator.jobs.failover import ATTACHED_LEASES
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.state import ownership
-from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import Costs
 from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec

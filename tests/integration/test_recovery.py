@@ -28,8 +28,8 @@ from services.coordinator.jobs import view
 from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
+from services.learner_pool.stored_results import PART
 from services.learner_pool.tasks import LearnTasks
-from services.learner_pool.update_results import PART
 from tests.integration.running import (
     ACTORS,
     ENVS,

@@ -18,9 +18,8 @@ from marless.core.errors import SpecError, UnavailableError
 from marless.jobs import spec
 from marless.learning.data.frame_file import FrameFile
 from marless.learning.data.frames import ReplaySchema
-from services.coordinator.state.job_index import Index
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import Runs
+from services.coordinator.state.runs import Index, Runs
 from services.coordinator.state.status import JobStatus
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer

@@ -20,7 +20,7 @@ from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.coordinator.jobs import preparation
+from services.coordinator.jobs import submission
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.submission import Submission
 from services.learner_pool.tasks import LearnTasks
@@ -292,7 +292,7 @@ def beside_the_loop(monkeypatch: pytest.MonkeyPatch, step: str) -> list[bool]:
     return went_on
 
 
-@pytest.mark.parametrize("step", ["jobs.from_json", "preparation._checked"])
+@pytest.mark.parametrize("step", ["jobs.from_json", "submission._checked"])
 async def test_a_coordinator_reads_and_tries_a_spec_while_its_loop_goes_on(tmp_path, monkeypatch, step):
     went_on = beside_the_loop(monkeypatch, f"services.coordinator.jobs.{step}")
     with pytest.raises(SpecError, match="enough"):
@@ -353,8 +353,8 @@ async def test_others_are_served_while_a_spec_is_read(tmp_path):
 
 async def test_environments_that_are_never_made_hold_nobody_up(tmp_path, monkeypatch):
     """Neither others, while they are waited for or given up, nor the end of the coordinator."""
-    monkeypatch.setattr(preparation, "PREPARE_S", 1.0)
-    monkeypatch.setattr(preparation, "MAX_AT_ONCE", 6)
+    monkeypatch.setattr(submission, "PREPARE_S", 1.0)
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", 6)
     monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     hanging = json.dumps(JOB | {"env": {"name": NAME, "options": {"way": "hold_the_lock"}}})

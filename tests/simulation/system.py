@@ -16,7 +16,7 @@ from marless.core.errors import MarlessError
 from marless.core.machine import Machine
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, LaunchOrder, Options, WorkerProgram
-from marless.fleet.session import WorkerOptions
+from marless.fleet.worker_process import WorkerOptions
 from marless.jobs.job import PreparedJob
 from marless.learning.algos import registry as algorithms
 from marless.rpc import server as servers
@@ -30,7 +30,7 @@ from services.actor_pool import __main__ as actor_pool
 from services.actor_pool import worker as actor_worker
 from services.actor_pool.config import ActorPoolConfig
 from services.coordinator import __main__ as coordinator
-from services.coordinator.api import readiness
+from services.coordinator.api import monitoring
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.jobs.jobs import JobsOptions
 from services.learner_pool import __main__ as learner_pool
@@ -240,5 +240,5 @@ def production(patched: pytest.MonkeyPatch, system: System) -> None:
     in_rounds = not system.job.spec.schedule.overlapping
     patched.setattr(type(algorithm), "learner", lambda _self, _config, context: CannedLearner(context, in_rounds))
     patched.setattr(servers, "HEALTH_PERIOD_S", QUIET_S)
-    patched.setattr(readiness, "PERIOD_S", QUIET_S)
-    patched.setattr(readiness, "EAGER_PERIOD_S", QUIET_S)
+    patched.setattr(monitoring, "PERIOD_S", QUIET_S)
+    patched.setattr(monitoring, "EAGER_PERIOD_S", QUIET_S)

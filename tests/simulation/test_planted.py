@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marless.fleet.connected_workers import ConnectedWorkers
+from marless.fleet.workers import ConnectedWorkers
 from marless.rpc import idempotency
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
@@ -16,7 +16,7 @@ from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool import trajectory_buffer, update_results
+from services.learner_pool import stored_results, trajectory_buffer
 from services.param_store import store
 from tests.simulation import run
 from tests.simulation.chaos import LONG_S, SPAN_S, Fault, drawn
@@ -126,7 +126,7 @@ def _with_a_late_learner(chance: random.Random) -> tuple[Weather, list[Fault]]:
 def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> None:
     """A coordinator that takes a job over forgets which update it has asked for; the pool answers for any rollouts."""
     patched.setattr(Asynchronous, "_go_on_from", lambda coordinator, pending: None)
-    patched.setattr(update_results, "key_of", lambda update: update.round)
+    patched.setattr(stored_results, "update_key", lambda update: update.round)
 
 
 def _what_was_under_way_goes_on_in_new_groups(patched: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,7 @@ from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError, SpecError, UnavailableError, denied
 from marless.core.limits import MAX_SMALL_BYTES
 from marless.core.log import structlog
-from marless.fleet.launchers import options
-from marless.fleet.launchers.registry import LAUNCHERS
+from marless.fleet.launchers.registry import LAUNCHERS, parse
 from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
@@ -71,7 +70,7 @@ class StackSettings:
     def check(self) -> None:
         """Raise SpecError for an address that clients cannot dial or that is not secure, or an unknown launcher."""
         if launcher := self.environment.get("MARLESS_LAUNCHER"):
-            LAUNCHERS.find(options.parse(launcher).name)
+            LAUNCHERS.find(parse(launcher).name)
         if not self.listen:
             if self.advertise:
                 raise SpecError(f"--advertise {self.advertise}: set --listen, too, which is what clients then dial")

@@ -57,8 +57,7 @@ def _leftovers() -> list[Leftovers]:
 
     Raises SpecError for options that this one does not understand.
     """
-    from marless.fleet.launchers.options import parse
-    from marless.fleet.launchers.registry import LEFTOVERS
+    from marless.fleet.launchers.registry import LEFTOVERS, parse
 
     choice, found = parse(os.environ.get("MARLESS_LAUNCHER", "local")), []
     for name in sorted(LEFTOVERS.names()):

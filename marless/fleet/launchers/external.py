@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from marless.core.errors import MarlessError
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
-from marless.fleet.launchers.options import seconds_of
+from marless.fleet.launchers.registry import seconds_of
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security

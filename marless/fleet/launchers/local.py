@@ -24,7 +24,7 @@ from marless.fleet.launchers.base import (
     WorkerProgram,
 )
 from marless.fleet.launchers.forking import Forked, TemplateEndedError, TemplateProcess
-from marless.fleet.launchers.options import seconds_of
+from marless.fleet.launchers.registry import seconds_of
 
 CONNECT_S = 60.0
 CHECK_S = 1.0

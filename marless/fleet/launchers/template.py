@@ -10,10 +10,14 @@ for reports, up to three that become standard input, output and error, and other
 its socket, the template reports the id of the forked process together with a pidfd (or a negative errno, if it cannot
 fork), and later its exit code. When the other end of the orders is closed, the template ends, after its workers: they
 notice the end of their pool by themselves, and those that hang are killed.
+
+By default, `/proc` and so `ps` would show the template's command line and environment for a forked process. Both lie in
+the memory of the process, which overwrites them within their length. Linux only.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import importlib
@@ -28,10 +32,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from marless.core import orphans
-from marless.fleet.launchers import proc_title
 
 ORDER_BYTES = 2**16
 DESCRIPTORS = 8
@@ -97,13 +101,13 @@ def main() -> None:
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
     # Without the padding, which only makes room for what its processes show.
-    proc_title.show_command(sys.orig_argv[:-1])
+    show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
     importlib.import_module(module)
     forked = TemplateLoop(orders, ahead.split(",") if ahead else ()).run()
     if forked is not None:
         gc.enable()
-        proc_title.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
+        show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
         program: ForkableProgram = _imported(forked.module)
         program.main(forked.arguments)
 
@@ -200,7 +204,7 @@ class TemplateLoop:
         _close(descriptors[:_STANDARD])
         os.environ.update(order.settings)
         if order.mark:
-            proc_title.show_variable(orphans.MARK, order.mark)
+            show_variable(orphans.MARK, order.mark)
         if random := sys.modules.get("numpy.random"):
             random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
 
@@ -234,6 +238,40 @@ def _report(reports: socket.socket, number: int, *descriptors: int) -> None:
     """Send the other end a process id, an exit code, or a negative errno; nothing if it is gone."""
     with suppress(OSError):
         socket.send_fds(reports, [str(number).encode()], descriptors)
+
+
+_ARG_START, _ENV_END = 45, 48
+"""Positions in /proc/self/stat, counted from the field after the command's name: proc(5) has them as 48 to 51."""
+
+
+def show_command(words: Sequence[str]) -> None:
+    """Show this command line, cut to the length of the one that this process was started with."""
+    start, end, _, _ = _area()
+    shown = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def show_variable(name: str, value: str) -> None:
+    """Set an environment variable, also in what /proc shows. It must have been set when this process was started.
+
+    Raises ValueError unless the value is as long as the one before.
+    """
+    _, _, start, end = _area()
+    # With the NUL before it, so that another variable whose name only ends like this one is not found.
+    before, after = (os.fsencode(f"\0{name}={each}\0") for each in (os.environ.get(name, ""), value))
+    position = (b"\0" + ctypes.string_at(start, end - start)).find(before)
+    if position < 0 or len(before) != len(after):
+        raise ValueError(f"{name}: set at the start, and as long as before, is what can be shown")
+    ctypes.memmove(start + position, after[1:], len(after) - 1)
+    os.environ[name] = value
+
+
+def _area() -> tuple[int, int, int, int]:
+    """Start and end of the command line, and of the environment, in this process's memory."""
+    # The name of the command, in parentheses, may itself have spaces and parentheses.
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    arg_start, arg_end, env_start, env_end = map(int, fields[_ARG_START : _ENV_END + 1])
+    return arg_start, arg_end, env_start, env_end
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from services.coordinator.execution.planning import RoundPlan, ending, may_end
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import SavedEpoch
 from services.coordinator.execution.rounds import Rounds
-from services.coordinator.state.base import DurableJob
 from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 
 PATIENCE_S = 120.0
@@ -51,7 +51,7 @@ class JobRun:
         *,
         job_id: str,
         job: PreparedJob,
-        folder: DurableJob,
+        folder: RunFolder,
         pools: Pools,
         status: JobStatus,
         log: JobLog,

@@ -12,7 +12,7 @@ from marless.core.errors import MarlessError
 from marless.core.log import structlog
 from marless.core.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.pools import Pools
-from services.coordinator.state.base import DurableJob
+from services.coordinator.state.run_folder import RunFolder
 
 LOOK_S = 1.0
 """Seconds between two looks, at least."""
@@ -48,7 +48,7 @@ class PoolMachines:
         self._told |= {each.key: each for each in rows}
         return short
 
-    async def at_the_end(self, folder: DurableJob) -> None:
+    async def at_the_end(self, folder: RunFolder) -> None:
         """Write machines.json of a job that ends; a failure is logged, and the job ends all the same."""
         try:
             found = await self._pools.machines(self._id)

@@ -16,12 +16,10 @@ from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery, SavedEpoch
 from services.coordinator.execution.reservations import JobReservations, Prewarming
 from services.coordinator.execution.timing import Timing
-from services.coordinator.state.base import DurableJob
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.flusher import Flusher
 from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Flusher, Journal
 from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
+from services.coordinator.state.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class Parts:
 
     job_id: str
     job: PreparedJob
-    folder: DurableJob
+    folder: RunFolder
     pools: Pools
     log: JobLog
     costs: Costs
@@ -66,7 +64,7 @@ def assemble(
     *,
     job_id: str,
     job: PreparedJob,
-    folder: DurableJob,
+    folder: RunFolder,
     pools: Pools,
     log: JobLog,
     patience_s: float,

@@ -24,11 +24,10 @@ from marless.rpc.param_store import Listing
 from marless.storage.checkpoint import EARLIER
 from services.coordinator.execution.planning import FIRST_VERSION
 from services.coordinator.execution.pools import Pools
-from services.coordinator.state.base import DurableJob
-from services.coordinator.state.checkpoints import Snapshots
+from services.coordinator.state.checkpoints import Snapshots, load_start
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.start_checkpoint import load
+from services.coordinator.state.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Recovery:
         *,
         job_id: str,
         job: PreparedJob,
-        folder: DurableJob,
+        folder: RunFolder,
         pools: Pools,
         journal: Journal,
         log: JobLog,
@@ -125,7 +124,7 @@ class Recovery:
 
     async def _open(self) -> Versions:
         fresh = not self._journal.rounds and self._folder.start_path.exists()
-        start = await asyncio.to_thread(load, self._folder.start_path, self._job) if fresh else None
+        start = await asyncio.to_thread(load_start, self._folder.start_path, self._job) if fresh else None
         if start:
             await self.snapshots.start_from(start, self.epoch)
         groups = self._job.sharing.decide(self._journal.history).groups

@@ -1,12 +1,25 @@
-"""The job queue of this coordinator: a bounded number of its jobs run, the others wait in order of arrival."""
+"""The jobs that this coordinator owns: a bounded number of them run, the others wait in order of arrival.
+
+Each has its progress, log, sinks and watchers, whom a `Notifier` wakes at every change.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
-from marless.core.errors import OverloadedError
-from services.coordinator.jobs.live_job import LiveJob
+from marless.core.errors import FencedError, MarlessError, OverloadedError
+from marless.jobs.job import PreparedJob
+from marless.jobs.record import RoundRecord
+from services.coordinator.execution.job_run import JobRun
+from services.coordinator.execution.pools import Pools
+from services.coordinator.jobs.sink_feed import SinkFeed
+from services.coordinator.jobs.view import JobProgress, JobView, Tally, ended, view_of
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 
 MAX_WAITING = 1000
 WAITING_RETRY_S = 60.0
@@ -110,3 +123,166 @@ class JobQueue:
                     self._ended(job)
             live.notifier.tell()
             self._fill()
+
+
+SAVE_PERIOD_S = 1.0
+
+
+class LiveJob:
+    """One job from the queue to its end; keeps its progress, writes its log, feeds its sinks, wakes its watchers."""
+
+    def __init__(
+        self,
+        *,
+        job: PreparedJob,
+        folder: RunFolder,
+        status: JobStatus,
+        progress: JobProgress,
+        pools: Pools,
+        patience_s: float,
+        tally: Tally,
+        changed: Callable[[JobStatus], None],
+    ) -> None:
+        self.folder = folder
+        self.notifier = Notifier()
+        self.log = JobLog(folder, status.job, self.notifier.tell)
+        self.task: asyncio.Task[None] | None = None
+        """The task that runs the job; None while it is queued."""
+        self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
+        self._tally = tally
+        self._progress = progress
+        self._changed = changed
+        self._status = status
+        self._run = JobRun(
+            job_id=status.job,
+            job=job,
+            folder=folder,
+            pools=pools,
+            status=status,
+            patience_s=patience_s,
+            log=self.log,
+            changed=self._note,
+        )
+
+    @property
+    def status(self) -> JobStatus:
+        """The present status; after the end, the final one."""
+        return self._status
+
+    @property
+    def in_trouble(self) -> bool:
+        """True while the job waits for a service or retries a round."""
+        return self._run.in_trouble and not self._status.ended
+
+    @property
+    def view(self) -> JobView:
+        """The present view of the job."""
+        return view_of(self._status, self.folder.path, self._progress)
+
+    async def run(self) -> None:
+        """Run the job to its end, or until another coordinator takes it over."""
+        await self._run.run()
+
+    async def saved(self) -> None:
+        """Wait until the final status is on the disk, which may have been full when the job ended."""
+        while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # for a disk
+            await asyncio.sleep(SAVE_PERIOD_S)
+
+    async def close_sinks(self) -> None:
+        """Close the sinks once they have all recorded rounds; waits a few seconds at most, see `SinkFeed.stop`."""
+        await self._sinks.stop(self._status.state, self._status.random)
+
+    def cancel(self) -> None:
+        """Ask the job to stop after the present round."""
+        self._run.cancel()
+
+    async def end(self, state: str, reason: str) -> None:
+        """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
+        status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
+        # On the disk before anybody is told: who has seen the end must not see the job run again after a crash.
+        await asyncio.to_thread(self.folder.write_status, status)
+        await asyncio.to_thread(self.folder.flush)
+        self._accept_status(status)
+
+    def put_down(self) -> None:
+        """Note that this coordinator stops by itself, so that it does not count among those that the job has ended."""
+        if self._status.ended or not self._status.takeovers or self.folder.replaced:
+            return
+        with suppress(MarlessError):  # the disk is full, or another coordinator owns the job: neither is lost by it
+            if not self._owned():
+                return
+            status = self.folder.read_status()
+            if not status.ended:
+                self.folder.write_status(replace(status, takeovers=0))
+                self.folder.flush()
+
+    def _owned(self) -> bool:
+        """Own the job again if its run, which has ended, has released it; returns False if another one owns it."""
+        try:
+            self.folder.check_owned()
+        except FencedError:
+            return self.folder.own()
+        return True
+
+    def _save(self) -> bool:
+        try:
+            saved = self.folder.settled and self.folder.read_status() == self._status
+            if not saved and self.folder.own():  # else another coordinator owns it
+                self.folder.write_status(self._status)
+                self.folder.flush()
+        except MarlessError:
+            return False
+        finally:
+            self.folder.release()
+        return True
+
+    def _note(self, record: RoundRecord | None) -> None:
+        if record is not None:
+            self._tally.add(record, after_env_steps=self._progress.env_steps)
+            self._progress = self._progress.after(record)
+            self._log_round(record)
+            self._sinks.put(record, self._run.status.random)
+        self._accept_status(self._run.status)
+
+    def _accept_status(self, status: JobStatus) -> None:
+        self._log_status(status)
+        self._status = status
+        self._changed(status)
+        self.notifier.tell()
+
+    def _log_status(self, status: JobStatus) -> None:
+        if (status.state, status.reason) == (self._status.state, self._status.reason):
+            return
+        facts = {"state": status.state, "reason": status.reason}
+        if not status.ended:
+            self.log.info("job.status", **facts)
+        elif status.state == "FAILED":
+            self.log.error("job.ended", **facts, **({"detail": self._run.detail} if self._run.detail else {}))
+        else:
+            self.log.info("job.ended", **facts)
+
+    def _log_round(self, record: RoundRecord) -> None:
+        for each in record.invocations:
+            if each.attempt > 1:
+                self.log.warning("invocation.repeated", id=each.id, attempt=each.attempt, worker=each.worker)
+        for evaluation in record.evaluations:
+            self.log.info(
+                "round.evaluated",
+                round=evaluation.rounds,
+                env_steps=evaluation.env_steps,
+                episodes=evaluation.returns.episodes,
+                greedy_return=evaluation.returns.mean,
+                **({} if evaluation.returns.win_rate is None else {"win_rate": evaluation.returns.win_rate}),
+            )
+
+
+class Notifier:
+    """Wakes all waiting tasks at each change. To miss none, take `next`, then read the state, then wait for `next`."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wake all waiting tasks: something has changed."""
+        self.next.set()
+        self.next = asyncio.Event()

@@ -23,19 +23,14 @@ from marless.storage.bucket import reading
 from services.coordinator.execution.planning import ending
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
-from services.coordinator.jobs.aftermath import Aftermath
-from services.coordinator.jobs.failover import Failover
-from services.coordinator.jobs.job_queue import JobQueue
-from services.coordinator.jobs.live_job import LiveJob
-from services.coordinator.jobs.preparation import Preparing, changed
-from services.coordinator.jobs.submission import Submission, accepted, answered, check_request_id
+from services.coordinator.jobs.failover import Aftermath, Failover
+from services.coordinator.jobs.job_queue import JobQueue, LiveJob
+from services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, changed, check_request_id
 from services.coordinator.jobs.view import JobProgress, JobView, Tally
-from services.coordinator.state import start_checkpoint
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.job_index import Index
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.checkpoints import start_checkpoint
+from services.coordinator.state.journal import Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import Runs
+from services.coordinator.state.runs import Index, Runs
 from services.coordinator.state.status import JobStatus
 from services.coordinator.state.uploads import FileUploads
 
@@ -220,7 +215,7 @@ class Jobs:
         if (other := spec.start.checkpoint) and is_id(other):
             with suppress(NotFoundError):
                 await self.bring(other)
-        source = await asyncio.to_thread(start_checkpoint.of, job, request.job, self.runs, self.uploads)
+        source = await asyncio.to_thread(start_checkpoint, job, request.job, self.runs, self.uploads)
         # The present job goes only now that its successor is known to be valid.
         if known:
             await self._remove(request.job)

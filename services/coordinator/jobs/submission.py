@@ -1,14 +1,27 @@
-"""A client's request to submit a job, independent of protobuf."""
+"""What becomes of a request to submit a job: whether an existing job answers it, and how a new one is prepared.
+
+A job's environment is made once to read its spaces, in a process that may hang or die.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
-from marless.core.errors import AlreadyExistsError, SpecError
+from marless.core import documents
+from marless.core.errors import AlreadyExistsError, OverloadedError, SpecError, UnreachableError
 from marless.core.limits import MAX_NAME
-from marless.jobs.spec import JobSpec
+from marless.jobs.examining import examined
+from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.sinks import registry as sinks
+from marless.jobs.spec import JobSpec, with_stop
+from services.coordinator.state.journal import check_costs
 from services.coordinator.state.status import JobStatus
 
 
@@ -70,3 +83,83 @@ def answered(request: Submission, spec: JobSpec, known_spec: JobSpec, known: Job
     if request.if_exists is IfExists.FAIL and request.request_id:
         raise AlreadyExistsError(f"job {request.job!r} exists; choose another id, or say what to do if it exists")
     return True
+
+
+PREPARE_S = 60.0
+"""Seconds that an environment may take to be made."""
+MAX_AT_ONCE = 16
+"""Jobs that are prepared at once, including those that have timed out and whose threads still run."""
+
+
+class Preparing:
+    """Prepares each job in a daemon thread of its own, so that an environment that hangs blocks neither the threads
+    for file access nor the exit of this process.
+
+    Args:
+        make: Prepares the job of a spec; by default, its environment is made in a process of its own.
+    """
+
+    def __init__(self, make: Callable[[JobSpec], PreparedJob] | None = None) -> None:
+        self._make = make or partial(prepare, examined=partial(examined, limit_s=PREPARE_S))
+        self._threads = 0
+        self._waiting: set[asyncio.Future[PreparedJob]] = set()
+
+    async def prepared(self, spec: JobSpec, *, new: bool = False) -> PreparedJob:
+        """Prepare the job of a spec; if it is `new`, its sinks and prices are checked first.
+
+        Raises SpecError for an invalid job or one whose environment is not made within PREPARE_S, OverloadedError if
+        MAX_AT_ONCE jobs are being prepared already, UnreachableError if this coordinator stops.
+        """
+        if self._threads >= MAX_AT_ONCE:
+            raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
+        done: asyncio.Future[PreparedJob] = asyncio.get_running_loop().create_future()
+        make = partial(_checked, spec, self._make) if new else partial(self._make, spec)
+        thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
+        self._threads += 1
+        self._waiting.add(done)
+        thread.start()
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                return await done
+        except TimeoutError:
+            raise SpecError(
+                f"environment {spec.env.name}: was not made within {PREPARE_S:g} s; it hangs, or its options ask for "
+                "too much"
+            ) from None
+        finally:
+            self._waiting.discard(done)
+
+    def stop(self) -> None:
+        """Fail all waiting calls with UnreachableError; calling it twice is safe."""
+        for done in self._waiting:
+            if not done.done():
+                done.set_exception(UnreachableError("this coordinator is stopping; the next one accepts the job"))
+
+    def _run(self, make: Callable[[], PreparedJob], done: asyncio.Future[PreparedJob]) -> None:
+        job: PreparedJob | None = None
+        try:
+            job, error = make(), None
+        except Exception as problem:  # noqa: BLE001  # raised by `prepared`
+            error = problem
+        with suppress(RuntimeError):  # the loop has ended
+            done.get_loop().call_soon_threadsafe(self._ended, done, job, error)
+
+    def _ended(self, done: asyncio.Future[PreparedJob], job: PreparedJob | None, error: Exception | None) -> None:
+        self._threads -= 1
+        if done.done():
+            return
+        if job:
+            done.set_result(job)
+        else:
+            done.set_exception(error or AssertionError)
+
+
+def _checked(spec: JobSpec, make: Callable[[JobSpec], PreparedJob]) -> PreparedJob:
+    sinks.check(*spec.sinks)
+    check_costs(spec)
+    return make(spec)
+
+
+def changed(spec: JobSpec, stop_json: str) -> JobSpec:
+    """The spec with the stop rules of `stop_json`, if it is not empty, in place of its own; raises SpecError."""
+    return with_stop(spec, documents.from_json(stop_json, "stop"), "resume") if stop_json else spec

@@ -17,8 +17,7 @@ from marless.core.errors import CorruptError, MarlessError
 from marless.jobs.record import RoundRecord, Summary
 from marless.learning.data.returns import EpisodeReturns
 from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 

@@ -13,15 +13,15 @@ from marless.core.lanes import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import PolicyStore
-from services.coordinator.state.base import DurableJob
 from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import PendingRollout
 
 
 class PendingRollouts:
     """The results of rollouts, from the round that is trained next on, without a gap."""
 
-    def __init__(self, folder: DurableJob, journal: Journal) -> None:
+    def __init__(self, folder: RunFolder, journal: Journal) -> None:
         self._folder = folder
         self._journal = journal
         self._found: tuple[PendingRollout, ...] = ()

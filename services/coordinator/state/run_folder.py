@@ -61,8 +61,12 @@ DELETED = ".deleted-"
 
 
 class RunFolder:
-    """Reads and writes one run folder. Writing raises FencedError unless the caller owns the folder, and
-    UnavailableError, naming the path, if the disk refuses.
+    """The durable state of one job, written by its owner alone, on a disk; `BucketFolder` keeps it in a bucket.
+
+    What a method has written is in the files of `path` when it returns, and MUST be durable when `flush` returns.
+    Methods that write MUST raise FencedError unless the caller owns the job, and UnavailableError, naming the place, if
+    it cannot be written. After either, the state MUST be what it was before the call. Both kinds pass the tests of
+    `tests/contract/test_job_state.py`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,7 +148,10 @@ class RunFolder:
         """Update what is known of a job that another coordinator runs: its records, or what is chosen."""
 
     def take_over(self) -> None:
-        """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step."""
+        """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step.
+
+        Afterwards, nothing that an earlier owner writes MUST have an effect.
+        """
         self.check_owned()
         with self._disk():
             failpoint("coordinator.take_over.before")

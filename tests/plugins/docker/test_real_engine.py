@@ -21,7 +21,7 @@ from marless.core import process_environment
 from marless.fleet import fleet
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
-from marless.fleet.launchers.options import Choice
+from marless.fleet.launchers.registry import Choice
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless_docker import containers

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from marless.fleet.launchers.hosts.surroundings import Identity
+from marless.fleet.launchers.hosts.options import Identity
 from marless_ec2 import metadata as imds
 from marless_ec2.metadata import InstanceMetadata, Metadata
 from tests.plugins.ec2.fake_metadata import metadata

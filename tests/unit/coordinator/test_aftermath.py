@@ -9,8 +9,8 @@ from marless.core.errors import UnavailableError
 from marless.core.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution import machines as execution_machines
 from services.coordinator.execution.machines import PoolMachines
-from services.coordinator.jobs import aftermath
-from services.coordinator.jobs.aftermath import Aftermath
+from services.coordinator.jobs import failover
+from services.coordinator.jobs.failover import Aftermath
 
 ROW = MachineRecord(
     id="m",
@@ -126,12 +126,12 @@ async def test_a_job_that_goes_on_is_not_followed(kept):
 
 
 async def test_pools_that_never_answer_are_given_up(kept, monkeypatch):
-    monkeypatch.setattr(aftermath, "_LATEST_S", 0.001)
+    monkeypatch.setattr(failover, "_LATEST_S", 0.001)
     pools = Pools(())
     following = followed(pools, kept)
     following.follow("j")
     await finished(following)
-    assert (kept, pools.asked) == ([], aftermath.SILENT)
+    assert (kept, pools.asked) == ([], failover.SILENT)
 
 
 async def test_a_coordinator_that_stops_follows_none(kept):

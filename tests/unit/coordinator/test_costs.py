@@ -6,9 +6,8 @@ from marless.core.errors import SpecError
 from marless.cost.billing.ledger import Ledger
 from marless.jobs import prices
 from services.coordinator.execution.planning import cost_reached, ending, spent_up
-from services.coordinator.state import costs as module
-from services.coordinator.state.costs import MOST_DUE, Costs
-from services.coordinator.state.journal import Journal
+from services.coordinator.state import journal
+from services.coordinator.state.journal import MOST_DUE, Costs, Journal, check_costs
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.unit.cost.billing.rounds import invocation, job, round_of
@@ -88,16 +87,16 @@ def test_a_cost_that_nobody_asked_for_and_that_cannot_be_known_is_no_reason_to_f
     def refuse(*_args):
         raise SpecError("no price for c9.large")
 
-    monkeypatch.setattr(module, "Ledger", refuse)
+    monkeypatch.setattr(journal, "Ledger", refuse)
     costs = Costs(job(), folder)
     costs.put(a_round(0))
     costs.catch_up()
     assert costs.problem == "no price for c9.large"
     assert costs.total_usd() is None
-    module.check(job())
+    check_costs(job())
     for asked in (BUDGET, {"bill": {"prices": "/nowhere.yaml"}}):
         with pytest.raises(SpecError):
-            module.check(job(**asked))
+            check_costs(job(**asked))
 
 
 def test_a_budget_is_spent_when_it_is_reached(folder):

@@ -6,9 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from marless.core.errors import UnavailableError
-from services.coordinator.state.job_index import Index
 from services.coordinator.state.run_folder import DELETED, RunFolder
-from services.coordinator.state.runs import Runs
+from services.coordinator.state.runs import Index, Runs
 from services.coordinator.state.status import JobStatus
 
 

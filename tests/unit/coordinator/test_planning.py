@@ -13,8 +13,7 @@ from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.sharing.base import SharingDecision
 from marless.jobs.spec import parse
 from services.coordinator.execution.planning import Planner
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
+from services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.unit.jobs.test_record import record

@@ -16,7 +16,7 @@ from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext
 from marless.learning.nets import serial
 from marless.storage.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
-from services.coordinator.state import start_checkpoint
+from services.coordinator.state.checkpoints import find_start, load_start, start_checkpoint
 from services.coordinator.state.uploads import FileUploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
@@ -39,7 +39,7 @@ def runs(tmp_path) -> Path:
 
 @pytest.fixture
 def find(runs):
-    return lambda reference: start_checkpoint.find(reference, runs, FileUploads(runs, 2**20))
+    return lambda reference: find_start(reference, runs, FileUploads(runs, 2**20))
 
 
 def test_of_a_job_it_is_the_newest_checkpoint(runs, find):
@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_is_refused(runs, find, name, damage):
 def test_policies_of_other_names_are_refused(find):
     newest = find("done")
     with pytest.raises(SpecError, match=r"start.checkpoint holds no policy agent_2; it has agent_0, agent_1: give"):
-        start_checkpoint.load(newest, prepare(SPEC))
+        load_start(newest, prepare(SPEC))
 
 
 def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path:
@@ -117,7 +117,7 @@ def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path
 @pytest.mark.parametrize("algorithm", ["iddpg", "maddpg", "forgotten"])
 def test_policies_of_another_family_are_refused(runs, algorithm):
     with pytest.raises(SpecError) as refused:
-        start_checkpoint.load(written(runs, algorithm), prepare(SPEC))
+        load_start(written(runs, algorithm), prepare(SPEC))
     assert str(refused.value) == (
         f"start.checkpoint holds policies that {algorithm} trained, and ippo cannot go on with them: their "
         f"outputs mean other things; set algorithm.name: {algorithm}, or leave start.checkpoint out"
@@ -127,13 +127,13 @@ def test_policies_of_another_family_are_refused(runs, algorithm):
 @pytest.mark.parametrize("algorithm", ["ippo", "mappo", ""])
 def test_policies_of_its_family_are_what_a_job_may_start_from(runs, algorithm):
     """Also of a checkpoint that does not say what trained it."""
-    assert start_checkpoint.load(written(runs, algorithm), prepare(SPEC)).progress.algorithm == algorithm
+    assert load_start(written(runs, algorithm), prepare(SPEC)).progress.algorithm == algorithm
 
 
 def test_joint_nets_are_started_from_and_what_was_remembered_is_not(runs):
     nothing: dict[str, np.ndarray] = {"x": np.zeros(1, np.float32)}
     critic, replay = PolicyState({}, nothing, {"kind": "mlp"}), PolicyState({}, nothing, {"kind": REPLAY})
-    found = start_checkpoint.load(written(runs, "ippo", ("critic.x", critic), ("replay.x", replay)), prepare(SPEC))
+    found = load_start(written(runs, "ippo", ("critic.x", critic), ("replay.x", replay)), prepare(SPEC))
     assert found.policies.keys() == {"agent_0", "agent_1", "agent_2", "critic.x"}
 
 
@@ -163,10 +163,10 @@ def test_nets_that_a_job_does_not_have_are_refused_when_it_is_submitted(runs, al
     written(runs, algorithm, *((name, learner.initial(name, 1)) for name in names))
     uploads = FileUploads(runs, 2**20)
     if not theirs:
-        assert start_checkpoint.of(job(model), "new", runs, uploads) is not None
+        assert start_checkpoint(job(model), "new", runs, uploads) is not None
         return
     with pytest.raises(SpecError) as refused:
-        start_checkpoint.of(job(model), "new", runs, uploads)
+        start_checkpoint(job(model), "new", runs, uploads)
     assert str(refused.value) == (
         f"start.checkpoint: agent_0 has a model with {theirs}, this job one with {ours}; give this job "
         "the model of the job that wrote the checkpoint, or leave start.checkpoint out"

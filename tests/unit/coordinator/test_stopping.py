@@ -8,8 +8,7 @@ from marless.jobs.record import Evaluation
 from marless.jobs.sections import StopSpec
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.planning import ending, may_end
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Journal
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC

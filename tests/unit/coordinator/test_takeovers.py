@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from marless.jobs.spec import parse
-from services.coordinator.jobs import job_queue, live_job
+from services.coordinator.jobs import job_queue
 from services.coordinator.jobs import jobs as jobs_module
 from services.coordinator.jobs.jobs import MOST_TAKEOVERS, Jobs, JobsOptions
 from services.coordinator.state.run_folder import RunFolder
@@ -92,7 +92,7 @@ async def test_a_coordinator_that_stops_by_itself_does_not_count_for_the_job_tha
         fill(queue)
         taken.set()
 
-    monkeypatch.setattr(live_job, "JobRun", Running)
+    monkeypatch.setattr(job_queue, "JobRun", Running)
     monkeypatch.setattr(job_queue.JobQueue, "_fill", noticed)
     async with Jobs(tmp_path, MagicMock(), JobsOptions(lease_s=0.2)) as jobs:
         await taken.wait()

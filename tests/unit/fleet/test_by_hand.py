@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from marless.fleet.session import worker_options
+from marless.fleet.worker_process import worker_options
 from marless.rpc.roles import Role
 
 NOBODY = ["--pool", "127.0.0.1:1", "--param-store", "127.0.0.1:1"]

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from marless.core.errors import UnavailableError
 from marless.core.machine import Machine
-from marless.fleet.attached import Worker
-from marless.fleet.connected_workers import ConnectedWorkers, LastWorkers
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
 from marless.fleet.tenancy import MAX_ATTEMPTS
+from marless.fleet.workers import ConnectedWorkers, LastWorkers, Worker
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
 
 

@@ -12,8 +12,7 @@ from marless.core.errors import SpecError
 from marless.fleet.launchers.base import ACCEPTED, Condition, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.external import ExternalLauncher
 from marless.fleet.launchers.local import LocalLauncher
-from marless.fleet.launchers.options import Choice, parse
-from marless.fleet.launchers.registry import launching
+from marless.fleet.launchers.registry import Choice, launching, parse
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving

@@ -11,7 +11,7 @@ from marless.learning.aggregation import gradient_file
 from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import encode_acting
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.learner_pool import gradient_results, peers
+from services.learner_pool import stored_results
 
 
 def version(policy: str, number: int) -> common_pb2.PolicyVersion:
@@ -31,11 +31,11 @@ def task(
 
 
 def test_the_key_names_rollouts_in_order_and_versions_in_any():
-    key = gradient_results.request_id(task(("b", 7), ("critic", 4)))
+    key = stored_results.gradient_request_id(task(("b", 7), ("critic", 4)))
     assert key == "j/gradient/3/1/8,2@7,7,4"
-    assert key == gradient_results.request_id(task(("critic", 4), ("b", 7)))
-    assert key != gradient_results.request_id(task(("critic", 5), ("b", 7)))
-    assert key != gradient_results.request_id(task(("b", 7), ("critic", 4), rollouts=(2, 8)))
+    assert key == stored_results.gradient_request_id(task(("critic", 4), ("b", 7)))
+    assert key != stored_results.gradient_request_id(task(("critic", 5), ("b", 7)))
+    assert key != stored_results.gradient_request_id(task(("b", 7), ("critic", 4), rollouts=(2, 8)))
 
 
 def result() -> learner_pool_pb2.LearnResult:
@@ -62,22 +62,22 @@ class Store:
 
 def test_what_was_published_is_found_with_its_report():
     found = {"a": {"policy": np.arange(3, dtype=np.float32), "critic.returns": np.ones((1, 3))}}
-    write = gradient_results.write(task(("b", 7)), found, result())
+    write = stored_results.gradient_write(task(("b", 7)), found, result())
     assert (write.policy, write.expected) == ("gradient/3/1", 0)
     np.testing.assert_array_equal(gradient_file.decode(write.blobs["gradient"])["a"]["policy"], [0, 1, 2])
-    kept = asyncio.run(gradient_results.published(Store(write), task(("b", 7))))
+    kept = asyncio.run(stored_results.published_gradient(Store(write), task(("b", 7))))
     assert kept.gradient == version("gradient/3/1", 5)
     assert list(kept.functions) == list(result().functions)
     assert str(kept.metrics) == str(result().metrics)
-    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), ("c", 1)))) is None
-    assert asyncio.run(gradient_results.published(Store(write), task(("b", 7), learner=4))) is None
+    assert asyncio.run(stored_results.published_gradient(Store(write), task(("b", 7), ("c", 1)))) is None
+    assert asyncio.run(stored_results.published_gradient(Store(write), task(("b", 7), learner=4))) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_refused(value):
     found = {"a": {"policy": np.zeros(2, np.float32), "critic": np.array([0, value], np.float32)}}
     with pytest.raises(SpecError, match=r"gradient of 'a' has NaN or infinite values \(critic\).*lower algorithm.lr"):
-        gradient_results.write(task(), found, result())
+        stored_results.gradient_write(task(), found, result())
 
 
 def test_equal_peers_are_read_once_and_versions_that_are_gone_are_left_out():
@@ -103,7 +103,7 @@ def test_equal_peers_are_read_once_and_versions_that_are_gone_are_left_out():
             [],
         )
     ]
-    found = asyncio.run(peers.weights(SimpleNamespace(get=get), "j", given, ["a", "b"]))
+    found = asyncio.run(stored_results.peer_weights(SimpleNamespace(get=get), "j", given, ["a", "b"]))
     assert [{name: int(arrays["w"][0]) for name, arrays in each.items()} for each in found] == [
         {"a": 1, "b": 2},
         {"b": 3},

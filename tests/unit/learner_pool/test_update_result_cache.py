@@ -12,9 +12,9 @@ from marless.rpc.param_store import PolicyWrite
 from marless.rpc.refs import write_new
 from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
 from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
-from services.learner_pool import unpublished
+from services.learner_pool import stored_results
+from services.learner_pool.tasks import UpdateResultCache, check_published
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
-from services.learner_pool.update_result_cache import UpdateResultCache, check_published
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
 BLOBS = {"acting": b"abc", "learning": b"defg"}
@@ -92,7 +92,7 @@ async def fenced(computed: UpdateResultCache, buffer: TrajectoryBuffer, scope: i
     """A scope's learner was refused, and has left what it computed."""
     path = buffer.spare()
     write = PolicyWrite(f"policy-{scope}", 1, f"job/0/policy-{scope}", BLOBS)
-    left = await unpublished.set_aside(Borrowed(path), Ref(), [write], FencedError("epoch 1 is over"))
+    left = await stored_results.set_aside(Borrowed(path), Ref(), [write], FencedError("epoch 1 is over"))
     computed.put(scope, LearnResult(unpublished=left, device="cpu"), path)
     return path
 
@@ -202,7 +202,7 @@ async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(
     await computed.begin(request(), sampled())
     path = buffer.spare()
     path.write_bytes(b"half of another")
-    await unpublished.set_aside(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+    await stored_results.set_aside(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
     assert path.read_bytes() == b"abcdefg another"
     computed.put(0, LearnResult(versions=[PolicyVersion(policy="x", version=2)]), path)
     assert not path.exists()
@@ -212,7 +212,7 @@ async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(
 async def test_a_file_that_lacks_bytes_is_not_published(computed, buffer, store, left):
     await computed.begin(request(), sampled())
     path = buffer.spare()
-    told = await unpublished.set_aside(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+    told = await stored_results.set_aside(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
     path.write_bytes(left)
     computed.put(0, LearnResult(unpublished=told), path)
     await computed.begin(request(2), sampled())
@@ -222,4 +222,4 @@ async def test_a_file_that_lacks_bytes_is_not_published(computed, buffer, store,
 async def test_what_cannot_be_left_is_refused_for_the_reason_why_it_was_not_published(tmp_path):
     for borrowed in (Borrowed(tmp_path / "missing" / "file"), Borrowed(tmp_path / "file", limit=6)):
         with pytest.raises(FencedError, match="over"):
-            await unpublished.set_aside(borrowed, Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+            await stored_results.set_aside(borrowed, Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from marless.rpc import idempotency
 from marless.rpc.v1 import common_pb2
-from services.learner_pool import update_results
+from services.learner_pool import stored_results
 
 NAMES = ("a", "b", "mixer", "replay.team")
 
@@ -38,8 +38,8 @@ def test_functions_metrics_and_distances_of_a_team_come_back_with_its_policies_n
     ]
     distances = [common_pb2.Distances(agents=["x", "y"], values=[0, 1, 1, 0]) for _ in range(2)]
     metrics = {"a": {"td_loss": 1.5}, "replay.team": {"size": 30.0}}
-    store = Store(update_results.encode(NAMES, metrics, functions, distances))
-    found = asyncio.run(update_results.published(store, "j", 3, ["a", "b"]))
+    store = Store(stored_results.encode_reports(NAMES, metrics, functions, distances))
+    found = asyncio.run(stored_results.published_update(store, "j", 3, ["a", "b"]))
     assert {version.policy: version.version for version in found.versions} == dict.fromkeys(NAMES, 5)
     assert sorted(found.functions, key=lambda each: each.id) == sorted(functions, key=lambda each: each.id)
     assert list(found.distances) == distances
@@ -47,7 +47,7 @@ def test_functions_metrics_and_distances_of_a_team_come_back_with_its_policies_n
 
 
 def test_a_round_that_is_not_published_whole_is_none():
-    parts = update_results.encode(NAMES, {}, [])
-    assert asyncio.run(update_results.published(Store({"a": parts["a"]}), "j", 3, ["a", "b"])) is None
+    parts = stored_results.encode_reports(NAMES, {}, [])
+    assert asyncio.run(stored_results.published_update(Store({"a": parts["a"]}), "j", 3, ["a", "b"])) is None
     del parts["mixer"]
-    assert asyncio.run(update_results.published(Store(parts), "j", 3, ["a", "b"])) is None
+    assert asyncio.run(stored_results.published_update(Store(parts), "j", 3, ["a", "b"])) is None

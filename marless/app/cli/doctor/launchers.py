@@ -10,8 +10,7 @@ from marless.app.cli.doctor.finding import Finding, Level, fail, ok
 from marless.core import process_environment
 from marless.core.errors import MarlessError, SpecError, told
 from marless.fleet.launchers.base import Checked, Condition, WorkerProgram
-from marless.fleet.launchers.options import Choice, parse
-from marless.fleet.launchers.registry import LAUNCHERS, launching
+from marless.fleet.launchers.registry import LAUNCHERS, Choice, launching, parse
 
 CHECK_S = 20.0
 """Seconds that the check of one launcher may take."""

@@ -1,11 +1,12 @@
-"""Command-line options of a host program."""
+"""What a host program is told: its command-line options, and what a cloud tells a machine of itself."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS
@@ -83,3 +84,34 @@ def _words(text: str) -> tuple[str, ...]:
     if not words:
         raise argparse.ArgumentTypeError("give a command, such as 'shutdown -h now'")
     return tuple(words)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which machine this is."""
+
+    name: str
+    """Unique among all machines of a pool, and what its launcher knows it by."""
+    machine: str = ""
+    """For bills and people: id=…,provider=…,type=…,market=…,zone=…; "": not known."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The machine is about to end, or may be."""
+
+    why: str
+    seconds: float = 0.0
+    """Until then; 0: not known."""
+
+
+class Surroundings(Protocol):
+    """What a cloud tells a machine of itself."""
+
+    async def identify(self) -> Identity:
+        """Which machine this is; waits until it is known."""
+        ...
+
+    def notices(self) -> AsyncIterator[Notice]:
+        """Each notice, as it comes."""
+        ...

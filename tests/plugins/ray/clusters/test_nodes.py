@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from marless.fleet.launchers.options import Choice
+from marless.fleet.launchers.registry import Choice
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless_ray import launcher as ray_launcher

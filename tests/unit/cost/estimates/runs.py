@@ -11,8 +11,7 @@ from marless.jobs.record_json import from_json
 from marless.jobs.spec import JobSpec, parse
 from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.planning import Planner
-from services.coordinator.state.costs import Costs
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Journal
 
 METRICS = ("curvature", "noise_scale", "policy_loss", "value_loss", "approx_kl")
 
