@@ -33,9 +33,8 @@ from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.server import run
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.__main__ import build
-from services.actor_pool.actor import Actor
-from services.actor_pool.config import parse
+from services.actor_pool.__main__ import build, parse
+from services.actor_pool.worker import Actor
 from services.actor_pool.worker import run as run_worker
 
 WORKERS_A_PROCESS = 500

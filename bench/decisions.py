@@ -18,7 +18,7 @@ import torch
 from bench import harness
 from bench.harness import ROOT, Row, spread
 from marless.core.group import Group
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs import spec
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord

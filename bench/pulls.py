@@ -16,9 +16,8 @@ from bench import harness
 from bench.harness import Row, percentile, spread
 from bench.stack import peak_mb, serving
 from marless.core.errors import MarlessError
-from marless.rpc.client import Peer
+from marless.rpc.client import Peer, allow_many_files
 from marless.rpc.concurrency import gather
-from marless.rpc.limits import allow_many_files
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
 

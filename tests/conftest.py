@@ -17,12 +17,11 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from marless.rpc.client import Peer
+from marless.rpc.own_redis import find_binary
 from marless.rpc.param_store import ParamStore
-from marless.rpc.redis_program import find_binary
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from services.param_store.__main__ import build
-from services.param_store.config import ParamStoreConfig
+from services.param_store.__main__ import ParamStoreConfig, build
 from services.param_store.redis_server import RedisOptions
 from tests import certificates
 from tests.templates import SCRIPTED, Templates, shared_templates

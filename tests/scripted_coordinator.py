@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError, SpecError
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.rpc import chunks
 from marless.rpc.errors import ErrorInterceptor
 from marless.rpc.security import Security, TokenInterceptor

@@ -1,4 +1,5 @@
-"""Reads untrusted JSON and YAML within limits, so that no small document takes much time or memory to read.
+"""Reads untrusted JSON and YAML within limits, so that no small document takes much time or memory to read; builds
+dataclasses from it, with each field as its annotation says, and no others.
 
 Plain scalars of YAML mean what YAML 1.2's core schema says, not what PyYAML's YAML 1.1 does, where 010 is 8, 12:30:00
 is 45000, `on` is true and 2026-11-27 is a date; and underscores may separate digits, as in Python: 1_000.
@@ -6,20 +7,24 @@ is 45000, `on` is true and 2026-11-27 is a date; and underscores may separate di
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from marless.core import regular_files
 from marless.core.errors import SpecError, shown
-from marless.core.limits import MAX_SPEC_BYTES
+from marless.core.limits import MAX_COUNT, MAX_SPEC_BYTES
 
 if TYPE_CHECKING:
     import yaml
+    from msgspec import Struct
 
 MAX_CHARACTERS = 2**20
 """Characters of a document."""
@@ -48,6 +53,7 @@ _PLAIN: tuple[tuple[str, re.Pattern[str], str], ...] = (
     (f"{_YAML}merge", re.compile(r"^<<$"), "<"),
 )
 """Tag, pattern and first characters of plain scalars that are no strings; the first pattern that matches counts."""
+Part = TypeVar("Part")
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
@@ -293,3 +299,47 @@ def _check_length(characters: int, what: str) -> None:
 
 def _too_deep(what: str) -> SpecError:
     return SpecError(f"{what}: sections and lists are nested more than {MAX_DEPTH} deep")
+
+
+def dataclass_of(kind: type[Part], data: object, *, unlimited: Collection[type] = ()) -> Part:
+    """A dataclass, with those inside it, from parsed JSON.
+
+    Raises ValueError, which names the place, for a field that is missing, unknown or of another type, and for whole
+    numbers, and floats that are a field of their own, beyond `MAX_COUNT`; in the classes of `unlimited`, such floats
+    are only finite. Floats in lists and mappings may have any value.
+    """
+    import msgspec  # here, because many commands start without it
+
+    # msgspec refuses unknown fields in its own Structs only, so that the data goes through one of these.
+    struct = _struct(kind, frozenset(unlimited))  # type: ignore[arg-type]  # classes are hashable
+    checked = msgspec.convert(data, struct)
+    return msgspec.convert(checked, kind, from_attributes=True)
+
+
+@cache
+def _struct(kind: Any, unlimited: frozenset[type]) -> type[Struct]:  # Any: a dataclass
+    """The Struct that takes what `dataclass_of` says of a dataclass."""
+    import msgspec
+
+    most = sys.float_info.max if kind in unlimited else MAX_COUNT
+    number = Annotated[float, msgspec.Meta(ge=-most, le=most)]
+    whole = Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
+
+    def strict(hint: Any) -> Any:  # Any: an annotation
+        if hint is int or hint is float:
+            return whole if hint is int else number
+        if dataclasses.is_dataclass(hint):
+            return _struct(hint, unlimited)  # type: ignore[arg-type]  # as above
+        if isinstance(hint, UnionType):
+            return reduce(or_, map(strict, get_args(hint)))
+        if origin := get_origin(hint):
+            return origin[tuple(each if each is float else strict(each) for each in get_args(hint))]
+        return hint
+
+    hints = get_type_hints(kind)
+    fields: list[Any] = []  # Any: (name, annotation, default), the last one only if there is one
+    for each in dataclasses.fields(kind):
+        defaults = [msgspec.field(default_factory=each.default_factory)] if callable(each.default_factory) else []
+        defaults += [each.default] if each.default is not dataclasses.MISSING else []
+        fields.append((each.name, strict(hints[each.name]), *defaults))
+    return msgspec.defstruct(kind.__name__, fields, kw_only=True, forbid_unknown_fields=True)

@@ -1,6 +1,10 @@
-"""Upper limits on counts and sizes in jobs, files and requests; docs/security.md has the table."""
+"""Upper limits on counts and sizes in jobs, files and requests (docs/security.md has the table), and valid job ids."""
 
 from __future__ import annotations
+
+import re
+
+from marless.core.errors import SpecError, shown
 
 MAX_AGENTS = 512
 """Agents of one environment, and so policies that act at the same time."""
@@ -47,3 +51,17 @@ MAX_SMALL_BYTES = 2**20
 MAX_RETURNED_BYTES, LANE_BYTES = 2 * 2**20, 1024
 """Size of the carries that the actors of a round return with their receipts, and what each counts for besides its own
 bytes. Larger ones are published by the actors."""
+
+
+_VALID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
+
+
+def is_id(job_id: str) -> bool:
+    """True if this is a valid job id."""
+    return _VALID.fullmatch(job_id) is not None
+
+
+def check_id(job_id: str) -> None:
+    """Raises SpecError unless this is a valid job id."""
+    if not is_id(job_id):
+        raise SpecError(f"job id {shown(job_id)}: use lower-case letters, digits and dashes, at most 100")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from marless.core.checked_json import built
+from marless.core.documents import dataclass_of
 from marless.core.errors import CorruptError, SpecError, shown, told
 
 Market = Literal["", "on-demand", "spot", "reserved", "own"]
@@ -185,7 +185,7 @@ class Kept:
 def kept_from_json(text: str) -> Kept:
     """Read the text of machines.json; raises CorruptError."""
     try:
-        return built(Kept, json.loads(text))
+        return dataclass_of(Kept, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{MACHINES} is damaged: {told(error)}") from None
 

@@ -1,16 +1,21 @@
-"""Environment variables and CPU priority of worker processes: number of threads, malloc settings, no secrets."""
+"""What a process gets from the one that starts it: environment variables (threads, malloc settings, no secrets), the
+modules whose environments its operator trusts, CPU priority, and a standard output for data alone.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import thread as executors
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import TextIO, cast
 
+from marless.core.errors import SpecError
 from marless.core.machine import VARIABLE
 
 KERNELS = "MARLESS_KERNELS"
@@ -33,6 +38,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 """An environment may fork in a step. In the child, handlers of gRPC would wait for ever for threads that are gone."""
 ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"} | _FORKS
+ENV_MODULES = "MARLESS_ENV_MODULES"
+MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+"""The name of a module."""
+_STDOUT, _STDERR = 1, 2
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -93,3 +102,45 @@ def yield_cpu() -> None:
         # session of its own.
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(_LOWEST), encoding="ascii")
+
+
+def allow_env_modules(names: Sequence[str]) -> None:
+    """Set the modules that this process allows in addition to PettingZoo's own; called by its `__main__`."""
+    os.environ[ENV_MODULES] = ",".join(names)
+
+
+def env_modules() -> tuple[str, ...]:
+    """The modules that the operator of this process allows, each with its submodules. Raises SpecError."""
+    return parsed_env_modules(os.environ.get(ENV_MODULES, ""))
+
+
+def parsed_env_modules(text: str) -> tuple[str, ...]:
+    """Read a comma-separated list of modules; raises SpecError for an invalid name."""
+    if not text.strip():
+        return ()
+    listed = tuple(name.strip() for name in text.split(","))
+    for name in listed:
+        if not MODULE_NAME.fullmatch(name):
+            raise SpecError(
+                f"{ENV_MODULES} or --env-modules: {name!r} is not the name of a module; e.g. cogrid,my_games"
+            )
+    return listed
+
+
+def stdout_for_data() -> TextIO:
+    """Take standard output away from all other code of this process; returns it, for data.
+
+    For the rest of the process's life, descriptor 1 leads to standard error. The descriptor, and not only `sys.stdout`,
+    because C code and subprocesses write to it; and to the end, because threads and functions that run at the exit
+    print after all data, and so does C code that has written into a buffer.
+    """
+    stream = sys.stdout
+    stream.flush()
+    # The copy is closed in subprocesses, so that none writes to it or keeps its reader waiting.
+    copy = fcntl.fcntl(_STDOUT, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    data = os.fdopen(copy, "w", encoding=stream.encoding, errors=stream.errors)
+    try:
+        os.dup2(_STDERR, _STDOUT)
+    except OSError:  # standard error is closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+    return data

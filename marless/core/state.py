@@ -1,4 +1,6 @@
-"""What a version of a policy consists of: named arrays."""
+"""A version of a policy, which consists of named arrays; and the optimizer step of a net, as an algorithm declares it,
+so that one can be taken without its learner.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:  # the coordinator reads `REPLAY` without the time to import NumPy
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
@@ -25,3 +27,28 @@ class PolicyState:
     """Critic weights, optimizer moments, step counts, normaliser statistics."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """How to interpret `acting`: kind of net, activation, action space."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnScale:
+    """How a critic's units follow the returns of a batch, before its step."""
+
+    decay: float
+    """Weight of earlier batches in mean and deviation of the returns."""
+    popart: bool
+    """True: the output layer is rescaled, so that values do not change (van Hasselt et al. 2016)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetStep:
+    """One step of Adam (Kingma & Ba 2015) with the nets of one prefix ("policy", "critic")."""
+
+    lr: float
+    eps: float
+    """Adam's ε."""
+    max_grad_norm: float
+    """Limit of the gradient's L2 norm."""
+    returns: ReturnScale | None = None
+    """For critics with normalised values; their gradients then have `prefix.returns`."""
+    target_steps: int | None = None
+    """Steps between two copies of the net to its target network, `prefix.target`; None if it has none."""

@@ -33,8 +33,8 @@ from marless.fleet.workers import (
     listen,
     machine_of,
 )
+from marless.rpc.admission import FairQueue
 from marless.rpc.errors import by_name
-from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 
 QUEUE_LIMIT = 16 * MAX_ACTORS

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.core.machine import Machine
 from marless.rpc.v1 import common_pb2
 

@@ -14,7 +14,7 @@ from marless.core.log import structlog
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.workers import Worker
 from marless.rpc.admission import Streams
-from marless.rpc.batcher import Batcher
+from marless.rpc.concurrency import Batcher
 from marless.rpc.requests import check_text
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 

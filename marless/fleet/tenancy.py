@@ -22,7 +22,7 @@ from marless.core.errors import UnavailableError
 from marless.core.log import structlog
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.workers import ConnectedWorkers, Idle, Worker
-from marless.rpc.fair_queue import FairQueue
+from marless.rpc.admission import FairQueue
 from marless.rpc.v1 import common_pb2
 
 IDLE_S = 1.0

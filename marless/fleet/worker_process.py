@@ -15,9 +15,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from marless.core import allowed_modules, orphans, process_environment
+from marless.core import orphans, process_environment
 from marless.core.errors import MarlessError, SpecError
 from marless.core.machine import Machine
+from marless.core.process_environment import allow_env_modules
 from marless.fleet.handover import Handover
 from marless.rpc.process import (
     add_caches,
@@ -87,9 +88,9 @@ class WorkerOptions:
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.learning.envs.allowed`."""
     caches: tuple[str, ...] = ()
-    """Addresses of caches of the param_store, for an actor; see `marless.rpc.caches`."""
+    """Addresses of caches of the param_store, for an actor; see `marless.rpc.nearby`."""
     relay: str = ""
-    """Address of its host's relay, for an actor; see `marless.rpc.relay`."""
+    """Address of its host's relay, for an actor; see `marless.rpc.nearby`."""
 
 
 Run = Callable[[WorkerOptions], Coroutine[None, None, None]]
@@ -111,7 +112,7 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         options = worker_options(program, role, arguments)
         if arguments is None and role is Role.ACTOR:
             process_environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
-        allowed_modules.allow(options.env_modules)
+        allow_env_modules(options.env_modules)
         process_environment.end_forks_well()
         if options.background:
             process_environment.yield_cpu()

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from marless.core import allowed_modules, documents, orphans, process_environment
+from marless.core import documents, orphans, process_environment
 from marless.core.errors import SpecError, told
+from marless.core.process_environment import ENV_MODULES, env_modules
 from marless.learning.data.trial import SECONDS, Trial, trial
 from marless.learning.envs import registry
 from marless.learning.envs.base import EnvSpaces
@@ -116,7 +117,7 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
             text=True,
             env=process_environment.inherited(os.environ)
             | process_environment.ACTOR
-            | {orphans.MARK: mark, allowed_modules.VARIABLE: ",".join(allowed_modules.modules())},
+            | {orphans.MARK: mark, ENV_MODULES: ",".join(env_modules())},
         )
     except OSError as error:
         os.close(here)

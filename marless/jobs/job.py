@@ -8,8 +8,7 @@ from operator import mul
 from typing import Any
 
 from marless.core.errors import SpecError
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.jobs.scaling import registry as scaling_policies
 from marless.jobs.scaling.base import ActorScaling, ScalingContext

@@ -18,11 +18,10 @@ from pydantic import Field, PrivateAttr, ValidationError
 from marless.core import documents
 from marless.core.errors import SpecError
 from marless.core.machine import MachineRecord
-from marless.core.settings import Strict
-from marless.core.validation_messages import sentences
+from marless.core.settings import Strict, validation_sentences
 
 if TYPE_CHECKING:  # a spec holds prices, not the other way round
-    from marless.core.sizes import FunctionSize, FunctionsSpec
+    from marless.core.settings import FunctionSize, FunctionsSpec
 
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"
@@ -192,7 +191,7 @@ def merged(theirs: Mapping[str, Any] | None, source: str = FIELD) -> Prices:  # 
     try:
         prices = Prices.model_validate(_merged(_ours(), theirs or {}))
     except ValidationError as error:
-        raise SpecError("\n".join(f"{source}: {each}" for each in sentences(error, Prices, {}))) from None
+        raise SpecError("\n".join(f"{source}: {each}" for each in validation_sentences(error, Prices, {}))) from None
     if theirs is not None:
         prices._file = source
     return prices

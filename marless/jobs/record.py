@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from marless.core import columns
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.core.machine import MachineRecord
 from marless.learning.data.returns import EpisodeReturns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from marless.core import columns
-from marless.core.checked_json import built
+from marless.core.documents import dataclass_of
 from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 
@@ -21,7 +21,7 @@ def from_json(line: str) -> RoundRecord:
             if held:
                 del held["return"], held["win_rate"]  # of others, for programs that read the file
         # Returns are as large as an environment makes them, and enter no cost.
-        record = built(RoundRecord, data, unlimited=(EpisodeReturns,))
+        record = dataclass_of(RoundRecord, data, unlimited=(EpisodeReturns,))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no round record: {error}") from None
     for found in (record.returns, *(each.returns for each in record.evaluations)):

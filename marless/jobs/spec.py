@@ -27,10 +27,7 @@ from pydantic import (
 
 from marless.core import documents
 from marless.core.errors import SpecError, shown
-from marless.core.measures import CurvatureSpec
-from marless.core.settings import Strict, name_of, named
-from marless.core.sizes import FunctionsSpec
-from marless.core.validation_messages import sentences
+from marless.core.settings import CurvatureSpec, FunctionsSpec, Strict, name_of, named, validation_sentences
 from marless.jobs import prices as price_tables
 from marless.jobs.scaling import registry as scaling_policies
 from marless.jobs.scaling.base import ScalingConfig
@@ -224,7 +221,7 @@ def parse(document: object, source: str) -> JobSpec:
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
-        found = sentences(error, JobSpec, _inner_types(document))
+        found = validation_sentences(error, JobSpec, _inner_types(document))
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.jobs.record import InvocationRecord, RoundRecord
 
 HOST = "learner"
@@ -32,7 +32,7 @@ class FunctionUse:
     """The use of one function in a round. `start_s` and `end_s` are Unix seconds."""
 
     function: str
-    """"actor", "evaluation", a function inside a learner (see `marless.core.functions.FunctionRun`), or "learner" for a
+    """"actor", "evaluation", a function inside a learner (see `marless.core.group.FunctionRun`), or "learner" for a
     learner without functions inside."""
     name: str
     """The policy, critic, mixer, scope or agent class that it served; "" for actors."""

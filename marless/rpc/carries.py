@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 from marless.core.errors import ConflictError, CorruptError, SpecError
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_CARRY_BYTES, MAX_RETURNED_BYTES
 from marless.rpc import roles
 from marless.rpc.param_store import LATEST, PolicyListing, PolicyStore, PolicyWrite

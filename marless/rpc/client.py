@@ -1,7 +1,12 @@
-"""Calls to a service: `Peer` wraps a gRPC channel with marless's limits, deadlines, credentials and domain errors."""
+"""Calls to a service: `Peer` wraps a gRPC channel with marless's limits, deadlines, credentials and domain errors.
+
+A process must be allowed enough files and memory before it starts gRPC, which ends it by a segmentation fault if it is
+not.
+"""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -10,21 +15,28 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from marless.rpc import chunks, limits
+from marless.core.errors import UnavailableError
+from marless.rpc import chunks
 from marless.rpc.addresses import is_local
 from marless.rpc.admission import JOB_KEY
 from marless.rpc.errors import from_rpc
 from marless.rpc.security import Security
 
+CLIENT_FILES = 64
+"""Files that a process with clients must be allowed to have open: twice as many as `marless train` has."""
+SERVICE_FILES = 256
+"""The same for a service, which has a connection to each worker in addition."""
+CLIENT_BYTES = 2**30
+"""Address space that a process must be allowed: services and clients take up to 0.9 GiB, as threads reserve theirs."""
+LEARNER_BYTES = 2**31
+"""The same where learners run: with torch they take 1.3 GiB."""
 MAX_MESSAGE_BYTES = 16 * 2**20
 CALL_TIMEOUT_S = 30.0
 PACKAGE = "marless.rpc.v1"
-
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Reply = TypeVar("Reply", bound=Message)
 Header = TypeVar("Header", bound=Message)
-
 KEEPALIVE: tuple[tuple[str, int], ...] = (
     # A connection to a stopped or unreachable process is closed within seven seconds, on both sides. A process that is
     # busy computing keeps its connections even if it holds the GIL: gRPC's own threads answer pings.
@@ -49,6 +61,26 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
 _LOCAL_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 
 
+def allow_many_files() -> None:
+    """Raise the limit of open files to its hard limit: each worker has a connection, each queued job a lock file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def check_process_limits(*, files: int = CLIENT_FILES, address_bytes: int = CLIENT_BYTES) -> None:
+    """Raise UnavailableError if this process may have too few files open, or too little memory."""
+    for what, option, kind, least, unit in (
+        ("open files", "-n", resource.RLIMIT_NOFILE, files, 1),
+        ("KiB of address space", "-v", resource.RLIMIT_AS, address_bytes, 1024),
+    ):
+        allowed, _ = resource.getrlimit(kind)
+        if allowed != resource.RLIM_INFINITY and allowed < least:
+            raise UnavailableError(
+                f"this process is allowed {allowed // unit:,} {what} (`ulimit {option}`), and needs {least // unit:,}; "
+                f"raise the limit: `ulimit {option} {least // unit}`"
+            )
+
+
 class Peer:
     """A client's connection to one service. Connects on first use; raises domain errors only.
 
@@ -57,7 +89,7 @@ class Peer:
     """
 
     def __init__(self, address: str, security: Security, service: str = "") -> None:
-        limits.check()
+        check_process_limits()
         credentials = security.channel_credentials(address)
         options = _LOCAL_OPTIONS if is_local(address) else _OPTIONS
         self.address = address

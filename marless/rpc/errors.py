@@ -14,8 +14,7 @@ from urllib.parse import quote
 import grpc
 
 from marless.core import errors
-from marless.rpc.handlers import Handler, Method, wrapped
-from marless.rpc.requests import parsing
+from marless.rpc.requests import Handler, Method, parsing, wrapped
 
 STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,

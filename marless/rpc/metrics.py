@@ -25,7 +25,7 @@ from marless.core.errors import SpecError
 from marless.core.log import structlog
 from marless.rpc.addresses import is_local
 from marless.rpc.client import PACKAGE
-from marless.rpc.handlers import Handler, Method, wrapped
+from marless.rpc.requests import Handler, Method, wrapped
 from marless.rpc.security import Security
 
 SCRAPE_TIMEOUT_S = 5.0

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from marless.core.errors import CorruptError, OverloadedError, UnavailableError
-from marless.core.net_step import NetStep
+from marless.core.state import NetStep
 from marless.rpc.client import Peer
-from marless.rpc.retry import delays, pause_s, retry
+from marless.rpc.concurrency import delays, pause_s, retry
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from marless.rpc.v1.param_store_pb2_grpc import ParamStoreServiceStub
 
@@ -380,3 +380,11 @@ def _decode(header: param_store_pb2.GetHeader, data: memoryview) -> Iterator[Sto
         yield StoredVersion(stored.policy, stored.version, stored.round, stored.published_s, blobs)
     if at != len(data):
         raise CorruptError(f"the store sent {len(data)} bytes where it declared {at}")
+
+
+def publish_key(job: str, what: int | str, policy: str) -> str:
+    """The idempotency key of a policy's next version, by which the store knows that a write is repeated.
+
+    `what` is the round's number, or "init" for the job's first versions.
+    """
+    return f"{job}/{what}/{policy}"

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO, cast
 
-from marless.core import allowed_modules, documents
+from marless.core import documents
 from marless.core.errors import SpecError, shown
 from marless.core.log import Lines, structlog
+from marless.core.process_environment import parsed_env_modules
 from marless.rpc.addresses import can_be_dialled
 from marless.rpc.roles import Role
 from marless.rpc.security import SECRET_VARIABLES, Security
@@ -42,13 +43,13 @@ def _dialled(text: str) -> str:
 
 
 def add_caches(parser: argparse.ArgumentParser) -> None:
-    """Add --param-store-caches, for actor workers and what starts them; see `marless.rpc.caches`."""
+    """Add --param-store-caches, for actor workers and what starts them; see `marless.rpc.nearby`."""
     what = "comma list of caches of the param_store (--upstream), from one of which each actor worker reads weights"
     add_option(parser, "--param-store-caches", "", what, _all_dialled)
 
 
 def add_relay(parser: argparse.ArgumentParser) -> None:
-    """Add --relay, for actor workers and what starts them; see `marless.rpc.relay`."""
+    """Add --relay, for actor workers and what starts them; see `marless.rpc.nearby`."""
     what = "address of a relay on each worker's host, through which it gets tasks and sends small trajectories"
     add_option(parser, "--relay", "", what, _dialled_or_none)
 
@@ -92,7 +93,7 @@ def add_env_modules(parser: argparse.ArgumentParser) -> None:
 
 def _modules(text: str) -> tuple[str, ...]:
     try:
-        return allowed_modules.parse(text)
+        return parsed_env_modules(text)
     except SpecError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

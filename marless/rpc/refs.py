@@ -32,9 +32,8 @@ from marless.core.errors import (
 )
 from marless.rpc import chunks
 from marless.rpc.client import Peer
-from marless.rpc.concurrency import gather, to_the_end
+from marless.rpc.concurrency import gather, retry, to_the_end
 from marless.rpc.requests import check_number
-from marless.rpc.retry import retry
 from marless.rpc.v1 import common_pb2
 
 PIECE_BYTES = 4 * 2**20

@@ -1,11 +1,13 @@
-"""Parses and validates incoming requests: malformed messages become SpecErrors, and counts and sizes are bounded."""
+"""Incoming requests: wraps gRPC's method handlers, of all four kinds, parses messages, and checks counts and sizes;
+malformed messages become SpecErrors.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -13,12 +15,31 @@ from google.protobuf.message import DecodeError, Message
 from marless.core.errors import SpecError, UnreachableError, shown
 from marless.core.limits import MAX_AGENTS, MAX_COUNT, MAX_NAME
 from marless.rpc import chunks
-from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.v1 import common_pb2
 
+# A string, because the class is subscriptable only for type checkers. Any: methods take and return any message.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Method = Callable[..., Any]
+Wrap = Callable[[Method], Method]
 Read = Callable[[bytes], Any]  # Any: whatever message a method takes
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 Kind = TypeVar("Kind", bound=Message)
+
+
+def wrapped(
+    handler: Handler, coroutine: Wrap, generator: Wrap, deserializer: Callable[[bytes], Any] | None = None
+) -> Handler:
+    """The same handler with its method wrapped: by `generator` if it is an async generator, else by `coroutine`.
+
+    A `deserializer` replaces the handler's own.
+    """
+    for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
+        inner: Method | None = getattr(handler, kind)
+        if inner is not None:
+            wrap = generator if inspect.isasyncgenfunction(inner) else coroutine
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            return make(wrap(inner), deserializer or handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+    return handler
 
 
 def parsing(handler: Handler) -> Handler:

@@ -25,13 +25,18 @@ from grpc_reflection.v1alpha import reflection
 
 from marless.core.errors import MarlessError, SpecError
 from marless.core.log import structlog
-from marless.rpc import chunks, limits
+from marless.rpc import chunks
 from marless.rpc.addresses import advertised, host_of
 from marless.rpc.admission import AdmissionInterceptor, Limits
-from marless.rpc.certificates import check_served
-from marless.rpc.client import KEEPALIVE, MAX_MESSAGE_BYTES, PACKAGE
+from marless.rpc.client import (
+    KEEPALIVE,
+    MAX_MESSAGE_BYTES,
+    PACKAGE,
+    SERVICE_FILES,
+    allow_many_files,
+    check_process_limits,
+)
 from marless.rpc.errors import ErrorInterceptor
-from marless.rpc.handlers import Method
 from marless.rpc.metrics import Figures, Metrics
 from marless.rpc.process import (
     add_option,
@@ -41,8 +46,9 @@ from marless.rpc.process import (
     security_of,
     stdin_closed,
 )
+from marless.rpc.requests import Method
 from marless.rpc.roles import Role
-from marless.rpc.security import Security, TokenInterceptor
+from marless.rpc.security import Security, TokenInterceptor, check_served
 
 MAX_OPEN_RPCS = 20_000
 """RPCs that a service has open, whatever they do; beyond it gRPC itself refuses more. Most wait: see `admission`."""
@@ -161,10 +167,10 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until a signal or the end of stdin stops it; returns 0, or 1 after an error message on stderr."""
     configure_logging()
     forget_secrets()
-    limits.allow_many_files()
+    allow_many_files()
     faulthandler.register(signal.SIGUSR1, file=_STDERR)  # writes where each thread is, for whoever asks why it hangs
     try:
-        limits.check(files=limits.SERVICE_FILES)
+        check_process_limits(files=SERVICE_FILES)
         asyncio.run(_run(service, options, build))
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people

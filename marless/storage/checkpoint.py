@@ -26,7 +26,7 @@ from typing import Any
 
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.core.limits import MAX_CARRY_BYTES, MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
 
 PARTS = ("acting", "learning")

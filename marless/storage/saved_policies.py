@@ -15,8 +15,7 @@ from marless.learning.envs.allowed import MASK_OPTION
 from marless.learning.nets.serial import decode_acting
 from marless.learning.policies.policy import Origin, Policy, options, read, text
 from marless.learning.policies.team import Team
-from marless.storage import checkpoint, round_file, shadow
-from marless.storage.bucket import address
+from marless.storage import checkpoint, places, round_file
 from marless.storage.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
 
 _ACTING = ("acting",)
@@ -40,11 +39,11 @@ def load_policy(
     file of another kind. For a bucket, also UnreachableError,
     UnauthenticatedError and PermissionDeniedError.
     """
-    if address.is_address(path_or_job):
+    if places.is_address(path_or_job):
         return _from_bucket(str(path_or_job), round)
     home = Path(runs or os.environ.get("MARLESS_RUNS") or "runs")
     path = _find(str(path_or_job), home)
-    if path == Path(path_or_job) and (note := shadow.taken(str(path_or_job), home)):
+    if path == Path(path_or_job) and (note := places.ambiguity_note(str(path_or_job), home)):
         warnings.warn(note, stacklevel=2)
     if _is_run(path):
         return _from_run(path, round)

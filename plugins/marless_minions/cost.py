@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.core.sizes import FunctionsSpec
+from marless.core.settings import FunctionsSpec
 from marless.jobs.record import RoundRecord
 from marless.jobs.usage import usage
 

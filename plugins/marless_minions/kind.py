@@ -17,7 +17,7 @@ from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDeci
 from marless_minions.features import observe
 
 if TYPE_CHECKING:
-    from marless.core.sizes import FunctionsSpec
+    from marless.core.settings import FunctionsSpec
     from marless_minions.scheduler import Loaded
 
 RULE = "minions"
@@ -128,7 +128,7 @@ class MinionsKind:
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
         """Unpack the scheduler; raises SpecError if it is damaged, or was trained for other numbers of actors."""
-        from marless.core.sizes import FunctionsSpec
+        from marless.core.settings import FunctionsSpec
         from marless_minions.scheduler import unpack
 
         assert isinstance(config, MinionsConfig)  # the registry passes only its own config_type

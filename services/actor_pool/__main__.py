@@ -1,4 +1,4 @@
-"""`python -m services.actor_pool`: starts the actor pool process."""
+"""`python -m services.actor_pool`: starts the actor pool process, from command-line options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from marless.core import orphans, process_environment
@@ -16,17 +17,86 @@ from marless.fleet.fleet import Fleet, worker_figures
 from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
 from marless.fleet.launchers.hosts.pool import HOSTS
-from marless.fleet.launchers.registry import Make, launching
+from marless.fleet.launchers.registry import LOCAL, Choice, Make, add_launcher, launching, limit_of
 from marless.fleet.machines import MachineAccounts
 from marless.fleet.relayed import RELAYS
 from marless.rpc.admission import Streams
+from marless.rpc.process import (
+    add_caches,
+    add_env_modules,
+    add_option,
+    add_peer,
+    add_relay,
+    add_worker_tls,
+    at_least,
+    seconds,
+)
 from marless.rpc.roles import Role
-from marless.rpc.server import ServedService, run
+from marless.rpc.server import ServedService, ServerOptions, option_parser, run, server_options
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
-from services.actor_pool.background import background
-from services.actor_pool.config import ActorPoolConfig, parse
-from services.actor_pool.rollouts import Rollouts
+from services.actor_pool.rollouts import Rollouts, background
 from services.actor_pool.servicer import ActorPoolServicer
+
+
+@dataclass(frozen=True)
+class ActorPoolConfig:
+    """All options of the actor pool."""
+
+    server: ServerOptions
+    param_store: str
+    """Address of the param_store, handed to workers."""
+    workers: int
+    """Maximum number of workers; each uses one vCPU."""
+    warm: int
+    """Workers that are started with the pool."""
+    keep_alive_s: float
+    """Seconds after which an idle worker is stopped."""
+    env_modules: tuple[str, ...] = ()
+    """Modules whose environments jobs may use in addition to PettingZoo's own; handed to workers."""
+    worker_tls: tuple[str, str] = ("", "")
+    """Paths of the workers' certificate chain and its key; "": those of the pool."""
+    launcher: Choice = LOCAL
+    """What starts the workers."""
+    caches: tuple[str, ...] = ()
+    """Addresses of caches of the param_store, handed to workers."""
+    relay: str = ""
+    """Address of a relay on each host, handed to workers; "": none."""
+
+
+def parse(argv: Sequence[str] | None = None) -> ActorPoolConfig:
+    """Read the options from flags and MARLESS_* environment variables."""
+    parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
+    add_peer(parser, "--param-store", "param_store")
+    add_caches(parser)
+    add_relay(parser)
+    add_option(
+        parser,
+        "--actor-workers",
+        str(os.cpu_count() or 1),
+        "largest number of actor workers that the pool starts",
+        at_least(0),
+    )
+    add_option(
+        parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
+    )
+    add_option(parser, "--keep-alive-s", "600", "seconds after which an idle worker is stopped", seconds)
+    add_launcher(parser)
+    add_worker_tls(parser)
+    add_env_modules(parser)
+    args = parser.parse_args(argv)
+    server = server_options(args)
+    return ActorPoolConfig(
+        server=server,
+        param_store=args.param_store,
+        workers=limit_of(parser, args.launcher, args.actor_workers, server.security),
+        warm=args.warm_workers,
+        keep_alive_s=args.keep_alive_s,
+        env_modules=args.env_modules,
+        worker_tls=(args.worker_tls_cert, args.worker_tls_key),
+        launcher=args.launcher,
+        caches=args.param_store_caches,
+        relay=args.relay,
+    )
 
 
 @asynccontextmanager

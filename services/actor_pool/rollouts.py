@@ -1,4 +1,9 @@
-"""Rollouts: runs the actors of one round or evaluation on workers, and collects their receipts in order of index."""
+"""Rollouts: runs the actors of one round or evaluation on workers, and collects their receipts in order of index.
+
+Episodes that measure a job but do not train it run on the background worker: one process of the lowest CPU priority.
+It does not count as one of the pool's `--actor-workers`, so that no actor waits for it. While all CPUs are busy, it
+gets hardly any CPU time.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,12 @@ from functools import partial
 
 from marless.core.documents import MAX_CHARACTERS
 from marless.core.errors import SpecError
-from marless.core.job_id import check_id
-from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
+from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S, check_id
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.fleet.fleet import Fleet
+from marless.fleet.launchers.base import Launcher
+from marless.fleet.machines import MachineAccounts
 from marless.rpc.concurrency import gather
 from marless.rpc.requests import check_groups, check_number, check_text, message
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
@@ -30,6 +36,11 @@ _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
     actor_pool_pb2.ROLLOUT_MODE_RANDOM: "evaluation",
 }
+PREFIX = "background"
+ATTEMPTS = 3
+"""Workers that a batch of episodes may lose; without them a job goes on, and only lacks its random baseline."""
+KEEP_ALIVE_S = 10.0
+"""Seconds that it stays idle at most: it takes 65 MB, and is needed once per job."""
 
 
 class _Places:
@@ -191,3 +202,31 @@ def _payload(
         actors=actors,
         lane=lane,
     ).SerializeToString()
+
+
+class Background:
+    """The background worker's fleet of one, its queue, and the rollouts on it."""
+
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self.dispatcher = dispatcher
+        self.fleet = fleet
+        self.rollouts = Rollouts(dispatcher, fleet)
+
+    def launched(self, worker: str) -> bool:
+        """True if this is the id of a background worker; no other worker has an id with this prefix."""
+        return worker.startswith(f"{PREFIX}-")
+
+
+@asynccontextmanager
+async def background(launcher: Launcher, machines: MachineAccounts, keep_alive_s: float) -> AsyncIterator[Background]:
+    """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
+    dispatcher = Dispatcher(max_attempts=ATTEMPTS, machines=machines, apart=True)
+    async with Fleet(
+        dispatcher,
+        launcher,
+        prefix=PREFIX,
+        limit=1,
+        arguments=["--background"],
+        keep_alive_s=min(keep_alive_s, KEEP_ALIVE_S),
+    ) as fleet:
+        yield Background(dispatcher, fleet)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from marless.core import allowed_modules, orphans
+from marless.core import orphans
+from marless.core.process_environment import allow_env_modules
 from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
@@ -47,7 +48,7 @@ async def build(config: CoordinatorConfig, _address: str) -> AsyncIterator[Serve
 def _runs(config: CoordinatorConfig) -> Runs:
     if config.bucket is None:
         return Runs(config.runs)
-    from marless.storage.bucket.s3 import S3Objects
+    from marless.storage.bucket.objects import S3Objects
 
     return BucketRuns(config.runs, S3Objects(config.bucket.bucket), config.bucket, config.jobs.lease_s)
 
@@ -55,7 +56,7 @@ def _runs(config: CoordinatorConfig) -> Runs:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the service with these command-line arguments (by default, those of this process) to its end."""
     options = parse(arguments)
-    allowed_modules.allow(options.env_modules)
+    allow_env_modules(options.env_modules)
     orphans.end_of_dead_pools()
     with orphans.contained():  # preparing a job makes its environment once, to read its spaces
         sys.exit(run("coordinator", options.server, partial(build, options)))

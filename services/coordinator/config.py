@@ -11,8 +11,8 @@ from pathlib import Path
 from marless.core.errors import SpecError
 from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
-from marless.storage.bucket import address
-from marless.storage.bucket.address import Address, is_address
+from marless.storage import places
+from marless.storage.places import Address, is_address
 from services.coordinator.jobs.jobs import JobsOptions
 from services.coordinator.state.ownership import BEAT_S
 
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None = None) -> CoordinatorConfig:
     add_env_modules(parser)
     args = parser.parse_args(argv)
     try:
-        bucket = address.parse(args.runs) if is_address(args.runs) else None
+        bucket = places.parse(args.runs) if is_address(args.runs) else None
     except SpecError as error:
         parser.error(f"argument --runs: {error}")
     return CoordinatorConfig(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from marless.core.errors import ConflictError, NotFoundError, StaleError
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2

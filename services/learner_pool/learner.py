@@ -11,11 +11,10 @@ from pathlib import Path
 
 from marless.core.errors import ConflictError, CorruptError, SpecError, UnavailableError
 from marless.core.failpoint import failpoint
-from marless.core.functions import FunctionRun
-from marless.core.group import Group
+from marless.core.group import FunctionRun, Group
 from marless.core.log import structlog
-from marless.core.measures import Measure, SimilarityConfig
 from marless.core.private_files import Claim
+from marless.core.settings import Measure, SimilarityConfig
 from marless.core.state import REPLAY
 from marless.jobs.job import replay_of
 from marless.jobs.sharing import registry as sharing_policies
@@ -30,7 +29,7 @@ from marless.learning.nets import serial
 from marless.learning.nets.compiled import described
 from marless.learning.nets.device import choose_device
 from marless.learning.similarity.measures import make_similarity
-from marless.rpc import idempotency
+from marless.rpc import param_store
 from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
@@ -308,7 +307,7 @@ def _writes(
         blobs = dict(zip(PARTS, serial.encode(state), strict=True))
         if name in reports:
             blobs[stored_results.PART] = reports[name]
-        req_id = idempotency.request_id(task.job, what, name)
+        req_id = param_store.publish_key(task.job, what, name)
         writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
     return writes
 

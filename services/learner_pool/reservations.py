@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from marless.core.errors import NotFoundError, OverloadedError, TooLargeError
 from marless.core.log import structlog
-from marless.rpc.byte_budget import ByteBudget
+from marless.rpc.admission import ByteBudget
 
 UPLOAD_WAIT_S = 20.0
 """Seconds that an upload without a reservation waits for room; until then, only its first message is read, with 1 MiB

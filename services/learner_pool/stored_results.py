@@ -37,7 +37,7 @@ from marless.core.state import Arrays
 from marless.learning.aggregation import gradient_file
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.nets.serial import decode_acting, not_finite
-from marless.rpc import gradients, idempotency
+from marless.rpc import gradients, param_store
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed
@@ -96,7 +96,7 @@ async def are_stored(
     return all(
         each.policy in policies
         and policies[each.policy].head.version == each.version
-        and policies[each.policy].req_id == idempotency.request_id(job, key, each.policy)
+        and policies[each.policy].req_id == param_store.publish_key(job, key, each.policy)
         for each in made.versions
     )
 
@@ -112,7 +112,7 @@ async def published_update(
 
     def made(wanted: Iterable[str]) -> bool:
         return all(
-            name in policies and policies[name].req_id == idempotency.request_id(job, key, name) for name in wanted
+            name in policies and policies[name].req_id == param_store.publish_key(job, key, name) for name in wanted
         )
 
     if not made(names):

@@ -28,7 +28,7 @@ from marless.core.errors import (
 )
 from marless.learning.data.trajectory import TrajectorySchema
 from marless.rpc import chunks
-from marless.rpc.byte_budget import ByteBudget
+from marless.rpc.admission import ByteBudget
 from marless.rpc.requests import check_number
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool

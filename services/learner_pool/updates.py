@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from marless.core.errors import FencedError, NotFoundError, OverloadedError, StaleError
-from marless.core.job_id import check_id
-from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT
+from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT, check_id
 from marless.core.log import structlog
 from marless.jobs.job import replay_of, schema_of
 from marless.jobs.schedules import registry as schedules

@@ -14,8 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from marless.core.errors import CorruptError, SpecError
-from marless.core.net_step import NetStep
-from marless.core.state import Arrays, PolicyState
+from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.aggregation import gradient_file
 from marless.learning.aggregation.applying import applied, check
 from marless.learning.nets import serial

@@ -25,9 +25,8 @@ from pathlib import Path
 from marless.core import private_files
 from marless.core.errors import SpecError, UnavailableError
 from marless.core.log import structlog
-from marless.rpc.redis_program import find_binary
-from marless.rpc.redis_users import STORE, SUPERVISOR, RedisUsers
-from marless.rpc.retry import delays
+from marless.rpc.concurrency import delays
+from marless.rpc.own_redis import STORE, SUPERVISOR, RedisUsers, find_binary
 from services.param_store import redis_guard
 
 START_TIMEOUT_S = 60.0

@@ -17,14 +17,11 @@ from marless.rpc.v1.param_store_pb2_grpc import (
     ParamStoreServiceServicer,
     add_ParamStoreServiceServicer_to_server,
 )
-from services.param_store.aggregate_request import aggregation_of
-from services.param_store.aggregation import Aggregator
-from services.param_store.frames import SharedFrames
+from services.param_store.aggregation import Aggregator, aggregation_of
+from services.param_store.blobs import BlobUploads, SharedFrames
 from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import BlobUploads
-from services.param_store.versions import ListedPolicy, VersionMetadata
-from services.param_store.writes import Write
+from services.param_store.versions import ListedPolicy, VersionMetadata, Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 

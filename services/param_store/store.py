@@ -25,11 +25,21 @@ from marless.core.errors import (
 from marless.core.failpoint import failpoint
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
+from services.param_store.blobs import Checksums, Piece, Published, batches, pieces_of
 from services.param_store.connection import redis_errors
 from services.param_store.keys import PIECE_BYTES, BlobPart, JobKeys, check_name
-from services.param_store.pieces import Checksums, Piece, Published, batches, pieces_of
-from services.param_store.versions import ListedPolicy, VersionMetadata, position, version_from
-from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
+from services.param_store.versions import (
+    LONGEST_REQUEST,
+    ListedPolicy,
+    VersionMetadata,
+    Write,
+    add_attempt,
+    advanced,
+    check_writes,
+    position,
+    version_from,
+    version_of,
+)
 
 FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000

@@ -1,15 +1,24 @@
-"""Published versions: their metadata, and cursors, which name positions in the job's stream of publications."""
+"""Versions of policies: how they are written, with checks, attempts in Redis and the meaning of a script's answer; and
+as they are published, with cursors, which name positions in the job's stream of publications.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from marless.core.errors import NotFoundError, SpecError, shown
-from services.param_store.keys import BlobPart, decode_manifest
+from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError, shown
+from marless.core.limits import MAX_COUNT, MAX_POLICIES
+from marless.rpc.requests import check_names, check_number, check_text
+from services.param_store.blobs import batches, pieces_of
+from services.param_store.keys import BlobPart, check_name, decode_manifest, encode_manifest
 
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+ATTEMPT_TTL_S = 60
+LONGEST_REQUEST = 1000
 
 
 @dataclass(frozen=True)
@@ -69,4 +78,103 @@ def version_from(fields: Sequence[bytes]) -> VersionMetadata:
         published_s=float(published_s),
         cursor=event.decode(),
         parts=decode_manifest(manifest),
+    )
+
+
+@dataclass(frozen=True)
+class Write:
+    """The next version of one policy."""
+
+    policy: str
+    expected: int
+    """The present head, which this version follows; 0 if there is none."""
+    req_id: str
+    """Idempotency key: unique to this write, the same when it is retried."""
+    parts: tuple[BlobPart, ...]
+    blobs: tuple[memoryview, ...]
+    """The bytes of each part."""
+    first_version: int = 1
+    """The number of this version if it is the policy's first."""
+
+
+def check_writes(epoch: int, round_: int, writes: Sequence[Write]) -> None:
+    """Raise SpecError for a number, name or key that is out of bounds, and for a policy that is written twice."""
+    check_number("epoch", epoch)
+    check_number("round", round_)
+    check_names("policies", [write.policy for write in writes], MAX_POLICIES)
+    for write in writes:
+        check_name("policy", write.policy)
+        check_text("req_id", write.req_id, LONGEST_REQUEST)
+        check_number(f"the version that policy {write.policy} is expected at", write.expected)
+        if not 1 <= write.first_version <= MAX_COUNT:
+            raise SpecError(f"policy {write.policy!r}: first_version {write.first_version}; versions start at 1")
+
+
+def add_attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) -> None:  # Any: Pipeline
+    """Add the commands that put a write into Redis under a key of its own; it expires unless a script publishes it."""
+    facts: dict[str, object] = {
+        "round": round_,
+        "epoch": epoch,
+        "req_id": write.req_id,
+        "published_s": time.time(),
+        "manifest": encode_manifest(write.parts),
+    }
+    blobs = {part.name: blob for part, blob in zip(write.parts, write.blobs, strict=True)}
+    pieces = [piece for part in write.parts for piece in pieces_of(key, part)]
+    values: list[dict[str, object]] = [
+        {piece.field: blobs[piece.part.name][piece.start : piece.start + piece.size_bytes] for piece in batch}
+        for batch in batches(pieces)
+    ]
+    # The facts go with the first pieces, so that a small version takes one command.
+    for fields in (facts | (values[0] if values else {}), *values[1:]):
+        transaction.execute_command("HSET", key, *(word for pair in fields.items() for word in pair))
+    transaction.execute_command("EXPIRE", key, ATTEMPT_TTL_S)
+
+
+def version_of(job: str, epoch: int, write: Write, outcome: Sequence[Any]) -> int:  # Any: a script's answer
+    """The version that a script has published; raises the domain error for which it refused the write."""
+    name, number = outcome[0], int(outcome[1])
+    if name == b"conflict" and not number:  # refused because of its version, so it follows one
+        raise NotFoundError(
+            f"policy {write.policy!r} of job {job!r} has no version any more; this write expects {write.expected}"
+        )
+    if name == b"conflict":
+        raise ConflictError(
+            f"policy {write.policy!r} of job {job!r} is at version {number}; this write expects {write.expected}"
+        )
+    if name == b"fenced":
+        raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {number} has begun, and only it may publish")
+    if name == b"early":
+        raise FencedError(f"epoch {epoch} of job {job!r} has not begun: the store's is {number}; acquire one first")
+    return number
+
+
+def advanced(
+    job: str,
+    epoch: int,
+    writes: Sequence[Write],
+    gradients: Sequence[tuple[str, int]],
+    answer: Sequence[Any],  # Any: a script's answer
+) -> dict[str, int]:
+    """The versions that `advance.lua` has published; raises the domain error for which it refused all of them."""
+    outcome, *numbers = answer
+    if outcome == b"published":
+        return {write.policy: int(version) for write, version in zip(writes, numbers, strict=True)}
+    if outcome == b"missing":
+        raise NotFoundError(missing(job, *gradients[numbers[0]]))
+    write = writes[numbers[1]] if len(numbers) > 1 else writes[0]
+    if outcome == b"partly":
+        raise ConflictError(
+            f"policy {write.policy!r} of job {job!r} has version {numbers[0]} of this round already, and others have "
+            "none; go on from the present heads"
+        )
+    version_of(job, epoch, write, answer)
+    raise AssertionError(f"{outcome!r} refuses a publish, and version_of raises")
+
+
+def missing(job: str, gradient: str, version: int) -> str:
+    """The sentence about a gradient that does not exist."""
+    return (
+        f"gradient {gradient!r}, version {version}, of job {job!r} is not in the store: it was never published, has "
+        "been applied or discarded, or was lost; compute it once more, or go on without it"
     )

@@ -1,23 +1,47 @@
-"""`python -m services.relay`: starts the relay of a host."""
+"""`python -m services.relay`: starts the relay of a host, from command-line options."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.client import Peer
+from marless.rpc.process import add_peer
 from marless.rpc.roles import Role
-from marless.rpc.server import ServedService, run
-from services.relay.config import RelayConfig, parse
-from services.relay.servicer import RelayedUploads, RelayServicer
-from services.relay.workers import MOST_WORKERS, Workers
+from marless.rpc.security import Security
+from marless.rpc.server import ServedService, ServerOptions, option_parser, run, server_options
+from services.relay.servicer import MOST_WORKERS, RelayedUploads, RelayServicer, Workers
 
 UPLOADS = 256
 """Calls with small trajectories at a time; others wait for their turn, before their bytes are received."""
+
+
+@dataclass(frozen=True)
+class RelayConfig:
+    """All options of the relay."""
+
+    server: ServerOptions
+    actor_pool: str
+    """Address of the pool of its workers."""
+    learner_pool: str
+    """Address of the pool that their trajectories are for."""
+    upstream: Security
+    """What it shows the pools; unlike what it serves with, it has TLS also if it listens at a unix socket."""
+
+
+def parse(argv: Sequence[str] | None = None) -> RelayConfig:
+    """Read the options from flags and MARLESS_* environment variables."""
+    parser = option_parser("relay", "Passes on what actor workers of a host and their pools tell one another.")
+    add_peer(parser, "--actor-pool", "actor_pool")
+    add_peer(parser, "--learner-pool", "learner_pool")
+    args = parser.parse_args(argv)
+    shown = server_options(args)
+    server = replace(shown, security=shown.security.towards(shown.listen))
+    return RelayConfig(server, args.actor_pool, args.learner_pool, shown.security)
 
 
 @asynccontextmanager

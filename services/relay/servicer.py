@@ -1,29 +1,179 @@
-"""The gRPC servicer of a relay: `Work` of the actor pool and `UploadMany` of the learner pool; no other method.
+"""A relay: `Work` of the actor pool and `UploadMany` of the learner pool; no other method.
 
-Small trajectories on their way to the learner pool, many in one call.
+The streams of a host's actor workers go on as one stream to their pool, and small trajectories on their way to the
+learner pool many in one call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from prometheus_client.metrics_core import Metric
 
-from marless.core.errors import CorruptError, MarlessError, OverloadedError, TooLargeError
-from marless.rpc.batcher import Batcher
+from marless.core.errors import CorruptError, MarlessError, OverloadedError, TooLargeError, UnreachableError
+from marless.core.log import structlog
 from marless.rpc.client import Peer
+from marless.rpc.concurrency import Batcher
+from marless.rpc.errors import by_name, from_rpc
 from marless.rpc.metrics import counter, gauge
-from marless.rpc.relay import SMALL_BYTES, UPLOAD_S
+from marless.rpc.nearby import SMALL_BYTES, UPLOAD_S
 from marless.rpc.server import register_bulk
-from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from services.relay.workers import Workers
 
+MOST_WORKERS = 2048
+"""Workers of one relay."""
+MOST_MESSAGES_WAITING = 4096
+"""Messages that wait to be sent to the pool; meanwhile no worker's next one is read."""
+REST_S = 5.0
+"""Seconds for which a relay that does not reach its pool says that it does not serve."""
+_ENDED = "the relay's stream to the actor_pool has ended"
+_log = structlog.get_logger("relay")
+Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
+Messages = AsyncIterator[common_pb2.WorkerMessage]
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
+MOST_UPLOADS_WAITING = 4096
+"""Uploads that wait to be sent; further ones are refused, and their workers send them to the pool themselves."""
+
+
+@dataclass(eq=False)
+class _WorkerConnection:
+    """One worker's stream. Its pool sends one task at a time, so that few orders wait."""
+
+    number: int = 0
+    """Set with its first message, so that the pool sees numbers in order."""
+    orders: asyncio.Queue[actor_pool_pb2.ToWorker] = field(default_factory=asyncio.Queue)
+
+
+class Workers:
+    """Passes on what workers and their pool tell one another; opens the stream to the pool with its first worker."""
+
+    def __init__(self, pool: Peer) -> None:
+        self._pool = pool
+        self._trunk: _Trunk | None = None
+        self._failed_s = float("-inf")
+
+    async def ready(self) -> bool:
+        """False for a while after the pool could not be reached."""
+        return asyncio.get_running_loop().time() - self._failed_s > REST_S
+
+    @property
+    def connected(self) -> int:
+        """Number of workers."""
+        return len(self._trunk.lines) if self._trunk else 0
+
+    async def attach(self, messages: Messages, send: Send) -> None:
+        """Serve one worker's stream until it or the pool ends it.
+
+        Raises the error for which the pool has ended it, and UnreachableError if the pool is gone.
+        """
+        trunk = self._trunk
+        if trunk is None or trunk.ended:
+            trunk = self._trunk = _Trunk(self._pool, self._lost)
+        await trunk.serve(messages, send)
+
+    def _lost(self) -> None:
+        self._failed_s = asyncio.get_running_loop().time()
+
+    async def stop(self) -> None:
+        """End the stream to the pool, and so those of all workers."""
+        if self._trunk:
+            await self._trunk.stop()
+
+
+class _Trunk:
+    """A stream to the pool, with the lines of workers in it. It ends once; the next worker then opens another one."""
+
+    def __init__(self, pool: Peer, lost: Callable[[], None]) -> None:
+        self._pool = pool
+        self._lost = lost
+        self._stream = ActorPoolServiceStub(pool.channel).Relay(metadata=pool.metadata)
+        self._serials = itertools.count(1)
+        self.lines: dict[int, _WorkerConnection] = {}
+        self._out: Batcher[actor_pool_pb2.FromWorker] = Batcher(self._send, size=actor_pool_pb2.FromWorker.ByteSize)
+        self._room = asyncio.Event()
+        self._room.set()
+        self._running = [asyncio.create_task(self._read()), asyncio.create_task(self._out.run())]
+
+    @property
+    def ended(self) -> bool:
+        """True once the pool takes nothing from it."""
+        return self._running[0].done()
+
+    async def serve(self, messages: Messages, send: Send) -> None:
+        """Serve one worker's stream."""
+        line = _WorkerConnection()
+        forwarding = asyncio.create_task(self._forward(line, messages))
+        try:
+            while not (order := await line.orders.get()).ended:
+                await send(order.message)
+            if order.error_code:
+                raise by_name(order.error_code, order.error)
+        finally:
+            forwarding.cancel()
+            # The pool is told only of the end of a line that it knows, and has not ended itself.
+            if self.lines.pop(line.number, None):
+                self._out.add(actor_pool_pb2.FromWorker(stream=line.number, ended=True))
+
+    async def _forward(self, line: _WorkerConnection, messages: Messages) -> None:
+        """Pass on a worker's messages; its line ends with its stream."""
+        end = actor_pool_pb2.ToWorker(ended=True)
+        try:
+            async for message in messages:
+                await self._room.wait()
+                # The pool may have gone while this message waited for room.
+                if self.ended:
+                    raise UnreachableError(_ENDED)
+                if not line.number:
+                    line.number = next(self._serials)
+                    self.lines[line.number] = line
+                self._out.add(actor_pool_pb2.FromWorker(stream=line.number, message=message))
+                if len(self._out) >= MOST_MESSAGES_WAITING:
+                    self._room.clear()
+        except MarlessError as error:
+            end.error_code, end.error = type(error).__name__, str(error)
+        line.orders.put_nowait(end)
+
+    async def _send(self, some: Sequence[actor_pool_pb2.FromWorker]) -> None:
+        await self._stream.write(actor_pool_pb2.RelayMessage(**{"from": some}))
+        if len(self._out) < MOST_MESSAGES_WAITING:
+            self._room.set()
+
+    async def _read(self) -> None:
+        trouble: MarlessError = UnreachableError(_ENDED)
+        try:
+            async for order in self._stream:
+                for each in order.to:
+                    self._pass_on(each)
+        except grpc.aio.AioRpcError as error:
+            trouble = from_rpc(error, "actor_pool")
+            _log.warning("relay.pool_lost", reason=str(trouble), workers=len(self.lines))
+        finally:
+            self._lost()
+            end = actor_pool_pb2.ToWorker(ended=True, error_code="UnreachableError", error=str(trouble))
+            for line in self.lines.values():
+                line.orders.put_nowait(end)
+            self.lines.clear()
+            self._running[1].cancel()
+
+    def _pass_on(self, order: actor_pool_pb2.ToWorker) -> None:
+        if line := self.lines.get(order.stream):
+            line.orders.put_nowait(order)
+            if order.ended:
+                del self.lines[order.stream]
+
+    async def stop(self) -> None:
+        """End it."""
+        self._stream.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
 
 class RelayServicer:
@@ -65,10 +215,6 @@ class RelayServicer:
         return learner_pool_pb2.UploadManyResponse(outcomes=await self._uploads.deliver(request.uploads))
 
 
-MOST_WAITING = 4096
-"""Uploads that wait to be sent; further ones are refused, and their workers send them to the pool themselves."""
-
-
 @dataclass(frozen=True, eq=False)
 class _Upload:
     sent: learner_pool_pb2.SmallUpload
@@ -103,7 +249,7 @@ class RelayedUploads:
         """
         if any(len(each.data) > SMALL_BYTES for each in uploads):
             raise TooLargeError(f"a relay takes trajectories of {SMALL_BYTES:,} bytes; send others to the learner pool")
-        if len(self._waiting) + len(uploads) > MOST_WAITING:
+        if len(self._waiting) + len(uploads) > MOST_UPLOADS_WAITING:
             raise OverloadedError(f"no room in the relay: {len(self._waiting)} uploads wait already")
         loop = asyncio.get_running_loop()
         waiting = [_Upload(each, loop.create_future()) for each in uploads]

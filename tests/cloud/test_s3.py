@@ -22,8 +22,7 @@ from marless.core.errors import (
 )
 from marless.learning.envs.base import Discrete
 from marless.storage import checkpoint
-from marless.storage.bucket.objects import Objects
-from marless.storage.bucket.s3 import S3Objects
+from marless.storage.bucket.objects import Objects, S3Objects
 from tests.cloud.conftest import REGION
 from tests.unit.learning.policies.saved import save, state
 from tests.unit.storage.bucket.contract import every_check

@@ -25,8 +25,7 @@ from marless.core.errors import (
     TooLargeError,
     UnavailableError,
 )
-from marless.core.net_step import NetStep, ReturnScale
-from marless.core.state import PolicyState
+from marless.core.state import NetStep, PolicyState, ReturnScale
 from marless.learning.aggregation import gradient_file
 from marless.learning.aggregation.applying import applied
 from marless.learning.aggregation.arrays import Matrices
@@ -40,10 +39,10 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store import aggregation
 from services.param_store.__main__ import build
 from services.param_store.aggregation import AggregationTask, Aggregator
+from services.param_store.blobs import BlobUploads
 from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import BlobUploads
-from services.param_store.writes import Write
+from services.param_store.versions import Write
 from tests import tokens
 from tests.faults import failpoints
 

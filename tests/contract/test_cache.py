@@ -20,17 +20,16 @@ from marless.core.errors import (
     SpecError,
     UnreachableError,
 )
-from marless.rpc.caches import CACHE_S, Caches
 from marless.rpc.client import Peer
+from marless.rpc.nearby import CACHE_S, Caches
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import param_store_pb2
 from services.param_store import cache
-from services.param_store.__main__ import build
-from services.param_store.config import parse
-from services.param_store.frames import SharedFrames
+from services.param_store.__main__ import build, parse
+from services.param_store.blobs import SharedFrames
 from services.param_store.keys import BlobPart
 from tests import tokens
 

@@ -20,7 +20,7 @@ from marless.fleet.fleet import Fleet
 from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOrder, LaunchOutcome
 from marless.fleet.tenancy import Renewal
 from marless.fleet.workers import Idle
-from marless.rpc.fair_queue import FairQueue
+from marless.rpc.admission import FairQueue
 from marless.rpc.v1 import common_pb2
 
 QUEUE, LIMIT, GRACE_S, LONG_S = 6, 3, 0.02, 600.0

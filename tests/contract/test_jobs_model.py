@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.jobs.record import PhaseSeconds, RoundRecord
-from marless.storage.bucket.address import Address
+from marless.storage.places import Address
 from services.coordinator.jobs import job_queue
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission

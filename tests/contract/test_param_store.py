@@ -16,7 +16,7 @@ from marless.core.errors import (
     SpecError,
     TooLargeError,
 )
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.rpc import carries, chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
@@ -24,11 +24,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.__main__ import build
+from services.param_store.blobs import BlobUploads, Published
 from services.param_store.keys import PIECE_BYTES, BlobPart
-from services.param_store.pieces import Published
 from services.param_store.store import VersionStore
-from services.param_store.uploads import BlobUploads
-from services.param_store.writes import Write
+from services.param_store.versions import Write
 
 MIB = 2**20
 

@@ -19,13 +19,12 @@ from redis.asyncio import Redis
 
 from marless.core.errors import OverloadedError, SpecError, UnavailableError
 from marless.rpc.client import Peer
+from marless.rpc.own_redis import RULES, STORE, RedisUsers
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
-from marless.rpc.redis_users import RULES, STORE, RedisUsers
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.param_store import connection, redis_server
-from services.param_store.__main__ import build
-from services.param_store.config import ParamStoreConfig, parse
+from services.param_store.__main__ import ParamStoreConfig, build, parse
 from services.param_store.redis_server import LocalRedis, Provided, RedisOptions, provided
 
 

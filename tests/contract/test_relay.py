@@ -13,18 +13,17 @@ import pytest
 from marless.core.errors import OverloadedError, StaleError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.handover import Tickets
-from marless.rpc import batcher
-from marless.rpc.batcher import Batcher
+from marless.rpc import concurrency
 from marless.rpc.client import Peer
+from marless.rpc.concurrency import Batcher
 from marless.rpc.errors import from_rpc
-from marless.rpc.relay import SMALL_BYTES, Relay
+from marless.rpc.nearby import SMALL_BYTES, Relay
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.learner_pool.servicer import LearnerPoolServicer
-from services.relay.__main__ import build
-from services.relay.config import parse
+from services.relay.__main__ import build, parse
 from services.relay.servicer import RelayedUploads
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
@@ -163,7 +162,7 @@ async def test_a_relay_serves_again_with_the_pool_that_has_come_back(tmp_path):
 
 
 async def test_a_relay_that_does_not_reach_its_pool_says_so_and_is_used_again_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.relay.workers.REST_S", 0.3)
+    monkeypatch.setattr("services.relay.servicer.REST_S", 0.3)
     nobody = f"unix:{tmp_path}/nobody.sock"
     async with relay_to(nobody, tmp_path) as relay:
         assert await relay.serves()
@@ -204,7 +203,7 @@ async def _refusal(pool: Pool) -> None:
 
 
 async def test_things_go_out_in_order_the_first_at_once_and_the_others_together(monkeypatch):
-    monkeypatch.setattr(batcher, "MOST_BYTES", 10)
+    monkeypatch.setattr(concurrency, "MOST_BATCHED_BYTES", 10)
     sent: list[list[int]] = []
 
     async def send(some) -> None:
@@ -224,7 +223,7 @@ async def test_things_go_out_in_order_the_first_at_once_and_the_others_together(
 
 
 async def test_a_full_message_does_not_wait(monkeypatch):
-    monkeypatch.setattr(batcher, "MOST", 4)
+    monkeypatch.setattr(concurrency, "MOST_BATCHED", 4)
     sent: list[int] = []
 
     async def send(some) -> None:

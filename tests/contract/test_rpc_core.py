@@ -18,8 +18,8 @@ from marless.fleet.handover import Handover
 from marless.rpc import chunks, roles
 from marless.rpc.addresses import is_local
 from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE, Peer
+from marless.rpc.concurrency import retry
 from marless.rpc.errors import STATUS, from_rpc
-from marless.rpc.retry import retry
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, bulk_download, bulk_upload, serving

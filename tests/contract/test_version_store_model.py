@@ -14,7 +14,7 @@ from services.param_store.connection import connected
 from services.param_store.keys import BlobPart
 from services.param_store.redis_server import Provided
 from services.param_store.store import VersionStore
-from services.param_store.writes import Write
+from services.param_store.versions import Write
 
 KEEP = 2
 GRADIENT = "gradient/0/0"

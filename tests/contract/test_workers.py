@@ -36,7 +36,7 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from services.actor_pool.servicer import ActorPoolServicer
 from services.relay.__main__ import build as build_relay
-from services.relay.config import parse as parse_relay
+from services.relay.__main__ import parse as parse_relay
 
 PATIENCE_S = 30.0
 LONG_S = 600.0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from marless.rpc.redis_users import RULES, STORE
+from marless.rpc.own_redis import RULES, STORE
 from marless.storage.round_file import read
 from tests import imports
 from tests.docs import commands, elsewhere, programs, tour, yaml_blocks

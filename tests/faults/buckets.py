@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from marless.jobs.spec import JobSpec
-from marless.storage.bucket.address import Address
+from marless.storage.places import Address
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.status import JobStatus

@@ -21,7 +21,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig
 from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import LearnerPoolConfig

@@ -21,7 +21,7 @@ from marless.jobs import spec as specs
 from marless.jobs.record import RoundRecord
 from marless.jobs.record_json import from_json
 from marless.rpc.client import Peer
-from marless.rpc.retry import retry
+from marless.rpc.concurrency import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub

@@ -13,7 +13,7 @@ from types import TracebackType
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from marless.rpc.redis_users import PASSWORDS_FILE, STORE
+from marless.rpc.own_redis import PASSWORDS_FILE, STORE
 
 KEEP_ALL = 10**6
 STOP_S = 30.0

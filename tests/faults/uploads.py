@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from marless.core.errors import FencedError, JobStateError, StaleError
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs.job import PreparedJob, schema_of
 from marless.learning.data.trajectory import Trajectory
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.actor import Actor
+from services.actor_pool.worker import Actor
 from services.learner_pool.trajectory_buffer import UploadCounts
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.proxy import Proxy, disturb

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marless.core.group import Group
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.core.state import Arrays, PolicyState
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import RoundRecord

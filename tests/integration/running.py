@@ -23,7 +23,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.storage.checkpoint import newest
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.service_pools import ServicePools
@@ -33,7 +33,7 @@ from services.coordinator.state.status import JobStatus
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import LearnerPoolConfig
 from services.param_store import __main__ as param_store
-from services.param_store.config import ParamStoreConfig
+from services.param_store.__main__ import ParamStoreConfig
 from services.param_store.redis_server import RedisOptions
 from tests.templates import SCRIPTED, Templates, shared_templates
 

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from marless.rpc.server import serving
-from services.relay.__main__ import build
-from services.relay.config import parse
+from services.relay.__main__ import build, parse
 from tests.integration.running import Cluster, created, outcome, ready, spec, succeeded
 
 

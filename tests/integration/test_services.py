@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError, StaleError, UnavailableError
 from marless.core.group import Group
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs import spec as specs
 from marless.jobs.job import PreparedJob, prepare
 from marless.learning.algos import registry as algorithms
@@ -32,14 +32,14 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig
 from services.coordinator.execution.service_pools import ServicePools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import LearnerPoolConfig
 from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store import __main__ as param_store
-from services.param_store.config import ParamStoreConfig
+from services.param_store.__main__ import ParamStoreConfig
 from services.param_store.redis_server import RedisOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -19,8 +19,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.actor_pool.__main__ import build
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig, build
 from tests import tokens
 
 PATIENCE_S = 30.0

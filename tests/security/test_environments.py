@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from marless import load_policy
-from marless.core import allowed_modules
+from marless.core import process_environment
 from marless.core.errors import SpecError
 from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete
@@ -26,7 +26,7 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import parse as actor_config
+from services.actor_pool.__main__ import parse as actor_config
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import parse as coordinator_config
 from tests.integration.running import spec
@@ -257,11 +257,11 @@ def test_the_setting_is_of_the_process_and_of_nothing_that_it_is_sent(monkeypatc
     peers = [*store, "--actor-pool", "unix:/nowhere", "--learner-pool", "unix:/nowhere"]
     assert coordinator_config([*peers, "--env-modules", "cogrid, my_games"]).env_modules == ("cogrid", "my_games")
     assert actor_config([*store, "--env-modules", "cogrid"]).env_modules == ("cogrid",)
-    assert allowed_modules.modules() == ()
+    assert process_environment.env_modules() == ()
     with pytest.raises(SystemExit):
         actor_config([*store, "--env-modules", "co grid"])
-    allowed_modules.allow(("cogrid",))
-    assert allowed_modules.modules() == ("cogrid",)
+    process_environment.allow_env_modules(("cogrid",))
+    assert process_environment.env_modules() == ("cogrid",)
 
 
 def test_a_name_from_a_job_is_never_a_package_to_install():

@@ -15,15 +15,13 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from marless.core.errors import NotFoundError, SpecError, UnavailableError, UnreachableError
-from marless.rpc.redis_program import find_binary
-from marless.rpc.redis_users import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers
+from marless.rpc.own_redis import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers, find_binary
 from services.param_store import redis_server
-from services.param_store.config import parse
-from services.param_store.connection import connected, redis_errors
+from services.param_store.__main__ import parse
+from services.param_store.connection import connected, redis_errors, settings_of
 from services.param_store.redis_server import Provided, RedisOptions, provided
-from services.param_store.redis_url import settings_of
 from services.param_store.store import VersionStore
-from services.param_store.writes import Write
+from services.param_store.versions import Write
 
 CANARY = "canary-7f3a"
 REFUSED = "no permissions|command not allowed"  # the latter of DEBUG and MODULE LOAD, whoever asks

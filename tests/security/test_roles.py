@@ -12,17 +12,17 @@ from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from marless.core.errors import FencedError, PermissionDeniedError, SpecError
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.rpc import carries, roles, v1
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.roles import ALLOWED, Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
-from services.actor_pool import config as actor_pool
+from services.actor_pool import __main__ as actor_pool
 from services.coordinator import config as coordinator
 from services.learner_pool import config as learner_pool
-from services.param_store import config as param_store
+from services.param_store import __main__ as param_store
 from services.param_store.__main__ import build
 from tests import tokens
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from marless.core.functions import FunctionRun
-from marless.core.group import Group
+from marless.core.group import FunctionRun, Group
 from marless.core.state import REPLAY, PolicyState
 from marless.jobs.job import PreparedJob, schema_of
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
@@ -23,8 +22,8 @@ from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.lanes import LivingLanes
 from marless.learning.data.player import Rolled
 from marless.learning.data.trajectory import Trajectory
-from services.actor_pool import actor as actors
-from services.actor_pool.actor import Actor
+from services.actor_pool import worker as actors
+from services.actor_pool.worker import Actor
 
 INPUTS = 3
 """Of a policy's net, whose layer has one output, and one bias."""

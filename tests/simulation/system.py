@@ -21,14 +21,14 @@ from marless.jobs.job import PreparedJob
 from marless.learning.algos import registry as algorithms
 from marless.rpc import server as servers
 from marless.rpc.client import Peer
-from marless.rpc.retry import retry
+from marless.rpc.concurrency import retry
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool import worker as actor_worker
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig
 from services.coordinator import __main__ as coordinator
 from services.coordinator.api import monitoring
 from services.coordinator.config import CoordinatorConfig
@@ -39,7 +39,7 @@ from services.learner_pool import worker as learner_worker
 from services.learner_pool.config import LearnerPoolConfig
 from services.param_store import __main__ as param_store
 from services.param_store import redis_server
-from services.param_store.config import ParamStoreConfig
+from services.param_store.__main__ import ParamStoreConfig
 from services.param_store.redis_server import Provided, RedisOptions
 from tests.simulation.canned import Canned, CannedLearner
 from tests.simulation.loop import Process, VirtualLoop, present

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 from marless.core.errors import NotFoundError, UnavailableError
-from marless.core.net_step import NetStep
-from marless.core.state import PolicyState
+from marless.core.state import NetStep, PolicyState
 from marless.learning.aggregation import gradient_file
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from services.param_store.aggregation import AggregationResult, AggregationTask, Aggregator
+from services.param_store.blobs import BlobUploads
 from services.param_store.keys import BlobPart
 from services.param_store.store import VersionStore
-from services.param_store.uploads import BlobUploads
-from services.param_store.writes import Write
+from services.param_store.versions import Write
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.redis import MemoryRedis
 

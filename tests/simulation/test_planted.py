@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from marless.fleet.workers import ConnectedWorkers
-from marless.rpc import idempotency
+from marless.rpc import param_store
 from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.recovery import Recovery
@@ -41,8 +41,8 @@ def _in_script(name: str, correct: str, wrong: str) -> Plant:
 
 def _repeated_writes_are_new(patched: pytest.MonkeyPatch) -> None:
     """An update that is repeated publishes under another key than the first time."""
-    request_id, serial = idempotency.request_id, itertools.count()
-    patched.setattr(idempotency, "request_id", lambda *given: f"{request_id(*given)}/{next(serial)}")
+    request_id, serial = param_store.publish_key, itertools.count()
+    patched.setattr(param_store, "publish_key", lambda *given: f"{request_id(*given)}/{next(serial)}")
 
 
 def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def _is_ip(host: str) -> bool:
 
 def _hand_out(home: Path) -> None:
     """Give each process its part of the tokens and passwords, and no more."""
-    from marless.rpc.redis_users import ACL_FILE, STORE, RedisUsers
+    from marless.rpc.own_redis import ACL_FILE, STORE, RedisUsers
 
     store = home / "param-store"
     _write(store / "redis_password", RedisUsers.of(store).passwords[STORE])

@@ -159,7 +159,8 @@ def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose modul
 
 def _calibrated(spec: JobSpec) -> Calibration:
     """Calibrate in a process with the same number of threads as a worker."""
-    from marless.core import allowed_modules, process_environment
+    from marless.core import process_environment
+    from marless.core.process_environment import ENV_MODULES, env_modules
     from marless.cost.estimates.calibration import from_text
 
     try:
@@ -173,7 +174,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
             check=False,
             env=process_environment.inherited(os.environ)
             | process_environment.learner(1)
-            | {allowed_modules.VARIABLE: ",".join(allowed_modules.modules())},
+            | {ENV_MODULES: ",".join(env_modules())},
         )
     except subprocess.TimeoutExpired:
         raise UnavailableError(

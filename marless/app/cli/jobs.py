@@ -22,7 +22,7 @@ from marless.app.cli.output import console, data, log_line, say, show_job, show_
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError, denied
-from marless.storage.bucket.address import is_address
+from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.app.cli.progress import TrainingProgress
@@ -211,10 +211,11 @@ def download(
 
 
 def _download_from_bucket(source: str, target: Path | None) -> None:
-    from marless.storage.bucket import address, reading
-    from marless.storage.bucket.s3 import S3Objects
+    from marless.storage import places
+    from marless.storage.bucket import reading
+    from marless.storage.bucket.objects import S3Objects
 
-    place = address.parse(source)
+    place = places.parse(source)
     folder = target or Path(place.name or place.bucket)
     try:
         with Working(f"downloading {source}"):

@@ -14,7 +14,7 @@ import typer
 
 from marless.app.cli.completion import job_ids
 from marless.core import documents
-from marless.storage.bucket.address import is_address
+from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.app.client import Client

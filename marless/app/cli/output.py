@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar
 
 from marless.app.cli.options import Output
 from marless.core.errors import some_of
-from marless.core.standard_output import kept_for_data
+from marless.core.process_environment import stdout_for_data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,7 @@ def _keep_standard_output() -> None:
     stream = sys.stdout
     if _kept or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
         return  # done before, closed before the start, or replaced by who calls this command as a function
-    _kept.append(kept_for_data())
+    _kept.append(stdout_for_data())
     # A copy of this process that an environment makes by a fork, and that returns here, prints no data a second time.
     os.register_at_fork(after_in_child=_kept.clear)
     stream.reconfigure(line_buffering=True)  # as standard error is, where it leads now

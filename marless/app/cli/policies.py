@@ -17,7 +17,7 @@ from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import SpecError, UnavailableError, denied
-from marless.storage.bucket.address import is_address
+from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.learning.data.returns import EpisodeReturns
@@ -125,10 +125,10 @@ def _here(source: str, round_: int | None, *, reported: bool = False) -> Iterato
 
 
 def _export_to_bucket(team: Team, name: str, to: str) -> None:
-    from marless.storage.bucket import address
-    from marless.storage.bucket.s3 import S3Objects
+    from marless.storage import places
+    from marless.storage.bucket.objects import S3Objects
 
-    place = address.parse(to)
+    place = places.parse(to)
     if not place.prefix:
         raise SpecError(f"--to {to}: name the object, s3://{place.bucket}/team.safetensors")
     with tempfile.TemporaryDirectory(prefix="marless-") as directory:

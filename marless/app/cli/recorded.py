@@ -16,7 +16,7 @@ from marless.app.cli.output import say
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError, UnavailableError
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
-from marless.storage.bucket.address import is_address
+from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.app.client import Client
@@ -81,9 +81,9 @@ def _say_which(source: str, at: CoordinatorOptions) -> None:
     """Print which job was taken if a name is ambiguous, and how to select the other."""
     if not regular_files.is_there(Path(source) / "job.json"):
         return  # a folder that is no run folder shadows nothing
-    from marless.storage import shadow
+    from marless.storage import places
 
-    if note := shadow.taken(source, at.runs):
+    if note := places.ambiguity_note(source, at.runs):
         say(note)
     elif at.coordinator and Path(source).name == source:
         say(

@@ -20,8 +20,8 @@ from marless.app.cli.supervision import Log, RestartLimits, SupervisedService
 from marless.core import private_files
 from marless.core.errors import JobStateError, UnavailableError, denied
 from marless.core.private_files import Claim, UntrustedPathError
-from marless.rpc import limits
 from marless.rpc.addresses import advertised
+from marless.rpc.client import LEARNER_BYTES, SERVICE_FILES, allow_many_files, check_process_limits
 from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
@@ -123,8 +123,8 @@ class LocalStack:
 
         Raises UnavailableError, with the reason, if that fails, and JobStateError if another stack uses `data`.
         """
-        limits.allow_many_files()
-        limits.check(files=limits.SERVICE_FILES, address_bytes=limits.LEARNER_BYTES)
+        allow_many_files()
+        check_process_limits(files=SERVICE_FILES, address_bytes=LEARNER_BYTES)
         try:
             await self._hold()
             self._held.callback(self._starter.end)

@@ -19,7 +19,7 @@ from marless.app.cli.service_process import UNKNOWN, ServiceProcess, Start, Star
 from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError
 from marless.fleet.launchers.forking import how
-from marless.rpc.retry import delays
+from marless.rpc.concurrency import delays
 
 STOP_S = 15.0
 TRACED_S = 1.0

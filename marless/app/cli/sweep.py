@@ -23,7 +23,7 @@ from marless.app.cli.output import console, data, duration, harmless, job_fields
 from marless.app.client import Job
 from marless.core import documents
 from marless.core.errors import SpecError
-from marless.core.job_id import check_id, is_id
+from marless.core.limits import check_id, is_id
 from marless.jobs import spec as specs
 from marless.jobs.spec import JobSpec
 

@@ -19,7 +19,7 @@ from marless.app.cli.stack import LocalStack, StackOptions
 from marless.app.client import AsyncClient, Job
 from marless.app.client.direct import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.storage.checkpoint import DiskCheckpoints

@@ -9,14 +9,13 @@ from pathlib import Path
 from marless.app.client.connection import Connection
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError, SpecError
-from marless.core.job_id import is_id
-from marless.core.limits import MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
+from marless.core.limits import MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES, is_id
 from marless.jobs.sections import StartSpec
 from marless.jobs.spec import JobSpec
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.storage import checkpoint
-from marless.storage.bucket.address import is_address
 from marless.storage.checkpoint import MANIFEST, Manifest
+from marless.storage.places import is_address
 
 TIMEOUT_S = 600.0
 _UPLOADED = "upload:"

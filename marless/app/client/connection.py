@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from marless.core.errors import MarlessError, OverloadedError, UnauthenticatedError, UnavailableError, UnreachableError
 from marless.rpc.client import Peer
+from marless.rpc.concurrency import delays, pause_s
 from marless.rpc.errors import is_silent, is_untrusted
-from marless.rpc.retry import delays, pause_s
 from marless.rpc.security import Security
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 

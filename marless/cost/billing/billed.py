@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.cost.pricing.charges import Charge
 from marless.cost.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
 from marless.jobs.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionsSpec
+from marless.core.settings import FunctionsSpec
 from marless.cost.billing.billed import Need, machines
 from marless.cost.pricing.charges import Charge, merged
 from marless.cost.pricing.money import milliseconds, per_h

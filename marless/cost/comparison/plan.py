@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from marless.core.errors import SpecError
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.jobs.presets import PRESETS, Preset, training_key
 from marless.jobs.spec import JobSpec
 

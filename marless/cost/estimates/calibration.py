@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from marless.core.checked_json import built
+from marless.core.documents import dataclass_of
 from marless.core.errors import CorruptError, MarlessError
-from marless.core.standard_output import kept_for_data
+from marless.core.process_environment import stdout_for_data
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.sharing.groups import initial_groups
 from marless.jobs.spec import JobSpec, from_json
@@ -71,7 +71,7 @@ class Calibration:
 def from_text(text: str) -> Calibration:
     """Parse the output of `Calibration.to_json`; raises CorruptError."""
     try:
-        return built(Calibration, json.loads(text))
+        return dataclass_of(Calibration, json.loads(text))
     except (ValueError, RecursionError):
         raise CorruptError(f"this is no calibration: {text[:80]!r}") from None
 
@@ -164,7 +164,7 @@ def _update(
     job: PreparedJob, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
 ) -> tuple[FunctionSeconds, ...]:
     """The functions of one update of every scope, on one thread, extrapolated to `scale` times the samples."""
-    from marless.core.measures import Measure
+    from marless.core.settings import Measure
     from marless.learning.algos.learner import RoundInput
 
     measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise)
@@ -192,7 +192,7 @@ def _update(
 
 def main() -> None:
     """Calibrate the job on standard input; for an invalid job, prints the error to stderr and exits with code 1."""
-    output = kept_for_data()
+    output = stdout_for_data()
     try:
         output.write(calibrate(from_json(sys.stdin.read())).to_json())
         output.flush()

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TypedDict
 
 from marless.core.group import Group
-from marless.core.sizes import FunctionsSpec
+from marless.core.settings import FunctionsSpec
 from marless.cost.estimates.calibration import Calibration, FunctionSeconds
 from marless.cost.simulation.cluster import (
     MEASUREMENTS,

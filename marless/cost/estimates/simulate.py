@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionsSpec
+from marless.core.settings import FunctionsSpec
 from marless.cost.billing.ledger import Ledger, RoundCost
 from marless.cost.pricing.money import usd
 from marless.cost.simulation import cluster

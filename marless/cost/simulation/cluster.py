@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.cost.simulation.virtual import Times, VirtualRun
 from marless.jobs.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import Schedule

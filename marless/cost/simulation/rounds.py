@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
-from marless.core.sizes import FunctionsSpec
+from marless.core.group import FunctionNode, Group
+from marless.core.settings import FunctionsSpec
 from marless.cost.simulation import cluster
 from marless.cost.simulation.cluster import Timelines
 from marless.cost.simulation.durations import OF_SCOPE, DurationModel, Pooling

@@ -20,10 +20,10 @@ from marless.core.settings import Strict
 from marless.jobs.record import RoundRecord
 
 if TYPE_CHECKING:
-    from marless.core.sizes import FunctionsSpec
+    from marless.core.settings import FunctionsSpec
 
 Signal = Literal["curvature", "noise"]
-"""A measurement that a scaling policy can ask learners for; see `marless.core.measures.Measure`."""
+"""A measurement that a scaling policy can ask learners for; see `marless.core.settings.Measure`."""
 
 
 class ScalingConfig(Strict):

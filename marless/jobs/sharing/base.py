@@ -13,8 +13,7 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.core.limits import MAX_AGENTS
-from marless.core.measures import SimilarityConfig
-from marless.core.settings import Strict
+from marless.core.settings import SimilarityConfig, Strict
 from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 

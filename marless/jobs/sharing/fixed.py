@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marless.core.group import Group
-from marless.core.measures import SimilarityConfig
+from marless.core.settings import SimilarityConfig
 from marless.jobs.record import RoundRecord
 from marless.jobs.sharing.base import SharingConfig, SharingDecision
 from marless.learning.data.returns import EpisodeReturns

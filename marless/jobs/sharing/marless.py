@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.core.measures import SimilarityConfig
+from marless.core.settings import SimilarityConfig
 from marless.jobs.record import RoundRecord
 from marless.jobs.sharing.base import SharingConfig, SharingDecision
 from marless.jobs.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels

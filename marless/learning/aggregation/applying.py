@@ -33,8 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError
-from marless.core.net_step import NetStep, ReturnScale
-from marless.core.state import Arrays, PolicyState
+from marless.core.state import Arrays, NetStep, PolicyState, ReturnScale
 from marless.learning.aggregation.arrays import Matrices
 from marless.learning.nets.layout import checked
 from marless.learning.nets.serial import not_finite

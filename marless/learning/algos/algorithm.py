@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
-from marless.core.net_step import NetStep
+from marless.core.group import FunctionNode, Group
 from marless.core.settings import Strict
+from marless.core.state import NetStep
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.nets.model import ModelSpec
 

@@ -21,10 +21,9 @@ from typing import Protocol, runtime_checkable
 from pydantic import ValidationError
 
 from marless.core.errors import CorruptError, SpecError
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionNode, Group
 from marless.core.interruption import StoppedError
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm, AlgorithmConfig, scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput

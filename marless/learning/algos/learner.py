@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from marless.core.functions import FunctionRun
-from marless.core.group import Group
+from marless.core.group import FunctionRun, Group
 from marless.core.interruption import Stopped, never
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.core.state import Arrays, PolicyState
 
 if TYPE_CHECKING:  # so that `marless submit` can check a job file without the time to import NumPy

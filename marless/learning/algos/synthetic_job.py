@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from marless.core.group import Group
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.core.state import PolicyState
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.learner import RoundInput, Scope

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from marless.core.allowed_modules import MODULE, VARIABLE, modules
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES, MODULE_NAME, env_modules
 from marless.learning.envs.pettingzoo import names
 
 USUAL = ("parallel_env", "env")
@@ -49,9 +49,9 @@ class ConstructorPlace:
         if isinstance(found, ModuleType) or not callable(found):
             raise SpecError(f"{self.module}:{name} builds no environment: it is no function or class")
         home = getattr(found, "__module__", None)
-        if name not in USUAL and not (isinstance(home, str) and _is_among(home, modules())):
+        if name not in USUAL and not (isinstance(home, str) and _is_among(home, env_modules())):
             raise SpecError(
-                f"{self.module}:{name} is not defined in a module that {VARIABLE} allows; name a function or class "
+                f"{self.module}:{name} is not defined in a module that {ENV_MODULES} allows; name a function or class "
                 "where it is defined"
             )
 
@@ -68,10 +68,10 @@ def place(path: str) -> ConstructorPlace:
     Of PettingZoo's own environments, the packages before the name may be left out.
     """
     module, separator, attribute = path.partition(":")
-    if not (MODULE.fullmatch(module) and _is_among(module, modules())):
+    if not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
         module = names.module(module)
     own = _OWN.fullmatch(module) is not None
-    if not own and not (MODULE.fullmatch(module) and _is_among(module, modules())):
+    if not own and not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
         raise SpecError(_refusal(module))
     if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
         wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
@@ -89,5 +89,6 @@ def _refusal(module: str) -> str:
     return (
         f"module {shown} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
         "multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that "
-        f"whoever runs this process trusts and lists: {VARIABLE}=cogrid, or --env-modules of coordinator and actor pool"
+        "whoever runs this process trusts and lists: "
+        f"{ENV_MODULES}=cogrid, or --env-modules of coordinator and actor pool"
     )

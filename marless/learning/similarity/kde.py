@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.core.measures import SimilarityConfig
+from marless.core.settings import SimilarityConfig
 from marless.learning.similarity.measures import Similarity, SimilarityKind
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from marless.core.errors import SpecError
 from marless.core.interruption import Stopped, never
-from marless.core.measures import SimilarityConfig
 from marless.core.registry import Registry
-from marless.core.settings import named
+from marless.core.settings import SimilarityConfig, named
 
 if TYPE_CHECKING:
     import numpy as np

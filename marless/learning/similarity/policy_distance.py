@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from marless.core.measures import SimilarityConfig
+from marless.core.settings import SimilarityConfig
 from marless.learning.similarity.measures import Similarity, SimilarityKind
 
 

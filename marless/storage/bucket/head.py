@@ -18,9 +18,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from marless.core.checked_json import built
+from marless.core.documents import dataclass_of
 from marless.core.errors import CorruptError
-from marless.storage.bucket.address import Address
+from marless.storage.places import Address
 
 HEAD = "head.json"
 ROUNDS = "rounds.jsonl"
@@ -108,7 +108,7 @@ class RunHead:
             held = json.loads(data)
             if held.pop("format") != FORMAT or len(held["files"]) > MOST_FILES or not {"segments", "tail"} <= set(held):
                 raise ValueError(held)
-            return _checked(built(cls, held))
+            return _checked(dataclass_of(cls, held))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(f"{where}: not a run folder that marless wrote, or one of another version") from None
 

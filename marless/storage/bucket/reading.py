@@ -19,7 +19,6 @@ from typing import BinaryIO
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.core.machine import MACHINES
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.head import (
     HEAD,
     MOST_FILES,
@@ -32,9 +31,9 @@ from marless.storage.bucket.head import (
     is_path,
     key_of,
 )
-from marless.storage.bucket.objects import Objects
-from marless.storage.bucket.s3 import S3Objects
+from marless.storage.bucket.objects import Objects, S3Objects
 from marless.storage.checkpoint import round_of
+from marless.storage.places import Address
 
 STATUS, SPEC, PENDING = "job.json", "spec.yaml", "pending.json"
 AT_ONCE = 8
@@ -85,7 +84,7 @@ def local_copy(address: str, choice: Choice) -> Iterator[Path]:
     Raises SpecError for a bad address, NotFoundError if nothing is there, CorruptError for damaged objects, and what
     `marless.storage.bucket.objects` lists.
     """
-    from marless.storage.bucket.address import parse
+    from marless.storage.places import parse
 
     place = parse(address)
     objects = S3Objects(place.bucket)

@@ -16,7 +16,7 @@ from marless.core.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
-from marless.rpc.retry import delays, pause_s
+from marless.rpc.concurrency import delays, pause_s
 
 PASSING = (
     UnreachableError,

@@ -28,7 +28,7 @@ from marless.jobs.schedules.base import is_due
 from marless.learning.data.bounds import PlayLimits, batches
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums, returns_of
 from marless.learning.envs.registry import one_by_one
-from marless.rpc.retry import delays, pause_s
+from marless.rpc.concurrency import delays, pause_s
 from services.coordinator.execution.backoff import PASSING
 from services.coordinator.execution.pools import Played, Pools, Rollout
 from services.coordinator.state.job_log import JobLog

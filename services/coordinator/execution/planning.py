@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marless.core.errors import InternalError
-from marless.core.group import Group, Versions
-from marless.core.lanes import LaneRecord
-from marless.core.measures import Measure
+from marless.core.group import Group, LaneRecord, Versions
+from marless.core.settings import Measure
 from marless.jobs.deciding import Budget, decide
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import Decision, RoundRecord

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marless.core.group import Group, Versions
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord, Versions
 from marless.core.machine import MachineRecord
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import Distances, InvocationRecord
 from marless.jobs.schedules.stellaris import Learn

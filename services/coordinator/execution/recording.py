@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.core.machine import MachineRecord
 from marless.jobs.explanation import acted
 from marless.jobs.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marless.core.errors import MarlessError
-from marless.core.group import Group, Versions
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord, Versions
 from marless.core.limits import MAX_TIMEOUT_S
 from marless.core.machine import MachineRecord
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs.job import PreparedJob
 from marless.jobs.schedules.stellaris import Learn
 from marless.jobs.spec import spaces_to_json

@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Iterable
 
 from marless.core.errors import CorruptError
-from marless.core.group import Group, Versions
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord, Versions
 from marless.core.machine import MachineRecord
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.jobs.record import Distances, InvocationRecord
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 

@@ -15,8 +15,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
-from marless.core import allowed_modules, errors, process_environment
+from marless.core import errors, process_environment
 from marless.core.errors import InternalError, MarlessError, UnavailableError, UnreachableError, contained
+from marless.core.process_environment import ENV_MODULES
 from marless.core.state import PolicyState
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import Player
@@ -126,7 +127,7 @@ class _WorkerProcess:
         with there:
             command = [sys.executable, "-P", "-m", _WORKER, str(there.fileno())]
             environment = process_environment.inherited(os.environ) | process_environment.ACTOR
-            environment[allowed_modules.VARIABLE] = os.environ.get(allowed_modules.VARIABLE, "")
+            environment[ENV_MODULES] = os.environ.get(ENV_MODULES, "")
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL
             )

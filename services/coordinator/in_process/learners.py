@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError, contained
-from marless.core.functions import FunctionRun
-from marless.core.group import Group, Versions
-from marless.core.measures import Measure
+from marless.core.group import FunctionRun, Group, Versions
+from marless.core.settings import Measure
 from marless.core.state import Arrays
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.job import PreparedJob, replay_of

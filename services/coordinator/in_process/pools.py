@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from marless.core.errors import StaleError
-from marless.core.group import Group, Versions
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord, Versions
 from marless.core.machine import MachineRecord
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.core.state import PolicyState
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import InvocationRecord

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from marless.core.errors import ConflictError, NotFoundError
-from marless.core.net_step import NetStep
-from marless.core.state import Arrays, PolicyState
+from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.aggregation.applying import applied
 from marless.learning.nets import serial
-from marless.rpc.idempotency import request_id
 from marless.rpc.param_store import (
     AggregationReply,
     Listing,
@@ -21,6 +19,7 @@ from marless.rpc.param_store import (
     StoredVersion,
     VersionHead,
     WeightedGradient,
+    publish_key,
 )
 from marless.storage.checkpoint import PARTS
 
@@ -63,7 +62,7 @@ class MemoryStore:
         for name, state in states.items():
             versions[name] = self._newest(name) + 1
             head = VersionHead(name, versions[name], round_, time.time())
-            self._add(_Held(head, request_id(job, what, name), state=state))
+            self._add(_Held(head, publish_key(job, what, name), state=state))
         return versions
 
     def put_gradient(self, name: str, arrays: Mapping[str, Arrays]) -> int:
@@ -133,7 +132,7 @@ class MemoryStore:
             serial.check_update(name, state)
             versions[name] = version + 1
             head = VersionHead(name, version + 1, round, time.time())
-            self._add(_Held(head, request_id(job, round, name), state=state), keep)
+            self._add(_Held(head, publish_key(job, round, name), state=state), keep)
         for name in (*discarded, *(part for each in gradients for part in each.parts)):
             self._gradients.pop(name, None)
         return AggregationReply(versions, start_s, time.time(), time.thread_time() - cpu_s)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from marless.core.errors import MarlessError, NotFoundError
 from marless.core.log import structlog
 from marless.core.machine import MachineRecord
-from marless.rpc.retry import delays
+from marless.rpc.concurrency import delays
 from services.coordinator.execution.pools import Pools
 from services.coordinator.state.ownership import beat_of
 from services.coordinator.state.run_folder import RunFolder

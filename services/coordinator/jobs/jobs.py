@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from marless.core.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
-from marless.core.job_id import check_id, is_id
+from marless.core.limits import check_id, is_id
 from marless.core.machine import MachineRecord
 from marless.jobs.job import PreparedJob
 from marless.jobs.spec import from_json

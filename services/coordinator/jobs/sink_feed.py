@@ -30,7 +30,7 @@ from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob
 from marless.jobs.sinks.scalars import scalars, settings
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
-from marless.rpc.retry import delays
+from marless.rpc.concurrency import delays
 from marless.storage.round_file import read, read_backwards
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.state.job_log import JobLog

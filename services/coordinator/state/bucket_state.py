@@ -36,10 +36,10 @@ from marless.core.errors import (
 )
 from marless.core.limits import MAX_SMALL_BYTES
 from marless.storage.bucket import reading
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, BucketPart, RunHead, Segment, key_of, without
 from marless.storage.bucket.objects import Objects
 from marless.storage.bucket.reading import Choice, digest
+from marless.storage.places import Address
 from services.coordinator.state.ownership import LOCK
 
 TAIL_BYTES = 2**17

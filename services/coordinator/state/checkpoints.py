@@ -12,9 +12,8 @@ from pathlib import Path
 
 from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.core.failpoint import failpoint
-from marless.core.group import Group, Versions
-from marless.core.job_id import is_id
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord, Versions
+from marless.core.limits import is_id
 from marless.core.state import REPLAY
 from marless.jobs.job import PreparedJob
 from marless.learning.algos import registry as algorithms

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from marless.core.failpoint import failpoint
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import PolicyStore

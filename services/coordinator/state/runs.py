@@ -19,11 +19,11 @@ from weakref import WeakValueDictionary
 
 from marless.core import private_files
 from marless.core.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
-from marless.core.job_id import check_id, is_id
+from marless.core.limits import check_id, is_id
 from marless.core.log import structlog
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.objects import Objects, check_conditions
 from marless.storage.checkpoint import make_directory
+from marless.storage.places import Address
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState
 from services.coordinator.state.run_folder import DELETED, RunFolder

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.jobs.record import Distances, InvocationRecord
 from marless.learning.data.returns import EpisodeReturns, Sums
 

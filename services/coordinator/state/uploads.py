@@ -21,7 +21,7 @@ from marless.core import private_files
 from marless.core.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
 from marless.core.limits import MAX_MANIFEST_BYTES
 from marless.rpc import chunks
-from marless.rpc.byte_budget import ByteBudget
+from marless.rpc.admission import ByteBudget
 from marless.storage.checkpoint import MANIFEST, Manifest
 
 PREFIX = "upload:"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from marless.core.group import Group
-from marless.core.measures import SimilarityConfig
+from marless.core.settings import SimilarityConfig
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 from marless.jobs.sharing.base import SharingConfig, SharingDecision

@@ -27,7 +27,7 @@ from marless_ec2 import scaling
 from marless_ec2.group import LEASE, AutoScaling
 from marless_ec2.settings import Ec2Settings
 from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.config import ActorPoolConfig
+from services.actor_pool.__main__ import ActorPoolConfig
 from tests.cloud.between import answering, changing, failing
 from tests.plugins.ec2.machines import Machines, client, group, instances, machines, seen
 from tests.plugins.ray.clusters.cluster import marless

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionsSpec
+from marless.core.settings import FunctionsSpec
 from marless.jobs.job import prepare
 from marless.jobs.record_json import from_json
 from marless.jobs.scaling.contract import check_scaling

@@ -25,8 +25,8 @@ from marless.core.errors import (
     NotFoundError,
     UnreachableError,
 )
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.reading import everything, read_head
+from marless.storage.places import Address
 from services.coordinator.state import bucket_state
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_state import BucketState

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from services.coordinator.state.pending_rollouts import LanePublisher
 
 

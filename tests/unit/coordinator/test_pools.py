@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from marless.core.errors import CorruptError
-from marless.core.lanes import LaneRecord
+from marless.core.group import LaneRecord
 from marless.jobs import spec as specs
 from marless.jobs.job import prepare
 from marless.rpc.client import Peer

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from marless.core.checked_json import built
+from marless.core.documents import dataclass_of
 from marless.core.limits import MAX_COUNT
 
 
@@ -33,9 +33,9 @@ LEAST = {"name": "a", "kind": "city", "gears": 3}
 
 
 def test_all_fields_are_built_and_those_that_are_missing_have_their_defaults():
-    assert built(Bicycle, LEAST) == Bicycle(name="a", kind="city", gears=3)
+    assert dataclass_of(Bicycle, LEAST) == Bicycle(name="a", kind="city", gears=3)
     whole = LEAST | {"price": 100, "wheels": [{"inches": 28}], "spare": {"inches": 27.5}, "sold": True}
-    found = built(Bicycle, whole | {"rides": {"x": 1e300}, "notes": {"any": [None, {}]}})
+    found = dataclass_of(Bicycle, whole | {"rides": {"x": 1e300}, "notes": {"any": [None, {}]}})
     assert found == Bicycle(
         name="a", kind="city", gears=3, price=100.0, wheels=(Wheel(inches=28.0),), spare=Wheel(inches=27.5), sold=True,
         rides={"x": 1e300}, notes={"any": [None, {}]},
@@ -55,19 +55,19 @@ def test_all_fields_are_built_and_those_that_are_missing_have_their_defaults():
 )
 def test_what_no_annotation_says_is_refused(wrong):
     with pytest.raises(ValueError, match=r"Expected|Invalid|unknown field|out of range|surrogates"):
-        built(Bicycle, LEAST | wrong)
+        dataclass_of(Bicycle, LEAST | wrong)
 
 
 @pytest.mark.parametrize("data", [None, [], "a", 1, {}, {"name": "a"}])
 def test_what_is_no_such_object_is_refused(data):
     with pytest.raises(ValueError, match=r"Expected `object`|missing required field"):
-        built(Bicycle, data)
+        dataclass_of(Bicycle, data)
 
 
 def test_numbers_may_be_large_where_nothing_is_computed_from_them_and_are_always_finite():
-    assert built(Bicycle, LEAST | {"price": 1e300}, unlimited=(Bicycle,)).price == 1e300
+    assert dataclass_of(Bicycle, LEAST | {"price": 1e300}, unlimited=(Bicycle,)).price == 1e300
     with pytest.raises(ValueError, match="Expected"):
-        built(Bicycle, LEAST | {"spare": {"inches": 1e300}}, unlimited=(Bicycle,))
+        dataclass_of(Bicycle, LEAST | {"spare": {"inches": 1e300}}, unlimited=(Bicycle,))
     for wrong in (math.nan, math.inf, -math.inf, 10**400):
         with pytest.raises(ValueError, match=r"Expected|out of range"):
-            built(Bicycle, LEAST | {"price": wrong}, unlimited=(Bicycle,))
+            dataclass_of(Bicycle, LEAST | {"price": wrong}, unlimited=(Bicycle,))

@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 
-from marless.core.allowed_modules import VARIABLE
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES
 from marless.jobs import examining
 from marless.jobs.examining import examine
 from tests.misbehaving_env import LONG_S, NAME
@@ -19,7 +19,7 @@ LIMIT_S = 8.0
 
 @pytest.fixture(autouse=True)
 def _allowed(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "tests.misbehaving_env")
+    monkeypatch.setenv(ENV_MODULES, "tests.misbehaving_env")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 

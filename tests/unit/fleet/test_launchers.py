@@ -19,7 +19,7 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersResponse
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.common_pb2 import WorkerInfo
-from services.actor_pool import config as actors
+from services.actor_pool import __main__ as actors
 from services.learner_pool import config as learners
 from tests import tokens
 

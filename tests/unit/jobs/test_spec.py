@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marless.core import documents
 from marless.core.errors import SpecError
-from marless.core.job_id import check_id
+from marless.core.limits import check_id
 from marless.jobs import spec
 from marless.jobs.job import advice, prepare
 from marless.jobs.sharing.groups import initial_groups

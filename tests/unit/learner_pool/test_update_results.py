@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from marless.rpc import idempotency
+from marless.rpc import param_store
 from marless.rpc.v1 import common_pb2
 from services.learner_pool import stored_results
 
@@ -18,7 +18,7 @@ class Store:
 
     async def list(self, job: str) -> SimpleNamespace:
         head = SimpleNamespace(version=5)
-        made = {name: SimpleNamespace(req_id=idempotency.request_id(job, 3, name), head=head) for name in self.parts}
+        made = {name: SimpleNamespace(req_id=param_store.publish_key(job, 3, name), head=head) for name in self.parts}
         return SimpleNamespace(policies=made)
 
     async def get(self, job: str, versions: dict[str, int], parts: tuple[str, ...]) -> dict[str, SimpleNamespace]:

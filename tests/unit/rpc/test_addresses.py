@@ -12,9 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from marless.core.errors import InternalError, SpecError, UnreachableError
 from marless.rpc import server as servers
 from marless.rpc.addresses import advertised, is_everywhere
-from marless.rpc.certificates import check_served, check_shown
 from marless.rpc.client import Peer
-from marless.rpc.security import Security
+from marless.rpc.security import Security, check_served, check_shown
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub

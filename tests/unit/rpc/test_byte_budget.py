@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from marless.core.errors import OverloadedError
-from marless.rpc.byte_budget import ByteBudget
+from marless.rpc.admission import ByteBudget
 
 
 class Asking:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.rpc.fair_queue import FairQueue
+from marless.rpc.admission import FairQueue
 
 STEPS = st.lists(
     st.one_of(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.rpc import limits
+from marless.rpc import client
 
 SERVICE = "-m services.param_store --listen unix:{}/store.sock"
 CLIENT = f"{Path(sys.executable).with_name('marless')} list --coordinator unix:{{}}/coordinator.sock"
@@ -29,4 +29,4 @@ def test_too_low_a_limit_is_one_sentence(tmp_path, program, limit, said):
 
 
 def test_what_is_enough_is_taken():
-    limits.check(files=limits.SERVICE_FILES, address_bytes=limits.LEARNER_BYTES)
+    client.check_process_limits(files=client.SERVICE_FILES, address_bytes=client.LEARNER_BYTES)

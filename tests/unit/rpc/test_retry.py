@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from marless.rpc.retry import FIRST_DELAY_S, LONGEST_DELAY_S, delays
+from marless.rpc.concurrency import FIRST_DELAY_S, LONGEST_DELAY_S, delays
 
 
 @pytest.mark.parametrize(("first_s", "longest_s"), [(FIRST_DELAY_S, LONGEST_DELAY_S), (1.0, 60.0), (0.5, 0.5)])

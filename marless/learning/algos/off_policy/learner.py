@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import CorruptError, NotFoundError
-from marless.core.functions import FunctionRun
-from marless.core.group import Group
+from marless.core.group import FunctionRun, Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.learning.algos.algorithm import remembered

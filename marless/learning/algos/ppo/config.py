@@ -11,9 +11,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from marless.core.errors import SpecError
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
-from marless.core.net_step import NetStep, ReturnScale
+from marless.core.group import FunctionNode, Group
+from marless.core.state import NetStep, ReturnScale
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.rates import Rate, value_at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from marless.core.group import Group
-from marless.core.net_step import NetStep
+from marless.core.state import NetStep
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.ppo.config import ActorCriticConfig

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from marless.core.group import Group
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.core.state import REPLAY, PolicyState
 from marless.learning.algos.algorithm import Algorithm, remembered
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput

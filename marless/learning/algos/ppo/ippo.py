@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionNode, Group
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.ppo.config import PPOConfig, ppo_functions

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import CorruptError
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionNode, Group
 from marless.core.state import Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput

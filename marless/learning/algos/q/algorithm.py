@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from marless.core.errors import SpecError
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionNode, Group
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.off_policy.config import OffPolicyConfig, check_replay

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from marless.core.functions import FunctionKind, FunctionNode, FunctionRun
+from marless.core.group import FunctionKind, FunctionNode, FunctionRun
 from marless.core.interruption import Stopped, check, never
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.training.meter import PassTimer

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from marless.core.interruption import Stopped, check
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.algos.learner import RoundInput
 from marless.learning.curvature import lanczos
 from marless.learning.curvature.noise import noise_scale

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marless.core.functions import FunctionKind, FunctionRun
+from marless.core.group import FunctionKind, FunctionRun
 from marless.core.stopwatch import Stopwatch
 
 Clock = Callable[[], float]

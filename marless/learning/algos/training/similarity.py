@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.functions import FunctionRun
-from marless.core.measures import SimilarityConfig
+from marless.core.group import FunctionRun
+from marless.core.settings import SimilarityConfig
 from marless.core.stopwatch import Stopwatch
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.training.table import Table

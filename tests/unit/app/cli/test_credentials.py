@@ -8,8 +8,8 @@ import pytest
 from cryptography import x509
 
 from marless.app.cli.credentials import CONTAINER_UID, SERVICES, WORKERS
-from marless.rpc.certificates import check_served, check_shown
 from marless.rpc.roles import Role
+from marless.rpc.security import check_served, check_shown
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from marless.core.errors import SpecError, UnavailableError
 from marless.fleet.launchers.external import ExternalLauncher
 from marless.jobs import spec
 from marless.jobs.job import prepare
-from marless.rpc import redis_program
+from marless.rpc import own_redis
 from tests import tokens
 from tests.plugins.docker.engine_server import engine
 
@@ -84,7 +84,7 @@ def test_without_any_redis(monkeypatch):
     def none() -> Path:
         raise UnavailableError("no Redis")
 
-    monkeypatch.setattr(redis_program, "find_binary", none)
+    monkeypatch.setattr(own_redis, "find_binary", none)
     check(software.redis(), FAIL, "no Redis", "marless[embedded]")
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from marless.app.cli import output
-from marless.core.allowed_modules import VARIABLE
+from marless.core.process_environment import ENV_MODULES
 from marless.learning.envs.base import Discrete
 from tests.unit.app.cli.conftest import JOB
 from tests.unit.learning.policies.saved import save, state
@@ -24,7 +24,7 @@ WAYS = ("python", "original", "descriptor", "thread", "subprocess", "c")
 def marless(directory, *words, redirected=""):
     """Runs the command as people do, in a process of its own; `redirected` is how a shell redirects its outputs."""
     program = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", "marless", *words]
-    given = os.environ | {VARIABLE: MODULE, "PYTHONPATH": os.pathsep.join(sys.path)}
+    given = os.environ | {ENV_MODULES: MODULE, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(program, cwd=directory, env=given, capture_output=True, text=True, check=False, timeout=100)
 
 

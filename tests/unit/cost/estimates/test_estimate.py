@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from marless.core.errors import CorruptError, SpecError
-from marless.core.functions import FunctionNode
+from marless.core.group import FunctionNode
 from marless.cost.billing.bill import bill
 from marless.cost.estimates import calibration, forecast
 from marless.cost.estimates.calibration import Calibration, FunctionSeconds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.jobs import prices
 from marless.jobs.prices import check_sizes, lambda_memory_mb, load
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.jobs.usage import outside_of_passes, usage
 from tests.unit.cost.billing.rounds import invocation, round_of
 

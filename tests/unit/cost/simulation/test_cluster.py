@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.core.errors import SpecError
-from marless.core.sizes import FunctionSize, FunctionsSpec
+from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.cost.simulation.cluster import (
     ModelledRun,
     SimulatedFunction,

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
-from marless.core.sizes import FunctionsSpec
+from marless.core.group import FunctionNode, Group
+from marless.core.settings import FunctionsSpec
 from marless.cost.simulation.cluster import Timelines
 from marless.cost.simulation.durations import DurationModel
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in

@@ -11,8 +11,7 @@ import pytest
 
 from marless.core.errors import CorruptError
 from marless.core.group import Group
-from marless.core.net_step import NetStep
-from marless.core.state import PolicyState
+from marless.core.state import NetStep, PolicyState
 from marless.learning.aggregation import applying as adam
 from marless.learning.aggregation.applying import applied, check, combine
 from marless.learning.aggregation.arrays import Matrices

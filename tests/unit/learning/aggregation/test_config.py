@@ -3,8 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from marless.core.settings import Strict
-from marless.core.validation_messages import sentences
+from marless.core.settings import Strict, validation_sentences
 from marless.learning.aggregation.config import Aggregation
 
 
@@ -17,7 +16,7 @@ class Section(Strict):
 def refusals(**settings: object) -> list[str]:
     with pytest.raises(ValidationError) as refused:
         Section.model_validate({"aggregation": settings})
-    return sentences(refused.value, Section, {})
+    return validation_sentences(refused.value, Section, {})
 
 
 @pytest.mark.parametrize(

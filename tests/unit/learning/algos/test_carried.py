@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from marless.core.group import Group
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.core.state import PolicyState
 from marless.learning.algos.ppo.learner import PPOLearner
 from marless.learning.algos.ppo.post_process import critic_passes, estimate, upload

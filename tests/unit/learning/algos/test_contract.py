@@ -14,7 +14,7 @@ import pytest
 from pydantic import field_serializer
 
 from marless.core.errors import SpecError
-from marless.core.functions import FunctionNode
+from marless.core.group import FunctionNode
 from marless.core.state import PolicyState
 from marless.learning.algos.contract import check_algorithm, fingerprint
 from marless.learning.algos.ppo import losses

@@ -11,7 +11,7 @@ import pytest
 
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.similarity.kde import KdeConfig
 from marless.learning.similarity.measures import Behaviour, Choices, similarity
 from tests.unit.learning.algos import rounds

@@ -8,8 +8,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from pettingzoo import ParallelEnv
 
-from marless.core.allowed_modules import VARIABLE
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES
 from marless.learning.envs import base, registry
 from marless.learning.envs.contract import check_env
 from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
@@ -17,7 +17,7 @@ from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
 
 @pytest.fixture(autouse=True)
 def _allowed(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "aviary,no_such_zoo,tests")
+    monkeypatch.setenv(ENV_MODULES, "aviary,no_such_zoo,tests")
 
 
 class Aviary(ParallelEnv):

@@ -9,8 +9,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from pettingzoo import ParallelEnv
 
-from marless.core.allowed_modules import VARIABLE
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES
 from marless.learning.data.lanes import EnvKey
 from marless.learning.data.player import _made
 from marless.learning.envs import registry
@@ -19,7 +19,7 @@ from marless.learning.envs.base import agents_checksum, random_actions
 
 @pytest.fixture(autouse=True)
 def _allowed(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "tests.unit.learning.envs.test_pettingzoo_forms")
+    monkeypatch.setenv(ENV_MODULES, "tests.unit.learning.envs.test_pettingzoo_forms")
 
 
 class Plain(ParallelEnv):

@@ -12,8 +12,8 @@ from mpe2 import simple_spread_v3
 from PIL import Image, ImageColor
 
 import marless
-from marless.core.allowed_modules import VARIABLE
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES
 from marless.learning.envs import registry
 from marless.learning.envs.base import Scene
 from marless.learning.envs.replayed import EpisodeLog
@@ -164,7 +164,7 @@ def test_what_cannot_be_filmed_is_one_sentence(tmp_path, monkeypatch):
         shoot(team, ScriptedEnv(1), seed=0, explore=False)
     with pytest.raises(SpecError, match="environment mpe/simple_spread: no policy for agent_2 of this environment"):
         film(team, tmp_path / "film.gif", options={"agents": 3}, seed=0)
-    monkeypatch.setenv(VARIABLE, "tests")
+    monkeypatch.setenv(ENV_MODULES, "tests")
     with pytest.raises(
         SpecError, match=r"unknown option 'render_mode'.* filmed only if it takes render_mode: rgb_array"
     ):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import marless
 from marless.core.errors import CorruptError, NotFoundError, SpecError
-from marless.core.group import Group
-from marless.core.lanes import LaneRecord
+from marless.core.group import Group, LaneRecord
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext

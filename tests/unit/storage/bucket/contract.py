@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from marless.core.errors import ConflictError, CorruptError, NotFoundError, SpecError
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.objects import Objects, check_conditions
+from marless.storage.places import Address
 
 MOST = 2**20
 

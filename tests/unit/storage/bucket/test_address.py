@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core.errors import SpecError
-from marless.storage.bucket.address import Address, is_address, parse
+from marless.storage.places import Address, is_address, parse
 
 
 @pytest.mark.parametrize(

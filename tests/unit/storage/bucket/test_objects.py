@@ -3,8 +3,8 @@
 import pytest
 
 from marless.core.errors import SpecError
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.objects import check_conditions
+from marless.storage.places import Address
 from tests.unit.storage.bucket.contract import every_check
 from tests.unit.storage.bucket.memory import MemoryObjects
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from marless.core.errors import CorruptError, NotFoundError
-from marless.storage.bucket.address import Address
 from marless.storage.bucket.head import HEAD, BucketPart, RunHead, Segment, key_of
 from marless.storage.bucket.reading import checkpoint, copy, everything, read_head, records, restore, restore_whole
+from marless.storage.places import Address
 from tests.unit.storage.bucket.memory import MemoryObjects
 
 PLACE = Address("bucket", "runs/j")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marless.core.group import Group
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.algos.ddpg import heads
 from marless.learning.algos.ddpg.actor_critics import Actors
 from marless.learning.algos.ddpg.critic_inputs import JointInputs, Sizes

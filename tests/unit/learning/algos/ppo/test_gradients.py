@@ -9,7 +9,7 @@ import pytest
 
 from marless.core.errors import CorruptError, NotFoundError
 from marless.core.group import Group
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from marless.learning.similarity.policy_distance import PolicyDistanceConfig

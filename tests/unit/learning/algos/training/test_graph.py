@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from marless.core.functions import FunctionKind, FunctionNode
-from marless.core.group import Group
+from marless.core.group import FunctionKind, FunctionNode, Group
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.training.graph import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
 

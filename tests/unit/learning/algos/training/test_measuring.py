@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.core.measures import CurvatureSpec, Measure
+from marless.core.settings import CurvatureSpec, Measure
 from marless.core.state import PolicyState
 from marless.learning.algos.learner import RoundInput, UpdateOutput
 from marless.learning.algos.ppo.functions import PolicyFunction

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marless.core.functions import FunctionRun
+from marless.core.group import FunctionRun
 from marless.learning.algos.training.meter import PassTimer
 
 

