@@ -1,7 +1,7 @@
 """Compares algorithms in a game, over seeds: return after equally many env steps, and time to a target.
 
 Games: spread, adversary, and cartpoles (three carts whose episode ends when one pole falls;
-`marless.learning.envs.cartpole`).
+`marless.learning.envs.games`).
 
 `python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
 selects some of them. `--settings` says with which settings, one after another:
@@ -140,7 +140,7 @@ def marless(request: Request) -> Outcome:
 def above_chance(run_dir: Path) -> dict[str, float]:
     """The return of each side of a finished job against random opponents, minus that of a random policy."""
     from marless import load_policy
-    from marless.learning.policies.sides import against_chance
+    from marless.learning.policies.evaluation import against_chance
 
     found = against_chance(load_policy(run_dir), episodes=TASK.evaluation_episodes, seed=0)
     return {name: side.greedy - side.chance for name, side in found.items()}

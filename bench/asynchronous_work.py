@@ -29,7 +29,7 @@ from marless.learning.envs import registry
 from marless.learning.envs.base import BatchedEnv
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.nets.model import ModelSpec
-from marless.learning.policies.sides import sides
+from marless.learning.policies.evaluation import sides
 
 ENVS, STEPS = 20, 25
 ROLLOUT = ENVS * STEPS

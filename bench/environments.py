@@ -29,12 +29,11 @@ from marless import load_policy
 from marless.core.errors import SpecError
 from marless.learning.data.rollout import ActingPolicy, play
 from marless.learning.envs import registry
+from marless.learning.envs.allowed import installed
 from marless.learning.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, chance_acts
 from marless.learning.envs.contract import check_env
-from marless.learning.envs.pettingzoo import names
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.policies.evaluation import environment
-from marless.learning.policies.sides import against_chance
+from marless.learning.policies.evaluation import against_chance, environment
 
 INTERRUPTED = re.compile("did not end within|did not connect within")
 """Failures of a machine under load, whose environments are run again."""
@@ -192,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = options.parse_args(argv)
     rows = {row["environment"]: row for row in _earlier(given.json)}
     about, deadline_s = harness.machine(), time.monotonic() + given.stop_after_s
-    for name in names.installed():
+    for name in installed():
         short = name.removeprefix("pettingzoo.")
         chosen = given.only is None or name.rpartition(".")[2] in given.only
         due = chosen and (given.again or short not in rows) and time.monotonic() < deadline_s

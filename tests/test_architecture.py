@@ -143,7 +143,7 @@ def run_time_imports(source: str) -> Iterator[str]:
 
 
 def room(module: str, depth: int = 2) -> str:
-    """`marless.learning` of `marless.learning.nets.bank`; at depth 3, `marless.learning.nets`."""
+    """`marless.learning` of `marless.learning.nets.learner_states`; at depth 3, `marless.learning.nets`."""
     return ".".join(module.split(".")[:depth])
 
 

@@ -13,8 +13,7 @@ from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.envs.allowed import MASK_OPTION
 from marless.learning.nets.serial import decode_acting
-from marless.learning.policies.policy import Origin, Policy, options, read, text
-from marless.learning.policies.team import Team
+from marless.learning.policies.team import Origin, Policy, Team, options_of, read_policy, text_of
 from marless.storage import checkpoint, places, round_file
 from marless.storage.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
 
@@ -52,7 +51,7 @@ def load_policy(
             f"round {round} of {path}: that is a single checkpoint; to choose a round, give its job or run folder"
         )
     if not regular_files.is_directory(path):
-        policy, origin = read(path)
+        policy, origin = read_policy(path)
         return Team.of([policy], origin)
     run_dir = path.resolve().parent.parent
     return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)
@@ -137,9 +136,9 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
         return Origin(
             job=run_dir.resolve().name,
             round=round_,
-            algorithm=text(spec["algorithm"]["name"]),
-            env=text(spec["env"]["name"]),
-            env_options={**options(spec["env"]["options"]), **({} if mask == "auto" else {MASK_OPTION: mask})},
+            algorithm=text_of(spec["algorithm"]["name"]),
+            env=text_of(spec["env"]["name"]),
+            env_options={**options_of(spec["env"]["options"]), **({} if mask == "auto" else {MASK_OPTION: mask})},
             run_dir=run_dir,
         )
     except (SpecError, NotFoundError, TypeError, KeyError):

@@ -18,10 +18,9 @@ from marless.core.failpoint import failpoint
 from marless.core.group import LaneRecord
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
-from marless.learning.data.bounds import PlayLimits, batches
 from marless.learning.data.episodes import EpisodeStats
-from marless.learning.data.lanes import EnvKey
-from marless.learning.data.player import Player, Rolled, actor_seed
+from marless.learning.data.player import EnvKey, Player, Rolled, actor_seed
+from marless.learning.data.returns import PlayLimits, batches
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
 from marless.learning.nets.acting import ActingState

@@ -27,7 +27,7 @@ from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets import serial
 from marless.learning.nets.compiled import described
-from marless.learning.nets.device import choose_device
+from marless.learning.nets.kernels import choose_device
 from marless.learning.similarity.measures import make_similarity
 from marless.rpc import param_store
 from marless.rpc.concurrency import gather, stoppable, to_the_end

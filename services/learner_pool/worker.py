@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
-from marless.learning.nets.device import choose_device, compute_side_by_side
+from marless.learning.nets.kernels import choose_device, compute_side_by_side
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Borrowed

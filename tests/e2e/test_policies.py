@@ -18,10 +18,9 @@ from mpe2 import simple_spread_v3
 import marless
 from marless.jobs import spec as specs
 from marless.jobs.record import RoundRecord
-from marless.learning.data.bounds import batches
 from marless.learning.data.episodes import total
 from marless.learning.data.player import actor_seed, batch_seed
-from marless.learning.data.returns import returns_of
+from marless.learning.data.returns import batches, returns_of
 from marless.learning.data.rollout import play
 from marless.learning.envs import registry
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray

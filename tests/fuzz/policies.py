@@ -13,8 +13,7 @@ from marless.core.errors import MarlessError
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.policies import policy as policies
-from marless.learning.policies.team import Team
+from marless.learning.policies.team import Team, _digest, read_policy
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, raw, text
 
@@ -119,10 +118,10 @@ def policy_file(choices: Choices) -> None:
     plain = Choices(b"")
     try:
         decoded = serial.decode_acting(_file(arrays, metadata, plain))
-        metadata["sha256"] = policies._digest(decoded.metadata, decoded.acting)
+        metadata["sha256"] = _digest(decoded.metadata, decoded.acting)
     except (MarlessError, TypeError, ValueError):
         metadata["sha256"] = "none"
     files = scratch.files({"policy": _file(arrays, metadata, choices if choices.sometimes(3) else plain)})
-    policy, origin = policies.read(files / "policy")
+    policy, origin = read_policy(files / "policy")
     team = Team.of([policy], origin)
     team.act({agent: np.zeros(policy.obs_size) for agent in team.agents})

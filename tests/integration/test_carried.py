@@ -13,9 +13,9 @@ from marless.core.group import Group
 from marless.jobs.job import prepare
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import LearnerContext, RoundInput, Scope
+from marless.learning.data.carry import lengths
 from marless.learning.data.player import actor_seed
 from marless.learning.data.rollout import Lane
-from marless.learning.data.stagger import lengths
 from marless.learning.envs import registry
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies

@@ -17,7 +17,7 @@ from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete
 from marless.learning.nets.acting import ActingState
 from marless.learning.policies.evaluation import evaluate
-from marless.learning.policies.policy import Origin, Policy, write
+from marless.learning.policies.team import Origin, Policy, write_policy
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import serving
@@ -156,7 +156,7 @@ def policy_file(path: Path, env: str, options: object) -> Path:
     """A single policy whose header says that it was trained in this environment."""
     held = state(12, Discrete(5), seed=0)
     policy = Policy(name="p", agents=("agent_0",), version=1, state=ActingState(held.acting, held.metadata))
-    write(path, policy, Origin(job="job", round=1, algorithm="ippo", env=env, env_options=options))
+    write_policy(path, policy, Origin(job="job", round=1, algorithm="ippo", env=env, env_options=options))
     return path
 
 

@@ -21,7 +21,7 @@ from marless.core.documents import yaml_of
 from marless.core.errors import CorruptError, MarlessError, SpecError
 from marless.jobs.spec import load_resolved
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.policies.policy import _digest
+from marless.learning.policies.team import _digest
 from tests.unit.app.cli.conftest import marless
 from tests.unit.learning.policies.saved import save, state
 

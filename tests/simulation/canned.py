@@ -19,8 +19,7 @@ from marless.core.state import REPLAY, PolicyState
 from marless.jobs.job import PreparedJob, schema_of
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.data.episodes import EpisodeStats
-from marless.learning.data.lanes import LivingLanes
-from marless.learning.data.player import Rolled
+from marless.learning.data.player import LivingLanes, Rolled
 from marless.learning.data.trajectory import Trajectory
 from services.actor_pool import worker as actors
 from services.actor_pool.worker import Actor

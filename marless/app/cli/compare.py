@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from marless.cost.comparison.table import Comparison
     from marless.jobs.presets import Preset
     from marless.jobs.spec import JobSpec
-    from marless.learning.policies.sides import Side
+    from marless.learning.policies.evaluation import Side
 
 ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
 _KEPT, _PICTURE = "comparison.json", "comparison.png"
@@ -203,7 +203,7 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
 def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
     """The evaluation of each side of a competitive job against random opponents; empty for other jobs."""
     from marless.learning.envs import registry
-    from marless.learning.policies.sides import against_chance, competitive
+    from marless.learning.policies.evaluation import against_chance, competitive
     from marless.storage.saved_policies import load_policy
 
     if not competitive(registry.spaces(job.env.name, job.env.arguments)):

@@ -20,7 +20,7 @@ from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
     from marless.jobs.spec import JobSpec
-    from marless.learning.policies.sides import Side
+    from marless.learning.policies.evaluation import Side
 
 LEARNERS = STARTED
 """Functions counted as learners: policies and critics, as in the papers, and mixers, which are trained likewise."""

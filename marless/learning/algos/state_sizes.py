@@ -13,10 +13,9 @@ from marless.learning.algos.ddpg.config import DDPGConfig
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.q.config import QConfig, QMIXConfig
 from marless.learning.envs.base import AgentClass, EnvSpaces
-from marless.learning.nets import actions
+from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
-from marless.learning.nets.layout import layout
-from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.layout import MixingLayout, layout
 from marless.learning.nets.model import ModelSpec
 
 _BYTES = 4
@@ -41,7 +40,7 @@ def ppo(
     for group in groups:
         agents = spaces.class_of(group.agents[0])
         seen = _observed(agents, model)
-        policy = layout(seen, model, agents.action.n, actions.free_parameters(agents.action))
+        policy = layout(seen, model, agents.action.n, free_parameters(agents.action))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
         if critic != "joint":
             inputs = seen if critic == "own" else spaces.state_size + seen - agents.obs_size

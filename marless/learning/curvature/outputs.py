@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from marless.learning.nets import actions
+from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
 
 
 class OutputObjective(Protocol):
@@ -31,7 +31,7 @@ class CategoricalScore:
 
     def __init__(self, output_PKM: Tensor, action_P1M: Tensor, legal_PKM: Tensor | None, weight_PM: Tensor) -> None:
         if legal_PKM is not None:
-            output_PKM = output_PKM.masked_fill(~legal_PKM, actions.ILLEGAL_LOGIT)
+            output_PKM = output_PKM.masked_fill(~legal_PKM, ILLEGAL_LOGIT)
         # Not torch.softmax: along this dimension, its last bits depend on the number of threads.
         self._prob_PKM = torch.log_softmax(output_PKM, dim=1).exp()
         self._action_P1M = action_P1M

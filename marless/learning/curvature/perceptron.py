@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marless.learning.curvature.outputs import OutputObjective
 from marless.learning.nets import kernels
-from marless.learning.nets.activations import activation as activation_of
+from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.layout import Layout
 
 

@@ -19,8 +19,7 @@ from marless.core.errors import CorruptError, SpecError
 from marless.learning.data.frame_file import FrameFile
 from marless.learning.data.frames import ReplaySchema, Rows
 from marless.learning.data.priorities import Priorities, Unit
-from marless.learning.data.ring import NOTHING, Ring, RingRound
-from marless.learning.data.stored import StoredRounds
+from marless.learning.data.ring import NOTHING, Ring, RingRound, StoredRounds
 from marless.learning.data.trajectory import Trajectory
 
 __all__ = ["Draw", "EpisodeDraw", "ReplayBuffer", "ReplayCounts", "ReplaySchema"]

@@ -15,9 +15,8 @@ import numpy as np
 from marless.core.errors import CorruptError, SpecError
 from marless.core.interruption import Stopped, check, never
 from marless.core.stopwatch import RunningTime
-from marless.learning.data.carry import Carry
+from marless.learning.data.carry import Carry, Stagger
 from marless.learning.data.episodes import EpisodeMeter, EpisodeStats
-from marless.learning.data.stagger import Stagger
 from marless.learning.data.trajectory import Recorder, Trajectory, TrajectorySchema, returned
 from marless.learning.envs.base import (
     ActionArray,

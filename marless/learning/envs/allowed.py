@@ -1,20 +1,21 @@
 """The allow-list of `pettingzoo/<module>`: which modules may be imported and called, decided by name before any import.
 
 Making an environment runs its code, and the name may come from an untrusted job, policy file or request. Allowed are
-PettingZoo's own environments, and the modules that the operator of this process lists in `MARLESS_ENV_MODULES` or
-`--env-modules`.
+PettingZoo's own environments, whose names are looked up among the files of its families, and the modules that the
+operator of this process lists in `MARLESS_ENV_MODULES` or `--env-modules`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
-from marless.core.errors import SpecError
+from marless.core.errors import SpecError, shown, unknown_name
 from marless.core.process_environment import ENV_MODULES, MODULE_NAME, env_modules
-from marless.learning.envs.pettingzoo import names
 
 USUAL = ("parallel_env", "env")
 """The usual names of constructors in PettingZoo's modules; the first is preferred."""
@@ -69,7 +70,7 @@ def place(path: str) -> ConstructorPlace:
     """
     module, separator, attribute = path.partition(":")
     if not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
-        module = names.module(module)
+        module = _module_of(module)
     own = _OWN.fullmatch(module) is not None
     if not own and not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
         raise SpecError(_refusal(module))
@@ -92,3 +93,55 @@ def _refusal(module: str) -> str:
         "whoever runs this process trusts and lists: "
         f"{ENV_MODULES}=cogrid, or --env-modules of coordinator and actor pool"
     )
+
+
+FAMILIES = ("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "mpe2")
+"""Packages of environments; mpe2 is the successor of PettingZoo's MPE family."""
+_ENVIRONMENT = re.compile(r"([a-z][a-z0-9_]*)_v[0-9]+")
+_WITH_FAMILY = re.compile(rf"(?:atari|butterfly|classic|mpe|sisl)\.{_ENVIRONMENT.pattern}")
+
+
+def _module_of(name: str) -> str:
+    """The module of `multiwalker_v9`, `sisl.multiwalker_v9` or `pettingzoo.sisl.multiwalker_v9`; others are returned.
+
+    Raises SpecError for a name without a family that no installed family has.
+    """
+    if _WITH_FAMILY.fullmatch(name):
+        return f"pettingzoo.{name}"
+    if not _ENVIRONMENT.fullmatch(name):
+        return name
+    found = [each for each in installed() if each.rpartition(".")[2] == name]
+    if not found:
+        raise SpecError(unknown_environment(name))
+    return found[0]
+
+
+def installed() -> list[str]:
+    """The modules of all environments of the families that are installed, whether or not theirs can be imported."""
+    return [each for family in FAMILIES for each in _members(family)]
+
+
+def unknown_environment(name: str) -> str:
+    """The message for an environment that no installed family has; it names the installed version if there is one."""
+    everything = installed()
+    if not everything:
+        return f"environment {shown(name)} needs pettingzoo, which is not installed: pip install 'marless[pettingzoo]'"
+    wanted = _without_version(name)
+    versions = [each for each in everything if wanted and _without_version(each) == wanted]
+    if versions:
+        return f"unknown environment {shown(name)}; the installed version is {versions[0]!r}"
+    family = name.rpartition(".")[0]
+    return unknown_name("environment", name, _members(family) if family in FAMILIES else everything)
+
+
+def _members(family: str) -> Iterable[str]:
+    top, _, folder = family.partition(".")
+    spec = importlib.util.find_spec(top)  # of a top-level package, which is not imported for that
+    places = spec.submodule_search_locations if spec else None
+    files = sorted(file for place in places or () for file in Path(place, folder).glob("*.py"))
+    return [f"{family}.{file.stem}" for file in files if _ENVIRONMENT.fullmatch(file.stem)]
+
+
+def _without_version(name: str) -> str:
+    found = _ENVIRONMENT.fullmatch(name.rpartition(".")[2])
+    return found[1] if found else ""

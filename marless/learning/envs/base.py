@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
-from marless.learning.envs import boxes
 
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 ActionArray = NDArray[np.int32] | NDArray[np.float32]
 Arrays = Mapping[str, NDArray[np.generic]]
+BOUNDLESS = 1e30
+"""Bounds of this size and beyond count as none."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Discrete:
 class Box:
     """Continuous actions, component k within [low[k], high[k]]; arrays are float32 [N, B, A].
 
-    Bounds may be infinite; only stochastic policies act without bounds, and their unit is 1 then, see
-    `marless.learning.envs.boxes`.
+    Bounds may be infinite; only stochastic policies act without bounds, and their unit is 1 then. Bounds beyond ±1e30
+    count as infinite: float32's largest number was once the way to write it.
     """
 
     low: tuple[float, ...]
@@ -54,6 +56,42 @@ class Box:
     def n(self) -> int:
         """Number of action components."""
         return len(self.low)
+
+    @cached_property
+    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper bounds, float64 [A]; infinite where there is none."""
+        low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+        return np.where(low <= -BOUNDLESS, -np.inf, low), np.where(high >= BOUNDLESS, np.inf, high)
+
+    def components(self, unit: ActionArray) -> ActionArray:
+        """Components for numbers u [..., A] without bounds, in the units in which policies act; float32.
+
+        | bounds | component, given u |
+        |---|---|
+        | both | scaled so that −1 and 1 are the bounds, and clipped |
+        | only a lower one | low + ln(1 + eᵘ) |
+        | only an upper one | high − ln(1 + e⁻ᵘ) |
+        | none | u |
+
+        All grow with u. Where there is one bound, u is about the distance from it, and every u is another action:
+        clipped ones would all be the bound itself if it is far above 0.
+        """
+        low, high = (each.astype(np.float32) for each in self.bounds)
+        above, below, zero = np.isfinite(low), np.isfinite(high), np.float32(0)
+        bounded = above & below
+        # `where` computes all of its branches: bounds that are infinite are replaced, lest inf · 0 makes a warning and
+        # a NaN.
+        least: FloatArray = np.where(bounded, low, zero)
+        most: FloatArray = np.where(bounded, high, zero)
+        scaled: FloatArray = least + (unit + np.float32(1)) * (np.float32(0.5) * (most - least))
+        if bounded.all():
+            return np.clip(scaled, low, high)
+        found = np.where(bounded, scaled, unit)
+        # ln(1 + eᵘ) as `logaddexp`, in which a large u does not overflow.
+        found = np.where(above & ~below, np.where(above, low, zero) + np.logaddexp(zero, unit), found)
+        found = np.where(below & ~above, np.where(below, high, zero) - np.logaddexp(zero, -unit), found)
+        within: FloatArray = np.clip(found, low, high).astype(np.float32)
+        return within
 
 
 @dataclass(frozen=True)
@@ -239,7 +277,7 @@ class Helping(Protocol):
 @runtime_checkable
 class Truncating(Protocol):
     """An optional method of batched environments, by which copies in step fall out of step
-    (`marless.learning.data.stagger`).
+    (`marless.learning.data.carry`).
     """
 
     def truncate(self, chosen_B: BoolArray) -> None:
@@ -347,19 +385,16 @@ def chance_acts(
     """Uniformly random legal actions for the agents of one class."""
     shape, space = obs_NBO.shape[:2], agents.action
     if isinstance(space, Box):
-        return _chance_numbers(space, (*shape, space.n), rng).astype(np.float32)
+        low, high = space.bounds
+        bounded = np.isfinite(low) & np.isfinite(high)
+        uniform = rng.uniform(np.where(bounded, low, 0), np.where(bounded, high, 1), (*shape, space.n))
+        if not bounded.all():
+            # Where a bound is infinite, as standard normal policies act.
+            normal = rng.standard_normal(uniform.shape).astype(np.float32)
+            uniform = np.where(bounded, uniform, space.components(normal))
+        return uniform.astype(np.float32)
     if mask_NBA is None:
         return rng.integers(space.n, size=shape, dtype=np.int32)
     lots_NBA = np.where(mask_NBA, rng.random((*shape, space.n)), -1.0)
     drawn_NB: NDArray[np.int32] = lots_NBA.argmax(axis=-1).astype(np.int32)
     return drawn_NB
-
-
-def _chance_numbers(space: Box, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Uniform within bounds; as standard normal policies act where one of them is infinite."""
-    low, high = boxes.bounds_of(space)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    uniform = rng.uniform(np.where(bounded, low, 0), np.where(bounded, high, 1), shape)
-    if bounded.all():
-        return uniform
-    return np.where(bounded, uniform, boxes.into(space, rng.standard_normal(shape).astype(np.float32)))

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from marless.core.errors import MarlessError, SpecError, told, unknown_name
 from marless.core.registry import declaration, declared, plugged
-from marless.learning.envs import allowed, cartpole, games, mpe
+from marless.learning.envs import allowed, games
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
+from marless.learning.envs.mpe import hunting, moving, speaking
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
@@ -52,13 +53,13 @@ def make(name: str, options: Options, batch: int, *, with_state: bool = True) ->
 def make_carried(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
     """Make copies whose episodes go on over rounds, as `make` does; those that cannot be saved are kept apart.
 
-    They are then stepped one after another, and saved as their seeds and actions (`marless.learning.envs.apart`).
+    They are then stepped one after another, and saved as their seeds and actions (`marless.learning.envs.replayed`).
     """
     env = make(name, options, batch, with_state=with_state)
     if isinstance(env, Saved):
         return env
     env.close()
-    from marless.learning.envs.apart import Apart  # imported here: few environments need it
+    from marless.learning.envs.replayed import Apart  # imported here: few environments need it
 
     return Apart(partial(make, name, options, 1, with_state=with_state), batch)
 
@@ -124,16 +125,16 @@ def _ours(env: Callable[[OptionsType, int], BatchedEnv], options_type: type[Opti
 
 _OURS: Mapping[str, Factory] = MappingProxyType(
     {
-        "mpe/simple": _ours(mpe.Simple, mpe.SimpleOptions),
-        "mpe/simple_adversary": _ours(mpe.SimpleAdversary, mpe.AdversaryOptions),
-        "mpe/simple_crypto": _ours(mpe.SimpleCrypto, mpe.CryptoOptions),
-        "mpe/simple_push": _ours(mpe.SimplePush, mpe.PushOptions),
-        "mpe/simple_reference": _ours(mpe.SimpleReference, mpe.ReferenceOptions),
-        "mpe/simple_speaker_listener": _ours(mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
-        "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
-        "mpe/simple_tag": _ours(mpe.SimpleTag, mpe.TagOptions),
-        "mpe/simple_world_comm": _ours(mpe.SimpleWorldComm, mpe.WorldCommOptions),
-        "game/cartpole": _ours(cartpole.CartPole, cartpole.CartPoleOptions),
+        "mpe/simple": _ours(moving.Simple, moving.SimpleOptions),
+        "mpe/simple_adversary": _ours(moving.SimpleAdversary, moving.AdversaryOptions),
+        "mpe/simple_crypto": _ours(speaking.SimpleCrypto, speaking.CryptoOptions),
+        "mpe/simple_push": _ours(moving.SimplePush, moving.PushOptions),
+        "mpe/simple_reference": _ours(speaking.SimpleReference, speaking.ReferenceOptions),
+        "mpe/simple_speaker_listener": _ours(speaking.SimpleSpeakerListener, speaking.SpeakerListenerOptions),
+        "mpe/simple_spread": _ours(moving.SimpleSpread, moving.SpreadOptions),
+        "mpe/simple_tag": _ours(hunting.SimpleTag, hunting.TagOptions),
+        "mpe/simple_world_comm": _ours(hunting.SimpleWorldComm, hunting.WorldCommOptions),
+        "game/cartpole": _ours(games.CartPole, games.CartPoleOptions),
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),

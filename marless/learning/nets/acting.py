@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_LAYERS, MAX_WIDTH
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.learning.nets import acting_heads, acting_nets, actions
+from marless.learning.nets import acting_heads, acting_nets
 from marless.learning.nets.acting_heads import ActingHead
 from marless.learning.nets.acting_nets import ActingNet
 from marless.learning.nets.inputs import Inputs, write_action
@@ -90,7 +90,7 @@ class ActingPolicies:
                 activation=metadata["activation"],
                 inputs=inputs.size(agent_class),
                 outputs=action.n,
-                free=acting_heads.free_parameters(acts, action),
+                free=acting_heads.free_parameters(action, acts),
             )
             return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs)
         except CorruptError as error:
@@ -168,7 +168,7 @@ class ActingPolicies:
 
     def to_env(self, action: ActionArray) -> ActionArray:
         """Convert actions of `sample` or `greedy` to those of the environment."""
-        return actions.to_env(self.agent_class.action, action)
+        return acting_heads.to_env(self.agent_class.action, action)
 
     def _output(self, obs_NBO: FloatArray) -> FloatArray:
         batch = obs_NBO.shape[1]
@@ -195,7 +195,11 @@ def description(
     `acts` is one of STOCHASTIC, EPSILON_STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of all
     but the first have an acting array "exploration".
     """
-    found = {"kind": model.kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
+    found = {
+        "kind": model.kind,
+        "activation": model.activation,
+        "action": acting_heads.describe_action(agent_class.action),
+    }
     if model.kind not in OURS:  # ours tell by their weights
         found["hidden"] = ",".join(map(str, model.hidden))
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
@@ -206,7 +210,7 @@ def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, s
     """The common metadata of the states; raises CorruptError unless they agree and fit the class."""
     # One stacked product evaluates all agents of a class, so all their nets must have one form.
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
-    metadata, expected = states[0].metadata, actions.describe(agent_class.action)
+    metadata, expected = states[0].metadata, acting_heads.describe_action(agent_class.action)
     known = metadata.get("activation") in acting_nets.ACTIVATE
     if len(ways) != 1 or not known or metadata.get("action") != expected:
         raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")

@@ -1,23 +1,31 @@
-"""Action selection from a net's outputs, greedy and exploring. NumPy only.
+"""What a net's outputs mean for each kind of action space, and how actions are chosen from them, greedy and exploring.
 
-Shapes: N agents (of parameters also 1, if all share them), B environment copies, A actions or action components. A
-head may write into the outputs it is given.
+Discrete: A outputs are logits; illegal actions get ILLEGAL_LOGIT. Continuous: A outputs are the means of a diagonal
+Gaussian whose log standard deviations are free parameters. Its samples are in units in which the box is [−1, 1]; they
+are converted only for the environment, which is as if it did so itself: their probabilities stay those of the Gaussian.
+
+NumPy only; learners use it, too. Shapes: N agents (of parameters also 1, if all share them), B environment copies, A
+actions or action components. A head may write into the outputs it is given.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.errors import CorruptError
+from marless.core.errors import CorruptError, SpecError
+from marless.core.limits import MAX_ACTIONS
 from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, FloatArray
-from marless.learning.nets import actions
 from marless.learning.nets.layout import checked
 
 HALF_LOG_2PI = np.float32(0.9189385332046727)
+ILLEGAL_LOGIT = -1e9
+"""Finite, so that probability · log-probability of an illegal action is 0, not NaN."""
 STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
 EPSILON_STOCHASTIC = "epsilon_stochastic"
 """Values of the metadata key "acts": how actions are chosen."""
@@ -207,17 +215,43 @@ def head(
     return EpsilonGreedy(exploration_N1) if acts == EPSILON_GREEDY else EpsilonCategorical(exploration_N1)
 
 
-def free_parameters(acts: str, action: Discrete | Box) -> int:
-    """How many free parameters the nets of a way to act have: those of a Gaussian."""
-    return actions.free_parameters(action) if acts == STOCHASTIC else 0
-
-
 def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
     if mask_NBA is not None:
-        output_NAB[~mask_NBA.transpose(0, 2, 1)] = actions.ILLEGAL_LOGIT
+        output_NAB[~mask_NBA.transpose(0, 2, 1)] = ILLEGAL_LOGIT
     return output_NAB
 
 
 def _best(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> NDArray[np.int32]:
     best_NB: NDArray[np.int32] = _legal(output_NAB, mask_NBA).argmax(axis=1).astype(np.int32)
     return best_NB
+
+
+def free_parameters(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
+    """Number of parameters of a policy besides its net: a Gaussian's log standard deviation per component."""
+    return action.n if acts == STOCHASTIC and isinstance(action, Box) else 0
+
+
+def describe_action(action: Discrete | Box) -> str:
+    """Encode an action space as text, for the metadata of a policy state."""
+    if isinstance(action, Discrete):
+        return f"discrete:{action.n}"
+    return f"box:{json.dumps([action.low, action.high], separators=(',', ':'))}"
+
+
+def parse_action(text: str) -> Discrete | Box:
+    """The inverse of `describe_action`; raises ValueError for invalid text."""
+    kind, _, numbers = text.partition(":")
+    with contextlib.suppress(TypeError, ValueError, RecursionError, SpecError):
+        # `int` also takes signs, spaces and underscores: only what `describe_action` writes is an action space.
+        if kind == "discrete" and 0 < (n := int(numbers)) <= MAX_ACTIONS and numbers == str(n):
+            return Discrete(n)
+        if kind == "box":
+            low, high = json.loads(numbers)
+            if 0 < len(low) <= MAX_ACTIONS:
+                return Box(low=tuple(low), high=tuple(high))
+    raise ValueError(f"{text[:80]!r} is no action space")
+
+
+def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:
+    """Convert actions for the environment, continuous ones [..., A] as `Box.components` says."""
+    return chosen if isinstance(action, Discrete) else action.components(chosen)

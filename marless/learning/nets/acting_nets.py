@@ -254,4 +254,4 @@ def _tanh(x: FloatArray, out: FloatArray) -> None:
 
 
 ACTIVATE: dict[str, Callable[[FloatArray, FloatArray], None]] = {"tanh": _tanh, "relu": _relu}
-"""Activation → what writes φ(x) to `out`; its twin for learners is in `marless.learning.nets.activations`."""
+"""Activation → what writes φ(x) to `out`; its twin for learners is in `marless.learning.nets.kernels`."""

@@ -1,7 +1,4 @@
-"""Adam over the stacked flat parameters of several nets, each with a step count and a gradient norm of its own.
-
-And RMSProp over the stacked flat parameters of several nets.
-"""
+"""Adam and RMSProp over the stacked flat parameters of several nets, each net with a step count of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from torch import Tensor
 from marless.learning.nets import kernels
 
 BETA1, BETA2 = 0.9, 0.999
+DECAY = 0.99
 _AT_ONCE = 1024
 """Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
 
@@ -71,9 +69,6 @@ def _each(constant_SP1: Tensor) -> Iterator[Tensor]:
     """The constants [P, 1] of one step after the other."""
     for some_SP1 in torch.split(constant_SP1, _AT_ONCE):
         yield from some_SP1.unbind(0)
-
-
-DECAY = 0.99
 
 
 class RMSProp:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.nets import actions, kernels
+from marless.learning.nets import kernels
+from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
 
 
 class ActionDistribution(Protocol):
@@ -33,12 +34,12 @@ class Categorical:
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         self._action_P1M = action
-        found = kernels.categorical(output_PAM, action, legal_PAM, actions.ILLEGAL_LOGIT)
+        found = kernels.categorical(output_PAM, action, legal_PAM, ILLEGAL_LOGIT)
         if found is not None:
             self._log_PAM, self._prob_PAM, log_prob_PM, self._entropy_PM = found
             return log_prob_PM, self._entropy_PM
         if legal_PAM is not None:
-            output_PAM = output_PAM.masked_fill(~legal_PAM, actions.ILLEGAL_LOGIT)
+            output_PAM = output_PAM.masked_fill(~legal_PAM, ILLEGAL_LOGIT)
         self._log_PAM = torch.log_softmax(output_PAM, dim=1)
         self._prob_PAM = self._log_PAM.exp()
         self._entropy_PM = -(self._prob_PAM * self._log_PAM).sum(dim=1)

@@ -8,12 +8,15 @@ runs at 200 instead of 100 GFLOP/s, tanh takes 0.2 instead of 2 ns per element, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marless.core.errors import SpecError, shown
 from marless.learning.nets.compiled import Library, library
 
 _LEAST = 16
@@ -38,7 +41,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
     if not _on_host(out):
         torch.matmul(a, b, out=out)
-    elif fused(a, b, out):
+    elif fused_matmul(a, b, out):
         return
     elif a.shape[2] == 1:  # an outer product: NumPy has no fast path for it
         torch.mul(a, b, out=out)
@@ -46,7 +49,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
         np.matmul(a.numpy(), b.numpy(), out=out.numpy())
 
 
-def fused(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y: Tensor | None = None) -> bool:
+def fused_matmul(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y: Tensor | None = None) -> bool:
     """`matmul` and what follows it, in one pass, if there is a compiled kernel for such arrays; returns whether.
 
     `y` [P, M, N] is what a slope depends on.
@@ -214,3 +217,83 @@ def categorical_gradient(
     given = (log, probability, entropy, action, d_taken, d_entropy, out)
     kernels.categorical_gradient(*log.shape, *(x.data_ptr() for x in given))
     return out
+
+
+def choose_device(asked: str) -> tuple[str, str]:
+    """The torch device to use, and why, for the log; raises SpecError for a GPU that does not exist."""
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return "cuda:0", torch.cuda.get_device_name(0)
+        return "cpu", f"auto: torch sees no GPU; threads: {torch.get_num_interop_threads()}"
+    gpus = torch.cuda.device_count()
+    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
+        raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
+    return asked, "as configured"
+
+
+def compute_side_by_side() -> None:
+    """Let functions of an update run in parallel: torch's threads serve one function each, not parts of operations."""
+    torch.set_num_interop_threads(torch.get_num_threads())
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """φ, and its derivatives in terms of its outputs y, which a net stores. All tensors have the shape of the layer.
+
+    A new one is a line in `ACTIVATIONS`, its NumPy twin in `acting_nets.ACTIVATE`, and its name in
+    `ModelSpec.activation`; test_activations.py compares the columns with each other and with autograd.
+    """
+
+    apply_: Callable[[Tensor], None]
+    """x ← φ(x)."""
+    differentiable: Callable[[Tensor], Tensor]
+    """φ(x), as an operation that autograd can follow."""
+    through_: Callable[[Tensor, Tensor], None]
+    """gradient ← gradient · φ′, given the gradient and y."""
+    slope: Callable[[Tensor], Tensor]
+    """φ′, given y."""
+    bend: Callable[[Tensor], Tensor] | None
+    """φ″/φ′, given y; None if φ″ is 0 everywhere."""
+    fused: tuple[Then, Then] | None = None
+    """φ and φ′ in compiled kernels; None if these do not have them."""
+
+    def layer(self, matrix_PHI: Tensor, x_PIM: Tensor, out: Tensor) -> None:
+        """out ← φ(matrix x), [P, H, M]."""
+        if self.fused is None or not fused_matmul(matrix_PHI, x_PIM, out, self.fused[0]):
+            matmul(matrix_PHI, x_PIM, out=out)
+            self.apply_(out)
+
+    def below(self, matrix_PIH: Tensor, gradient_PHM: Tensor, y: Tensor, out: Tensor) -> None:
+        """out ← (matrix gradient) · φ′, [P, I, M], given y of that shape."""
+        if self.fused is None or not fused_matmul(matrix_PIH, gradient_PHM, out, self.fused[1], y):
+            matmul(matrix_PIH, gradient_PHM, out=out)
+            self.through_(out, y)
+
+
+def _tanh_through_(gradient: Tensor, y: Tensor) -> None:
+    # The operation that autograd itself uses: one pass, in place, where the formula would
+    # allocate arrays for its parts.
+    torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
+
+
+def _relu_through_(gradient: Tensor, y: Tensor) -> None:
+    torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient)
+
+
+def _relu_(x: Tensor) -> None:
+    x.relu_()
+
+
+TANH, RELU = (Then.TANH, Then.TANH_SLOPE), (Then.RELU, Then.RELU_SLOPE)
+ACTIVATIONS = {
+    "tanh": Activation(tanh_, torch.tanh, _tanh_through_, lambda y: 1 - y.square(), lambda y: -2 * y, TANH),
+    "relu": Activation(_relu_, torch.relu, _relu_through_, lambda y: (y > 0).to(y.dtype), None, RELU),
+}
+
+
+def activation(name: str) -> Activation:
+    """The activation of this name; raises SpecError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise SpecError(f"model.activation: {shown(name)} is unknown; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.nets.kinds import GRU, MLP, kind_of
 
-if TYPE_CHECKING:  # at run time it would import pydantic into actors
+if TYPE_CHECKING:
     from marless.learning.nets.model import ModelSpec
 
 FloatArray = NDArray[np.float32]
@@ -285,3 +285,62 @@ def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np
     q, r = np.linalg.qr(tall)
     q *= np.sign(np.diag(r))  # makes the decomposition unique, and the distribution uniform (Mezzadri 2007)
     return q if rows >= columns else q.T
+
+
+@dataclass(frozen=True)
+class MixingLayout:
+    """The layout of QMIX's mixer: four hypernetworks of the global state, which compute its weights, one after another.
+
+    Source: Rashid et al. 2018, §4.2 and appendix C.
+    """
+
+    inputs: int
+    """S, size of the global state."""
+    agents: int
+    embed: int
+    """Units of the mixer's hidden layer."""
+    hypernet: int
+    """Hidden units of the hypernetworks for weights."""
+    outputs: int = 1
+    free: int = 0
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Units of the mixer's hidden layer."""
+        return (self.embed,)
+
+    @cached_property
+    def nets(self) -> dict[str, Layout]:
+        """The hypernetworks of the first layer's weights [agents · embed] and bias, and of the second layer's."""
+        return {
+            "weight1": Layout(self.inputs, (self.hypernet,), self.agents * self.embed),
+            "bias1": Layout(self.inputs, (), self.embed),
+            "weight2": Layout(self.inputs, (self.hypernet,), self.embed),
+            "bias2": Layout(self.inputs, (self.embed,), 1),
+        }
+
+    @cached_property
+    def spans(self) -> dict[str, slice]:
+        """Position of each net's parameters in the flat vector."""
+        ends = np.cumsum([0, *(each.size for each in self.nets.values())]).tolist()
+        return {name: slice(a, b) for name, (a, b) in zip(self.nets, pairwise(ends), strict=True)}
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return sum(each.size for each in self.nets.values())
+
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        """Initial parameters of all nets, float32 [D]."""
+        return np.concatenate([each.initial(rng, output_gain, biased=biased) for each in self.nets.values()])
+
+    def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
+        """Named copies: `prefix.weight1.0.weight` …"""
+        arrays: dict[str, FloatArray] = {}
+        for name, each in self.nets.items():
+            arrays |= each.to_arrays(f"{prefix}.{name}", flat_D[self.spans[name]])
+        return arrays
+
+    def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
+        """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
+        return np.concatenate([each.from_arrays(f"{prefix}.{name}", arrays) for name, each in self.nets.items()])

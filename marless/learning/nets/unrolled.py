@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from marless.learning.nets.activations import activation as activation_of
+from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.kinds import Ops, kind_of
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.stacked import matrices

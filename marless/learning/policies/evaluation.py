@@ -1,17 +1,32 @@
-"""Evaluates a team on whole episodes in this process, together with the random baseline."""
+"""Evaluates a team on whole episodes in this process, together with the random baseline; and each side of a game.
+
+When sides learn against each other, one side's gain is another's loss, so that their mean return does not measure
+progress: it may end below that of random actions although all sides have learned. So each side is also compared with a
+random policy in its place, against random opponents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from marless.core.errors import SpecError
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.returns import EpisodeReturns, returns_of, standard_error
-from marless.learning.data.rollout import play
+from marless.learning.data.rollout import ActingPolicy, play
 from marless.learning.envs import registry
-from marless.learning.envs.base import BatchedEnv
+from marless.learning.envs.base import (
+    ActionArray,
+    AgentClass,
+    BatchedEnv,
+    BoolArray,
+    EnvSpaces,
+    FloatArray,
+    chance_acts,
+)
 from marless.learning.policies.team import Team
 
 LIMIT_S = 60.0
@@ -100,3 +115,76 @@ def _score(stats: EpisodeStats) -> TeamScore:
         raise SpecError("an evaluation needs at least one episode")
     errors = {agent: standard_error(scatter, stats.episodes) for agent, scatter in stats.return_scatter.items()}
     return TeamScore(returns=returns, standard_errors=errors)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Mean undiscounted returns per agent of one agent class, against opponents that act at random."""
+
+    greedy: float
+    chance: float
+    """The same with random actions in its place, from the same initial states."""
+
+
+def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side]:
+    """Evaluate each agent class, by name: it acts greedily, and all others uniformly at random over legal actions.
+
+    Runs in the environment of training. Raises SpecError if that cannot be made, or the team does not fit it.
+    """
+    copies = environment(team, None, None, batch=min(episodes, BATCH))
+    try:
+        return sides(copies, team.acting(copies.spaces), episodes=episodes, seed=seed)
+    finally:
+        copies.close()
+
+
+def sides(copies: BatchedEnv, trained: Sequence[ActingPolicy], *, episodes: int, seed: int) -> Mapping[str, Side]:
+    """The sides of `against_chance`, with a policy for each agent class of these copies, which stay open."""
+    spaces = copies.spaces
+    chance = play(copies, None, episodes=episodes, seed=seed)
+    found = {}
+    for k, agents in enumerate(spaces.classes):
+        # Made anew for each side, so that all of them meet the same random opponents.
+        others = [Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
+        policies = [trained[i] if i == k else other for i, other in enumerate(others)]
+        played = play(copies, policies, episodes=episodes, seed=seed)
+        found[agents.name] = Side(_mean(played, agents), _mean(chance, agents))
+    return found
+
+
+def competitive(spaces: EnvSpaces) -> bool:
+    """True if the rewards are competitive and there are several agent classes."""
+    return spaces.rewards == "competitive" and len(spaces.classes) > 1
+
+
+class Chance:
+    """A stateless policy that acts uniformly at random over legal actions."""
+
+    def __init__(self, agents: AgentClass, seed: int) -> None:
+        self._agents = agents
+        self._rng = np.random.default_rng(seed)
+
+    def begin(self, batch: int) -> None:
+        """See `ActingPolicy`."""
+
+    def reset_memory(self, anew_NB: BoolArray) -> None:
+        """See `ActingPolicy`."""
+
+    def sample(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """See `ActingPolicy`; log-probabilities are 0, as evaluations do not use them."""
+        return chance_acts(self._agents, obs_NBO, mask_NBA, rng), np.zeros(obs_NBO.shape[:2], np.float32)
+
+    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """See `ActingPolicy`; random here, too, as no action is preferred."""
+        return chance_acts(self._agents, obs_NBO, mask_NBA, self._rng)
+
+    def to_env(self, action: ActionArray) -> ActionArray:
+        """See `ActingPolicy`; actions are drawn within the box already."""
+        return action
+
+
+def _mean(stats: EpisodeStats, agents: AgentClass) -> float:
+    total = sum(stats.return_sum[agent] for agent in agents.agents)
+    return total / (stats.episodes * len(agents.agents))

@@ -25,8 +25,7 @@ from marless.core.group import Group
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import is_due
-from marless.learning.data.bounds import PlayLimits, batches
-from marless.learning.data.returns import EpisodeReturns, EpisodeSums, returns_of
+from marless.learning.data.returns import EpisodeReturns, EpisodeSums, PlayLimits, batches, returns_of
 from marless.learning.envs.registry import one_by_one
 from marless.rpc.concurrency import delays, pause_s
 from services.coordinator.execution.backoff import PASSING

@@ -67,7 +67,7 @@ class JobLearners:
 
     def __init__(self, job_id: str, job: PreparedJob, store: MemoryStore, replay: Path) -> None:
         # Here, because it imports torch: see `serving`, which does so while the job is being prepared.
-        from marless.learning.nets.device import choose_device
+        from marless.learning.nets.kernels import choose_device
 
         self._id = job_id
         self._job = job

@@ -16,8 +16,7 @@ from marless.core.state import PolicyState
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import InvocationRecord
 from marless.jobs.schedules.stellaris import Learn
-from marless.learning.data.lanes import EnvKey
-from marless.learning.data.player import Mode
+from marless.learning.data.player import EnvKey, Mode
 from marless.learning.data.returns import returns_of
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import agents_checksum

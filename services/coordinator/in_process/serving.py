@@ -44,7 +44,7 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
 
 def _prepare_torch() -> None:
     """Import torch, which takes most of a second, beside the preparation of the job."""
-    from marless.learning.nets.device import compute_side_by_side
+    from marless.learning.nets.kernels import compute_side_by_side
 
     compute_side_by_side()
 

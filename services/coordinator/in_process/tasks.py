@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from marless.core.errors import MarlessError
 from marless.core.stopwatch import Stopwatch
-from marless.learning.data.bounds import PlayLimits, batches
 from marless.learning.data.episodes import EpisodeStats
-from marless.learning.data.lanes import EnvKey
-from marless.learning.data.player import Mode, Player, actor_seed
+from marless.learning.data.player import EnvKey, Mode, Player, actor_seed
+from marless.learning.data.returns import PlayLimits, batches
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
 from marless.learning.nets.acting import Acting

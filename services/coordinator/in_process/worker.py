@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from marless.core.errors import MarlessError, contained, told
-from marless.learning.data.lanes import EnvKey
-from marless.learning.data.player import Mode, Player
+from marless.learning.data.player import EnvKey, Mode, Player
 from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import decode_acting
 from services.coordinator.in_process.channel import Message, receive, send

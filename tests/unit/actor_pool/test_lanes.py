@@ -10,7 +10,7 @@ import pytest_asyncio
 from marless.core.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 from marless.core.group import LaneRecord
 from marless.core.limits import LANE_BYTES, MAX_RETURNED_BYTES
-from marless.learning.data import lanes
+from marless.learning.data import player
 from marless.learning.envs import registry
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
@@ -130,7 +130,7 @@ async def test_a_task_that_is_cancelled_leaves_a_lane_that_nobody_goes_on_with(w
 
 
 async def test_a_worker_with_more_lanes_than_live_in_it_loads_them(worker, monkeypatch):
-    monkeypatch.setattr(lanes, "LIVING", 2)
+    monkeypatch.setattr(player, "LIVING", 2)
     found = [None] * 5
     for round_ in range(3):
         found = [await worker.run(round_, start, index) for index, start in enumerate(found)]

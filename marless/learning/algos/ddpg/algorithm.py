@@ -10,7 +10,7 @@ from marless.core.group import FunctionNode, Group
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.off_policy.config import check_replay
-from marless.learning.envs.boxes import BOUNDLESS
+from marless.learning.envs.base import BOUNDLESS
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces

@@ -35,10 +35,9 @@ from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_STOCHASTIC, STOCHASTIC
 from marless.learning.nets.adam import clip_norm_
-from marless.learning.nets.bank import Bank, Row
-from marless.learning.nets.codec import StateCodec
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import NetLayout, checked, layout
+from marless.learning.nets.learner_states import Bank, Row, StateCodec
 from marless.learning.nets.model import ModelSpec
 
 Critic = Literal["own", "joint"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from marless.learning.nets import actions
+from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
 
 
 def relaxed(logits_PAM: Tensor, gumbel_PAM: Tensor, legal_PAM: Tensor | None, temperature: float) -> Tensor:
@@ -20,7 +20,7 @@ def relaxed(logits_PAM: Tensor, gumbel_PAM: Tensor, legal_PAM: Tensor | None, te
     _same_shape(logits_PAM, gumbel_PAM)
     noisy_PAM = logits_PAM + gumbel_PAM
     if legal_PAM is not None:
-        noisy_PAM = noisy_PAM.masked_fill(~legal_PAM, actions.ILLEGAL_LOGIT)
+        noisy_PAM = noisy_PAM.masked_fill(~legal_PAM, ILLEGAL_LOGIT)
     # Not torch.softmax: along this dimension, its last bits depend on the number of threads.
     return torch.log_softmax(noisy_PAM / temperature, dim=1).exp()
 

@@ -18,7 +18,7 @@ from marless.learning.algos.ddpg.critic_inputs import replaced
 from marless.learning.algos.ddpg.views import SampleView
 from marless.learning.curvature.lanczos import Product
 from marless.learning.curvature.memory import hessian_product
-from marless.learning.nets.bank import Row
+from marless.learning.nets.learner_states import Row
 from marless.learning.nets.unrolled import outputs, pulled_back
 
 _VIEW = "view."

@@ -27,7 +27,7 @@ from marless.learning.algos.training import measuring
 from marless.learning.algos.training.meter import PassTimer, step_means
 from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.nets.adam import clip_norm_
-from marless.learning.nets.bank import Row
+from marless.learning.nets.learner_states import Row
 
 _STREAM = 5
 """Number of the random stream of noise in gradient steps, which must differ from that of draws from the replay."""

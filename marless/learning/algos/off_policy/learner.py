@@ -37,10 +37,9 @@ from marless.learning.algos.training.table import tabulate
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
 from marless.learning.nets.adam import Adam, RMSProp
-from marless.learning.nets.bank import Bank, Row
-from marless.learning.nets.codec import StateCodec
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import checked, generator
+from marless.learning.nets.learner_states import Bank, Row, StateCodec
 
 Metrics = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""

@@ -26,8 +26,8 @@ from marless.learning.curvature.memory import hessian_product
 from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets import adam, heads, stacked
-from marless.learning.nets.bank import Row
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.learner_states import Row
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""

@@ -41,12 +41,11 @@ from marless.learning.algos.training.policy_batching import Stack, drawn_stacks,
 from marless.learning.algos.training.rewards import rewarded
 from marless.learning.algos.training.samples import Samples
 from marless.learning.algos.training.table import tabulate
-from marless.learning.nets import actions
 from marless.learning.nets.acting import description
-from marless.learning.nets.bank import Bank
-from marless.learning.nets.codec import StateCodec
+from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import generator, layout
+from marless.learning.nets.learner_states import Bank, StateCodec
 
 Critic = Literal["own", "state", "joint"]
 """own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
@@ -119,7 +118,7 @@ class PPOLearner:
         action, activation = agent_class.action, model.activation
         self._inputs = Inputs.of(agent_class, model)
         known = len(self._inputs.known)
-        acting = layout(agent_class.obs_size + known, model, action.n, actions.free_parameters(action))
+        acting = layout(agent_class.obs_size + known, model, action.n, free_parameters(action))
         sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
         judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
         self._policy_codec = StateCodec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)

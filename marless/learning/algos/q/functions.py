@@ -15,9 +15,9 @@ from torch import Tensor
 from marless.learning.algos.training.samples import weights
 from marless.learning.curvature.lanczos import Product
 from marless.learning.curvature.memory import hessian_product
-from marless.learning.nets.actions import ILLEGAL_LOGIT
-from marless.learning.nets.bank import Row
+from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import net
 
 

@@ -29,11 +29,9 @@ from marless.learning.algos.rates import value_at
 from marless.learning.algos.training.policy_batching import Stack, cut_stacks, stacks
 from marless.learning.nets import acting
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
-from marless.learning.nets.bank import Bank, Row
-from marless.learning.nets.codec import StateCodec
 from marless.learning.nets.inputs import Inputs
-from marless.learning.nets.layout import checked, layout
-from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.layout import MixingLayout, checked, layout
+from marless.learning.nets.learner_states import Bank, Row, StateCodec
 
 Mixing = Literal["none", "sum", "monotone"]
 """none: each policy has TD targets of its own; sum, monotone: the sum, or a monotone function, of all agents' values

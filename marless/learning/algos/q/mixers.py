@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marless.learning.nets.bank import Row
-from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.layout import MixingLayout
+from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import StackedMLP
 
 

@@ -28,7 +28,7 @@ from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.samples import Samples
 from marless.learning.algos.training.turns import Turns
 from marless.learning.nets.adam import clip_norm_
-from marless.learning.nets.bank import Row
+from marless.learning.nets.learner_states import Row
 
 _PARTS = 4
 """Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -35,7 +35,9 @@ from marless.learning.envs.base import (
     save_generator,
     saved,
 )
-from marless.learning.envs.mpe.options import ParticleOptions
+
+if TYPE_CHECKING:
+    from marless.learning.envs.mpe.options import ParticleOptions
 
 DT = 0.1
 DAMPING = 0.25

@@ -1,11 +1,14 @@
-"""Options that several games share, and checks that raise SpecError with one sentence."""
+"""What several games share: their options, checks that raise SpecError with one sentence, and what agents observe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from marless.core.errors import SpecError, shown
 from marless.core.limits import MAX_AGENTS
+from marless.learning.envs.mpe.engine import FloatArray64, Rows, length, planes
 
 MAX_CYCLES = 1_000_000
 
@@ -84,3 +87,41 @@ def check_ratio(name: str, value: object) -> None:
     """Raise SpecError unless the option is a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise SpecError(f"{name} must be a number from 0 to 1, got {shown(value)}")
+
+
+class Sight:
+    """Writes the positions of landmarks and other agents, relative to the agents of one role, into observations."""
+
+    def __init__(
+        self, rows_NOB: Rows, start: int, agents: slice, counts: tuple[int, int], options: SightOptions
+    ) -> None:
+        """`start` is the first feature, `agents` the role's agents, `counts` those of landmarks and other agents."""
+        marks, others = options.places(*counts)
+        self._agents, self._marks, self._options = agents, counts[0], options
+        self._rows = planes(rows_NOB, start, marks + others)
+        self._mark_rows, self._other_rows = self._rows[:, :marks], self._rows[:, marks:]
+
+    def write(self, rel_NM2B: FloatArray64) -> None:
+        """Write what the agents see, given the relative positions of landmarks and then other agents."""
+        rel_NM2B = rel_NM2B[self._agents]
+        marks, others = self._options.num_landmark_neighbors, self._options.num_agent_neighbors
+        if marks is None and others is None:
+            self._rows[...] = rel_NM2B
+            return
+        marks_NL2B, others_NO2B = rel_NM2B[:, : self._marks], rel_NM2B[:, self._marks :]
+        self._mark_rows[...] = nearest(marks_NL2B, marks_NL2B, marks)
+        self._other_rows[...] = nearest(others_NO2B, others_NO2B, others)
+
+
+def nearest(rel_NX2B: FloatArray64, vectors_NX2B: FloatArray64, places: int | None) -> FloatArray64:
+    """The vectors of the nearest entities, nearest first, with zeros in place of missing ones; all if `places` is None.
+
+    `rel_NX2B` are the positions of the X entities relative to each agent.
+    """
+    if places is None:
+        return vectors_NX2B
+    order_NX1B = np.argsort(length(rel_NX2B), axis=1, kind="stable")[:, :places, None]
+    agents, _, _, batch = rel_NX2B.shape
+    chosen = np.zeros((agents, places, 2, batch))
+    chosen[:, : order_NX1B.shape[1]] = np.take_along_axis(vectors_NX2B, order_NX1B, axis=1)
+    return chosen

@@ -21,8 +21,7 @@ from marless.learning.envs.base import (
     Frame,
     Transition,
 )
-from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats
-from marless.learning.envs.pettingzoo.calls import call_reset, call_step, reward_of
+from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
 from marless.learning.envs.pettingzoo.masks import AUTO, MASK, MaskChoice
 from marless.learning.envs.pettingzoo.spaces import state_encoder
 from marless.learning.envs.replayed import EpisodeLog, replaying

@@ -11,8 +11,8 @@ from typing import Any
 
 from marless.core.errors import SpecError, shown, unknown_name
 from marless.learning.envs import allowed
+from marless.learning.envs.allowed import installed, unknown_environment
 from marless.learning.envs.base import BatchedEnv
-from marless.learning.envs.pettingzoo import names
 
 try:
     from gymnasium import error as gymnasium_error
@@ -57,8 +57,8 @@ def _imported(place: allowed.ConstructorPlace) -> ModuleType:
     except ModuleNotFoundError as error:
         raise SpecError(_not_found(place, error.name or name)) from None
     except ImportError as error:
-        if place.own and name not in names.installed():  # a family that has moved, such as pettingzoo.mpe
-            raise SpecError(names.unknown(name)) from None
+        if place.own and name not in installed():  # a family that has moved, such as pettingzoo.mpe
+            raise SpecError(unknown_environment(name)) from None
         raise SpecError(f"{name} cannot be imported: {error}") from None
 
 
@@ -89,7 +89,7 @@ def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
     if not parent:
         return f"there is no module {missing!r} on this machine{hint}"
     if place.own:
-        return names.unknown(module)
+        return unknown_environment(module)
     siblings = pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", ()))
     return unknown_name("module", missing, [f"{parent}.{each.name}" for each in siblings if each.name[0] != "_"])
 

@@ -4,8 +4,7 @@ from itertools import islice
 
 import pytest
 
-from marless.learning.data.bounds import PlayLimits, batches
-from marless.learning.data.returns import EpisodeReturns
+from marless.learning.data.returns import EpisodeReturns, PlayLimits, batches
 
 
 def played(episodes: int, mean: float = -20.0, standard_error: float = 1.0) -> EpisodeReturns:

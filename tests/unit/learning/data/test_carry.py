@@ -15,7 +15,7 @@ from marless.learning.data.rollout import Lane
 from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.envs.games import NoOptions, TwoStep
-from marless.learning.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
+from marless.learning.envs.mpe.moving import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
 from marless.learning.envs.synthetic import SyntheticEnv
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.nets.inputs import Inputs

@@ -9,7 +9,7 @@ import pytest
 from marless.core.errors import SpecError
 from marless.learning.data.rollout import play, rollout
 from marless.learning.data.trajectory import TrajectorySchema
-from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
+from marless.learning.envs.mpe.moving import SimpleSpread, SpreadOptions
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 

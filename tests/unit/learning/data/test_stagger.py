@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from marless.core.errors import CorruptError
-from marless.learning.data.carry import decode, encode
+from marless.learning.data.carry import Stagger, decode, encode, lengths
 from marless.learning.data.rollout import Lane
-from marless.learning.data.stagger import Stagger, lengths
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.envs.contract import check_env
-from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
+from marless.learning.envs.mpe.moving import SimpleSpread, SpreadOptions
 from marless.learning.envs.synthetic import SyntheticEnv
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv

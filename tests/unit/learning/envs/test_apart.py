@@ -9,9 +9,9 @@ from marless.core.errors import SpecError
 from marless.learning.data.carry import decode, encode
 from marless.learning.data.rollout import Lane
 from marless.learning.envs import registry
-from marless.learning.envs.apart import Apart
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Saved, Transition, random_actions
 from marless.learning.envs.contract import check_env
+from marless.learning.envs.replayed import Apart
 from marless.learning.envs.synthetic import SyntheticEnv
 from tests.scripted_env import ScriptedEnv
 from tests.unit.learning.envs.test_replayed import Chance

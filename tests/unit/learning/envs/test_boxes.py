@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from marless.learning.envs import boxes
 from marless.learning.envs.base import ActionArray, AgentClass, Box, EnvSpaces, Frame, Transition, chance_acts
 from tests.unit.learning.algos.solving import Trained, episode_return
 
@@ -27,14 +26,14 @@ SPACE = Box(LOW, HIGH)
     ],
 )
 def test_numbers_become_components(unit, expected):
-    found = boxes.into(SPACE, np.full((2, 5), unit, np.float32))
+    found = SPACE.components(np.full((2, 5), unit, np.float32))
     assert found.dtype == np.float32
     assert found[0].tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_greater_numbers_are_greater_actions_within_bounds():
     unit = np.linspace(-12, 12, 400, dtype=np.float32)
-    found = boxes.into(SPACE, np.repeat(unit[:, None], 5, axis=1))
+    found = SPACE.components(np.repeat(unit[:, None], 5, axis=1))
     assert (np.diff(found, axis=0) >= 0).all()
     assert (found >= np.array(LOW, np.float32)).all()
     assert (found <= np.array(HIGH, np.float32)).all()
@@ -45,7 +44,7 @@ def test_chance_acts_as_a_standard_normal_policy_does():
     agents, obs = AgentClass("a", ("a",), 1, SPACE), np.zeros((1, 20_000, 1), np.float32)
     drawn = chance_acts(agents, obs, None, np.random.default_rng(0))[0]
     normal = np.random.default_rng(1).standard_normal((20_000, 1)).astype(np.float32)
-    expected = boxes.into(SPACE, np.repeat(normal, 5, axis=1))[:, 1:]
+    expected = SPACE.components(np.repeat(normal, 5, axis=1))[:, 1:]
     np.testing.assert_allclose(drawn[:, 1:].mean(axis=0), expected.mean(axis=0), atol=0.03)
     np.testing.assert_allclose(drawn[:, 1:].std(axis=0), expected.std(axis=0), atol=0.03)
     assert (drawn[:, 0].min(), drawn[:, 0].max()) == pytest.approx((-1.0, 3.0), abs=0.01)  # uniform

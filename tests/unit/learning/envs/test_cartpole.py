@@ -6,7 +6,7 @@ import pytest
 
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs import registry
-from marless.learning.envs.cartpole import LONGEST
+from marless.learning.envs.games import LONGEST
 
 
 def made(batch, **options):

@@ -7,9 +7,10 @@ import pytest
 
 from marless.core.errors import SpecError
 from marless.learning.data.rollout import play
-from marless.learning.envs import mpe, registry
+from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete, random_actions
-from marless.learning.envs.mpe import SimpleSpread, SpreadOptions
+from marless.learning.envs.mpe import hunting, moving, speaking
+from marless.learning.envs.mpe.moving import SimpleSpread, SpreadOptions
 
 TOLERANCE = 1e-12
 THEIR_NAMES = {"agents": "N"}
@@ -19,15 +20,19 @@ THEIR_NAMES = {"agents": "N"}
 def pair(game, **options):
     """mpe2's environment and ours, with float64 observations."""
     module, env, options_type = {
-        "simple": ("simple_v3", mpe.Simple, mpe.SimpleOptions),
-        "adversary": ("simple_adversary_v3", mpe.SimpleAdversary, mpe.AdversaryOptions),
-        "crypto": ("simple_crypto_v3", mpe.SimpleCrypto, mpe.CryptoOptions),
-        "push": ("simple_push_v3", mpe.SimplePush, mpe.PushOptions),
-        "reference": ("simple_reference_v3", mpe.SimpleReference, mpe.ReferenceOptions),
-        "speaker_listener": ("simple_speaker_listener_v4", mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
-        "spread": ("simple_spread_v3", mpe.SimpleSpread, mpe.SpreadOptions),
-        "tag": ("simple_tag_v3", mpe.SimpleTag, mpe.TagOptions),
-        "world_comm": ("simple_world_comm_v3", mpe.SimpleWorldComm, mpe.WorldCommOptions),
+        "simple": ("simple_v3", moving.Simple, moving.SimpleOptions),
+        "adversary": ("simple_adversary_v3", moving.SimpleAdversary, moving.AdversaryOptions),
+        "crypto": ("simple_crypto_v3", speaking.SimpleCrypto, speaking.CryptoOptions),
+        "push": ("simple_push_v3", moving.SimplePush, moving.PushOptions),
+        "reference": ("simple_reference_v3", speaking.SimpleReference, speaking.ReferenceOptions),
+        "speaker_listener": (
+            "simple_speaker_listener_v4",
+            speaking.SimpleSpeakerListener,
+            speaking.SpeakerListenerOptions,
+        ),
+        "spread": ("simple_spread_v3", moving.SimpleSpread, moving.SpreadOptions),
+        "tag": ("simple_tag_v3", hunting.SimpleTag, hunting.TagOptions),
+        "world_comm": ("simple_world_comm_v3", hunting.SimpleWorldComm, hunting.WorldCommOptions),
     }[game]
     renamed = {THEIR_NAMES.get(name, name): value for name, value in options.items()}
     if "prey_speed" in options:

@@ -11,8 +11,7 @@ from pettingzoo import ParallelEnv
 
 from marless.core.errors import SpecError
 from marless.core.process_environment import ENV_MODULES
-from marless.learning.data.lanes import EnvKey
-from marless.learning.data.player import _made
+from marless.learning.data.player import EnvKey, _made
 from marless.learning.envs import registry
 from marless.learning.envs.base import agents_checksum, random_actions
 

@@ -239,7 +239,7 @@ def test_harmless_forms_of_observations_are_taken(space, seen, flat):
 )
 @pytest.mark.parametrize("chosen", [-1.0, -0.3, 0.0, 0.9, 1.0])
 def test_every_action_is_in_its_box(space, chosen):
-    from marless.learning.nets.actions import to_env
+    from marless.learning.nets.acting_heads import to_env
 
     made = codec(SIGHT, space)
     unit = np.full(made.action_space.n, chosen, np.float32)

@@ -16,7 +16,7 @@ PLAIN = Inputs()
 
 def shape(agent_class: AgentClass, model: ModelSpec, acts: str, inputs: Inputs) -> Layout | GRULayout:
     """The layout of the acting net."""
-    free = acting_heads.free_parameters(acts, agent_class.action)
+    free = acting_heads.free_parameters(agent_class.action, acts)
     return layout(inputs.size(agent_class), model, agent_class.action.n, free)
 
 

@@ -15,7 +15,7 @@ from marless.learning.algos import registry
 from marless.learning.algos.learner import LearnerContext, Scope
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, chance_acts
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.nets.actions import to_env
+from marless.learning.nets.acting_heads import to_env
 from marless.learning.nets.model import ModelSpec
 
 DISCRETE = AgentClass("walker", ("a", "b", "c"), 6, Discrete(4))

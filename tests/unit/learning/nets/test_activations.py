@@ -8,7 +8,7 @@ import torch
 
 from marless.core.errors import SpecError
 from marless.learning.nets.acting_nets import ACTIVATE
-from marless.learning.nets.activations import ACTIVATIONS, activation
+from marless.learning.nets.kernels import ACTIVATIONS, activation
 from marless.learning.nets.layout import Layout
 from marless.learning.nets.model import ModelSpec
 from marless.learning.nets.stacked import StackedMLP

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from marless.core.errors import NotFoundError
-from marless.learning.nets.bank import Bank, Row
+from marless.learning.nets.learner_states import Bank, Row
 
 
 def _bank() -> Bank[Row]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from marless.core.errors import CorruptError
-from marless.learning.nets.codec import StateCodec
 from marless.learning.nets.layout import GRULayout, Layout, generator
+from marless.learning.nets.learner_states import StateCodec
 
 LAYOUTS = [Layout(3, (4,), 2), GRULayout(3, (4,), 2)]
 

@@ -64,7 +64,7 @@ def test_products(rows: int, depth: int, columns: int) -> None:
     turned_a, turned_b = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (a, b))
     for left in (a, turned_a):
         for right in (b, turned_b, b[:1].expand(STACK, -1, -1)):
-            assert kernels.fused(left, right, out)
+            assert kernels.fused_matmul(left, right, out)
             wanted = expected if right.stride(0) else (a.double() @ b[:1].double()).float()
             torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
 
@@ -83,7 +83,7 @@ def test_what_follows_a_product(then: Then, expected: object) -> None:
     assert callable(expected)
     a, b, y = _random(STACK, 18, 40), 3 * _random(STACK, 40, 77, seed=1), _random(STACK, 19, 77, seed=2)[:, :-1]
     out = torch.empty(STACK, 19, 77)[:, :-1]
-    assert kernels.fused(a, b, out, then, y)
+    assert kernels.fused_matmul(a, b, out, then, y)
     torch.testing.assert_close(out, expected(a @ b, y), rtol=1e-5, atol=2e-5)
 
 
@@ -91,7 +91,7 @@ def test_what_follows_a_product(then: Then, expected: object) -> None:
 def test_tanh_is_accurate_everywhere() -> None:
     x = torch.cat([torch.linspace(-12, 12, 50_000), torch.logspace(-30, 0, 5000), torch.tensor([0.0, 1e30, -1e30])])
     out = torch.empty(1, 16, len(x))
-    assert kernels.fused(torch.ones(1, 16, 1), x.view(1, 1, -1), out, Then.TANH)
+    assert kernels.fused_matmul(torch.ones(1, 16, 1), x.view(1, 1, -1), out, Then.TANH)
     exact = x.double().tanh()
     assert ((out[0, 0].double() - exact).abs() <= 8e-7 * exact.abs()).all()
     assert (out[0] == out[0, 0]).all()
@@ -211,15 +211,15 @@ def test_gathering() -> None:
 
 @pytest.mark.usefixtures("numpy_only")
 def test_other_arrays_are_left_to_numpy_and_torch() -> None:
-    assert not kernels.fused(_random(1, 20, 20), _random(1, 20, 20), torch.empty(1, 20, 20))
+    assert not kernels.fused_matmul(_random(1, 20, 20), _random(1, 20, 20), torch.empty(1, 20, 20))
     assert compiled.described() == f"numpy, as {VARIABLE} says"
 
 
 def test_what_no_kernel_fits() -> None:
     a, b, out = _random(1, 20, 20), _random(1, 20, 20), torch.empty(1, 20, 20)
-    assert not kernels.fused(a.double(), b.double(), out.double())
-    assert not kernels.fused(a[:, :3], b, out[:, :3])
-    assert not kernels.fused(a, _random(1, 20, 40)[:, :, ::2], out)
+    assert not kernels.fused_matmul(a.double(), b.double(), out.double())
+    assert not kernels.fused_matmul(a[:, :3], b, out[:, :3])
+    assert not kernels.fused_matmul(a, _random(1, 20, 40)[:, :, ::2], out)
 
 
 def test_a_wrong_choice(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

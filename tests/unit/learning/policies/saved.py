@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.nets import actions, serial
+from marless.learning.nets import acting_heads, serial
 from marless.learning.nets.acting import ActingState
 from marless.storage.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 
@@ -28,7 +28,7 @@ def state(
         arrays[f"policy.{i}.bias"] = rng.normal(size=outputs).astype(np.float32)
     if isinstance(action, Box):
         arrays["policy.free"] = rng.normal(size=action.n).astype(np.float32)
-    metadata = {"kind": "mlp", "activation": activation, "action": actions.describe(action)}
+    metadata = {"kind": "mlp", "activation": activation, "action": acting_heads.describe_action(action)}
     return ActingState(arrays, metadata)
 
 

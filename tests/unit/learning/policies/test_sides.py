@@ -7,7 +7,7 @@ import yaml
 from marless import load_policy
 from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete
-from marless.learning.policies.sides import Chance, against_chance, competitive
+from marless.learning.policies.evaluation import Chance, against_chance, competitive
 from tests.unit.learning.policies.saved import save, state
 
 GAME = {"env": "mpe/simple_adversary", "options": {"agents": 2, "max_cycles": 5}}
@@ -35,7 +35,7 @@ def test_each_side_plays_alone_against_chance(team):
 
 def test_chance_in_everyones_place_scores_what_chance_scores(team, monkeypatch):
     """With policies that do nothing but chance, a side differs from chance by noise alone."""
-    monkeypatch.setattr("marless.learning.policies.sides.Team.acting", lambda self, spaces: _all_by_chance(spaces))
+    monkeypatch.setattr("marless.learning.policies.evaluation.Team.acting", lambda self, spaces: _all_by_chance(spaces))
     found = against_chance(team, episodes=2000, seed=3)
     for side in found.values():
         assert side.greedy == pytest.approx(side.chance, abs=0.15)

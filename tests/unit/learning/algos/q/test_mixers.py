@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from marless.core.errors import CorruptError
 from marless.learning.algos.q.mixers import MonotoneMixer, Sum
-from marless.learning.nets.codec import StateCodec
-from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.layout import MixingLayout
+from marless.learning.nets.learner_states import StateCodec
 
 LAYOUT = MixingLayout(inputs=4, agents=3, embed=5, hypernet=6)
 

@@ -14,8 +14,7 @@ from marless.core.group import Group
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.q.learner import QLearner
-from marless.learning.nets.layout import GRULayout
-from marless.learning.nets.mixing import MixingLayout
+from marless.learning.nets.layout import GRULayout, MixingLayout
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
 

@@ -20,7 +20,7 @@ from marless.learning.curvature.lanczos import Product
 from marless.learning.curvature.noise import noise_scale
 from marless.learning.curvature.ratio import convexity_ratio
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.nets import actions
+from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.layout import Layout, generator
 from tests.unit.learning.algos import rounds
 
@@ -46,7 +46,7 @@ def _asking(measure: Measure = ALL, number: int = 0) -> RoundInput:
 
 
 def _policies(action: Discrete | Box, rows: slice = slice(None)) -> PolicyFunction:
-    layout = Layout(5, (6, 4), action.n, actions.free_parameters(action))
+    layout = Layout(5, (6, 4), action.n, free_parameters(action))
     flat = torch.from_numpy(np.stack([layout.initial(generator(i, "net"), 1.0) for i in range(STACK)]))[rows]
     return PolicyFunction({"flat": flat}, layout, "tanh", action)
 

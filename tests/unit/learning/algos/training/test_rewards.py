@@ -15,7 +15,7 @@ from marless.learning.data.rollout import rollout
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
-from marless.learning.policies.sides import Chance
+from marless.learning.policies.evaluation import Chance
 from tests.unit.learning.algos.solving import Trained, episode_return
 
 
