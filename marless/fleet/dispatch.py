@@ -64,18 +64,18 @@ class Dispatcher:
     ) -> None:
         self.machines = machines or MachineAccounts()
         """The accounts of its workers' machines."""
-        self._tickets = tickets or Tickets()
+        self.tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
-        self._workers = ConnectedWorkers()
+        self.connected = ConnectedWorkers()
         self._launched_s: dict[str, float] = {}
         """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle = Idle()
         self._apart = apart
         self._last_workers = LastWorkers(AFFINITIES_KEPT)
         self._waiting: FairQueue[asyncio.Future[Worker]] = FairQueue()
-        self._tenancy = Tenancy()
-        self._renewal = Renewal(self._tenancy, self._idle, self._waiting, self._workers, self._launched_s)
+        self.tenancy = Tenancy()
+        self.renewal = Renewal(self.tenancy, self._idle, self._waiting, self.connected, self._launched_s)
         self._closed = ""
         self._recalled: dict[Worker, asyncio.Task[None]] = {}
         """Workers that are stopping a cancelled task."""
@@ -90,17 +90,7 @@ class Dispatcher:
     @property
     def busy(self) -> bool:
         """True while any task waits or runs."""
-        return bool(self._waiting) or any(worker.running for worker in self._workers.values())
-
-    @property
-    def admits_others(self) -> bool:
-        """True if workers may dial in that the pool has not launched."""
-        return self._tickets.others
-
-    @property
-    def connected_workers(self) -> int:
-        """Number of connected workers."""
-        return len(self._workers)
+        return bool(self._waiting) or any(worker.running for worker in self.connected.values())
 
     def workers(self) -> list[common_pb2.WorkerInfo]:
         """The connected workers, in the order in which they connected."""
@@ -112,19 +102,16 @@ class Dispatcher:
                 busy=worker.running is not None,
                 invocations=worker.invocations,
             )
-            for name, worker in self._workers.items()
+            for name, worker in self.connected.items()
         ]
-
-    def is_connected(self, worker: str) -> bool:
-        """True between a worker's hello and the end of its stream."""
-        return worker in self._workers
 
     def is_running(self, task: str, worker: str, ticket: str) -> bool:
         """True if the worker that is connected with this name and ticket runs this task now."""
-        known = self._workers.get(worker)
+        known = self.connected.get(worker)
         if known is None or not hmac.compare_digest(known.hello.ticket.encode(), ticket.encode()):
             return False
-        return known.is_running and known.expected[0] == task
+        runs = known.running is not None and not known.running.done() and not known.lost.done()
+        return runs and known.expected[0] == task
 
     def launching(self, worker: str) -> str:
         """Announce that a worker of this name is being launched; returns the ticket that it must present.
@@ -132,26 +119,14 @@ class Dispatcher:
         The time that it takes to connect is recorded with its first task.
         """
         self._launched_s[worker] = time.monotonic()
-        self._tenancy.comes(worker)
-        return self._tickets.issue(worker)
+        self.tenancy.comes(worker)
+        return self.tickets.issue(worker)
 
     def not_launched(self, worker: str) -> None:
         """Take the announcement of `launching` back: there is no room for this worker now."""
         self._launched_s.pop(worker, None)
         # A worker that was counted on does not come, so an idle one of another job may be needed instead.
-        self._renewal.make_room()
-
-    def is_renewed(self, worker: str) -> bool:
-        """True if the worker of this name was asked to exit, and a fresh one is to come in its place."""
-        return self._tenancy.is_renewed(worker)
-
-    def busy_for_others(self, job: str) -> int:
-        """Number of workers that run tasks of other jobs, which this job cannot use."""
-        return self._tenancy.busy_for_others(job)
-
-    def prepare(self, job: str, workers: int) -> None:
-        """Have workers that other jobs do not use any more replaced by fresh ones, up to so many for this job."""
-        self._renewal.prepare(job, workers)
+        self.renewal.make_room()
 
     async def run(
         self,
@@ -230,16 +205,17 @@ class Dispatcher:
         may not use its name, SpecError for an impossible machine.
         """
         name = hello.worker
-        before = self._workers.get(name)
+        before = self.connected.get(name)
         # Before anything else: a stranger must not take the place of the worker that has this name.
-        self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
-        machine, init_s = machine_of(hello), self._since_launch(name)
+        self.tickets.check(name, hello.ticket, before.hello.ticket if before else None)
+        machine, now_s = machine_of(hello), time.monotonic()
+        init_s = now_s - self._launched_s.pop(name, now_s)  # 0 for a worker that this pool did not launch
         worker = Worker(hello, send, init_s, self.machines.arrive(machine, init_s))
         # Only now that nothing can be refused any more: a second stream that is faulty must not end the first.
         if before:
             before.lose()
-        self._workers.arrive(name, worker)
-        self._tenancy.comes(name)
+        self.connected.arrive(name, worker)
+        self.tenancy.comes(name)
         facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
         _log.info("worker.connected", worker=name, **facts)
         self._release(worker)
@@ -248,28 +224,15 @@ class Dispatcher:
     def depart(self, worker: Worker) -> None:
         """Remove a worker whose stream has ended."""
         worker.lose()
-        self._workers.release(worker.hello.worker, worker)
+        self.connected.release(worker.hello.worker, worker)
         self._idle.remove(worker)
         self._last_workers.release(worker)
         # Now, although the task's caller does it too when it wakes up: the account of a released machine takes nothing
         # more.
         self._task_ends(worker)
-        self._tenancy.leaves(worker)
+        self.tenancy.leaves(worker)
         self.machines.release(worker.presence)
         _log.info("worker.disconnected", worker=worker.hello.worker, invocations=worker.invocations)
-
-    def _since_launch(self, worker: str) -> float:
-        """Seconds since a worker was launched; 0 for one that this pool did not launch."""
-        now_s = time.monotonic()
-        return now_s - self._launched_s.pop(worker, now_s)
-
-    async def connected(self, names: list[str]) -> None:
-        """Wait until all of these workers are connected."""
-        await self._workers.present(names)
-
-    async def any_connected(self) -> None:
-        """Wait until any worker is connected."""
-        await self._workers.some()
 
     def release_order(self, names: Iterable[str]) -> list[str]:
         """Sort workers by the order in which to release them: idle ones first, the one that is idle longest at the
@@ -277,26 +240,22 @@ class Dispatcher:
         """
         idle = {worker.hello.worker: position for position, worker in enumerate(self._idle)}
         later = len(idle)
-        return sorted(names, key=lambda name: idle.get(name, later + (name in self._workers)))
-
-    async def disconnected(self, name: str) -> None:
-        """Wait until this worker's stream has ended."""
-        await self._workers.absent(name)
+        return sorted(names, key=lambda name: idle.get(name, later + (name in self.connected)))
 
     async def disconnect(self, name: str) -> None:
         """End the stream of a worker whose process is gone; its task is given to another worker."""
         # First, so that a process of this name that comes late cannot attach while the end of the stream is waited for.
-        self._tickets.void(name)
+        self.tickets.void(name)
         self._launched_s.pop(name, None)
-        if worker := self._workers.get(name):
+        if worker := self.connected.get(name):
             worker.lose()
-        await self.disconnected(name)
+        await self.connected.absent(name)
         # Whether a fresh one follows is up to its fleet, and counts once that is launched.
-        self._tenancy.comes(name)
+        self.tenancy.comes(name)
 
     async def drain(self, name: str) -> None:
         """Drain a worker: give it no new task, wait until its task has finished, and ask it to exit."""
-        worker = self._workers.get(name)
+        worker = self.connected.get(name)
         if worker is None:
             return
         worker.draining = True
@@ -322,7 +281,7 @@ class Dispatcher:
         They fail with UnreachableError, because another pool may soon serve this address.
         """
         self._closed = reason
-        self._renewal.stop()
+        self.renewal.stop()
         self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: Worker, task: common_pb2.Task) -> common_pb2.TaskResult:
@@ -340,7 +299,8 @@ class Dispatcher:
             self.attempts["cancelled"] += 1
             # It is told to stop, and kept: its fleet kills a worker that is given up, and a fresh one has to start.
             if not worker.lost.done() and not (running.done() and worker.sending.done()):
-                self._recall(worker, running, task)
+                recall = self._recalled[worker] = asyncio.create_task(self._take_back(worker, running, task))
+                recall.add_done_callback(lambda _: self._recalled.pop(worker))
             raise
         except TimeoutError:
             _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=task.timeout_s)
@@ -350,7 +310,10 @@ class Dispatcher:
         finally:
             # One that stops a cancelled task is released by `_take_back`, and gets no other task until then.
             if worker not in self._recalled:
-                self._release_worker(worker, running)
+                # One that has not answered is disconnected: its late result is ignored.
+                if not running.done():
+                    worker.lose()
+                self._release(worker)
         # `_release` has cancelled it, because the worker is gone without a result.
         if running.cancelled():
             raise WorkerLostError
@@ -362,23 +325,13 @@ class Dispatcher:
         if worker.invocations == 1:
             worker.ready_s = worker.connected.seconds
             if worker.init_s:
-                self.machines.started(worker.init_s, worker.ready_s)
+                first_task_s = worker.init_s + worker.ready_s
+                self.machines.starts.update({"workers": 1, "connect_s": worker.init_s, "first_task_s": first_task_s})
 
     def _task_ends(self, worker: Worker) -> None:
         if worker.job:
             self.machines.end(worker.presence, worker.job)
             worker.job = ""
-
-    def _release_worker(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
-        """Release a worker after its task. If it has not answered, it is disconnected: its late result is ignored."""
-        if not running.done():
-            worker.lose()
-        self._release(worker)
-
-    def _recall(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task) -> None:
-        recall = asyncio.create_task(self._take_back(worker, running, task))
-        self._recalled[worker] = recall
-        recall.add_done_callback(lambda _: self._recalled.pop(worker))
 
     async def _take_back(
         self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
@@ -398,7 +351,9 @@ class Dispatcher:
         except grpc.aio.BaseError as error:
             _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
-            self._release_worker(worker, running)
+            if not running.done():
+                worker.lose()
+            self._release(worker)
 
     async def _acquire(self, job: str, affinity: str, *, again: bool) -> Worker:
         if self._closed:
@@ -421,7 +376,7 @@ class Dispatcher:
             raise OverloadedError(f"no room in the pool's queue: {self._queue_limit} tasks wait for a worker already")
         waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.add(job, waiter, again=again)
-        self._renewal.make_room()
+        self.renewal.make_room()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -435,12 +390,12 @@ class Dispatcher:
             worker.running = None
             self._task_ends(worker)
             if worker.tenant:
-                self._tenancy.ends(worker)
+                self.tenancy.ends(worker)
         if worker.lost.done() or worker.draining:
-            self._tenancy.leaves(worker)
+            self.tenancy.leaves(worker)
             return
-        if self._renewal.is_owed(worker):
-            self._renewal.renew(worker)
+        if self.renewal.is_owed(worker):
+            self.renewal.renew(worker)
             return
         while (job := self._next_job(worker)) is not None:
             waiter = self._waiting.take(job)
@@ -450,16 +405,16 @@ class Dispatcher:
                 waiter.set_result(worker)
                 return
         self._idle.add(worker)
-        self._renewal.make_room()
+        self.renewal.make_room()
 
     def _promise(self, worker: Worker, job: str) -> None:
-        worker.promise()
+        worker.running = asyncio.get_running_loop().create_future()
         if self._apart:
-            self._tenancy.begins(worker, job)
+            self.tenancy.begins(worker, job)
 
     def _next_job(self, worker: Worker) -> str | None:
         """The job whose task a worker gets; None if none waits that it may have."""
         if worker.tenant:
             return worker.tenant if self._waiting.waiting(worker.tenant) else None
         jobs = self._waiting.jobs
-        return next((job for job in jobs if self._renewal.is_short(job)), next(iter(jobs), None))
+        return next((job for job in jobs if self.renewal.is_short(job)), next(iter(jobs), None))

@@ -113,17 +113,17 @@ class Fleet:
     @property
     def size(self) -> int:
         """Number of workers that it has or is starting, with those that have dialled in by themselves."""
-        return max(self._wanted, self._dispatcher.connected_workers)
+        return max(self._wanted, len(self._dispatcher.connected))
 
     def most_streams(self) -> int:
         """How many streams of workers the pool may have now: twice its workers, because those that lost their
         connection may connect anew before the old stream has ended, and room for those that may dial in.
         """
-        return 2 * self.size + (2 * MAX_ACTORS if self._dispatcher.admits_others else SPARE_STREAMS)
+        return 2 * self.size + (2 * MAX_ACTORS if self._dispatcher.tickets.others else SPARE_STREAMS)
 
     async def ready(self) -> bool:
         """False while no worker is available: the last launches failed and none is connected."""
-        return not self._given_up or self._dispatcher.connected_workers > 0
+        return not self._given_up or bool(self._dispatcher.connected)
 
     async def ensure(self, workers: int) -> None:
         """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
@@ -132,13 +132,13 @@ class Fleet:
         jobs wait, if the launcher refuses to start one.
         """
         self.expect(workers)
-        if self._dispatcher.connected_workers:
+        if self._dispatcher.connected:
             return
         self._awaited += 1  # or the idle fleet would be released again
         try:
             async with self._scaling:  # workers that are being released do not come back: `_fit` then starts others
                 pass
-            await self._connected(self._dispatcher.any_connected())
+            await self._connected(self._dispatcher.connected.some())
         finally:
             self._awaited -= 1
 
@@ -157,7 +157,7 @@ class Fleet:
             raise SpecError(f"{workers} workers asked for; this pool has 0 to {self._limit} (--{self._prefix}-workers)")
         self._wanted = workers
         await self._fit()
-        await self._connected(self._dispatcher.connected(list(self._tasks)))
+        await self._connected(self._dispatcher.connected.present(list(self._tasks)))
 
     async def _fit(self) -> None:
         """Start or drain workers until their number is the wanted one."""
@@ -191,7 +191,7 @@ class Fleet:
         ready = asyncio.create_task(condition)
         refused = asyncio.create_task(self._refused.wait())
         # A worker's task ends only once it gives up, or is released.
-        deciding = [ready, *tasks.values(), *([] if self._dispatcher.connected_workers else [refused])]
+        deciding = [ready, *tasks.values(), *([] if self._dispatcher.connected else [refused])]
         connect_s = self._launcher.connect_s
         self._awaited += 1
         try:
@@ -200,7 +200,7 @@ class Fleet:
                 if self._stopped:
                     raise UnreachableError(_STOPPING)
                 if refused.done():
-                    raise OverloadedError(self._no_workers())
+                    raise OverloadedError(f"no {self._prefix} workers: {self._refusal}")
                 ended = (task for task in tasks.values() if task.done())
                 hint = self._refusal or (_SEE_LOG if self._limit else _NONE_STARTED)
                 late = f"no {self._prefix} worker connected within {connect_s:g} s; {hint}"
@@ -226,7 +226,7 @@ class Fleet:
             finally:
                 # Also if this is cancelled: nothing that was started under this name may be left when the name is
                 # ordered again.
-                renewed = self._dispatcher.is_renewed(name)
+                renewed = self._dispatcher.tenancy.is_renewed(name)
                 # A worker that was asked to exit gets time for it; any other one is killed, if it is not gone already.
                 await self._launcher.drain(name, DRAIN_S if renewed or name in self._retiring else 0.0)
                 await self._dispatcher.disconnect(name)
@@ -247,8 +247,8 @@ class Fleet:
         self._refusal = reason
         self._refused.set()
         self._without_room.add(name)
-        if not self._dispatcher.connected_workers:
-            self._dispatcher.fail_waiting(self._no_workers(), OverloadedError)
+        if not self._dispatcher.connected:
+            self._dispatcher.fail_waiting(f"no {self._prefix} workers: {reason}", OverloadedError)
 
     async def _launch(self, name: str) -> Launch:
         ticket = self._dispatcher.launching(name)
@@ -266,20 +266,17 @@ class Fleet:
             self._without_room.discard(name)
         return launch
 
-    def _no_workers(self) -> str:
-        return f"no {self._prefix} workers: {self._refusal}"
-
     def _give_up(self, reason: str) -> str:
         self._given_up = True
         _log.error("worker.given_up", reason=reason)
-        if not self._dispatcher.connected_workers:
+        if not self._dispatcher.connected:
             self._dispatcher.fail_waiting(reason)
         return reason
 
     async def _until_gone(self, name: str) -> str:
         """Wait until the process or its stream ends (the stream of a hung worker is closed); returns how it ended."""
         ended = asyncio.create_task(self._launcher.observe(name))
-        stream = asyncio.create_task(self._dispatcher.connected([name]))
+        stream = asyncio.create_task(self._dispatcher.connected.present([name]))
         leaving: asyncio.Task[None] | None = None
         connect_s = self._launcher.connect_s
         try:
@@ -288,7 +285,7 @@ class Fleet:
                 self._stillborn += 1
                 return ended.result() if ended.done() else f"not connected within {connect_s:g} s"
             self._stillborn, self._given_up = 0, False
-            stream = asyncio.create_task(self._dispatcher.disconnected(name))
+            stream = asyncio.create_task(self._dispatcher.connected.absent(name))
             leaving = asyncio.create_task(self._announce_end(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([ended], timeout=TOLD_S)  # of a worker that died, the stream often ends first
@@ -310,7 +307,7 @@ class Fleet:
         _log.info("worker.released", worker=name, workers=len(self._tasks) - 1)
         self._retiring.add(name)
         try:
-            if self._dispatcher.is_connected(name):
+            if name in self._dispatcher.connected:
                 await self._dispatcher.drain(name)
                 await asyncio.wait([task], timeout=DRAIN_S)
         finally:
@@ -385,10 +382,7 @@ class Batches:
 def worker_figures(dispatcher: Dispatcher) -> list[Metric]:
     """Connected workers, queued tasks, finished attempts by outcome, machines, and how long workers took to start."""
     machines = dispatcher.machines
-
-    def started(what: str) -> dict[str, float]:
-        return {machines.launcher: machines.starts[what]}
-
+    starts = {what: {machines.launcher: machines.starts[what]} for what in ("workers", "connect_s", "first_task_s")}
     states = Counter("busy" if worker.busy else "idle" for worker in dispatcher.workers())
     attempts = {outcome: dispatcher.attempts[outcome] for outcome in ("done", "failed", "lost")}
     return [
@@ -397,14 +391,14 @@ def worker_figures(dispatcher: Dispatcher) -> list[Metric]:
         counter("task_attempts", "Attempts at tasks, by how they ended.", attempts, by="outcome"),
         gauge("machines", "Machines of workers.", machines.present),
         counter("machine_seconds", "Seconds of machines, by what they did.", machines.seconds, by="activity"),
-        counter("worker_starts", "Workers that were ordered and have had a task.", started("workers"), by="launcher"),
+        counter("worker_starts", "Workers that were ordered and have had a task.", starts["workers"], by="launcher"),
         counter(
-            "worker_connect_seconds", "Their seconds from order to connection.", started("connect_s"), by="launcher"
+            "worker_connect_seconds", "Their seconds from order to connection.", starts["connect_s"], by="launcher"
         ),
         counter(
             "worker_first_task_seconds",
             meaning="Their seconds from order to first task.",
-            values=started("first_task_s"),
+            values=starts["first_task_s"],
             by="launcher",
         ),
     ]

@@ -93,13 +93,9 @@ class Tickets:
     """
 
     def __init__(self, *, others: bool = False) -> None:
-        self._others = others
-        self._issued: dict[str, str] = {}
-
-    @property
-    def others(self) -> bool:
+        self.others = others
         """True if workers are admitted that the pool has not launched."""
-        return self._others
+        self._issued: dict[str, str] = {}
 
     def issue(self, worker: str) -> str:
         """Create a ticket for the worker about to be launched under this name; invalidates earlier ones."""
@@ -117,7 +113,7 @@ class Tickets:
         """
         # What was issued comes first: a worker that the pool launches takes its name from any other.
         expected = self._issued.get(worker, connected)
-        if expected is None and self._others and shown:
+        if expected is None and self.others and shown:
             return
         if expected is None or not hmac.compare_digest(shown.encode(), expected.encode()):
             raise UnauthenticatedError(

@@ -138,7 +138,11 @@ class MachineAccounts:
         presence = self._present.get(machine.id)
         self._empty.pop(machine.id, None)
         if presence is None:
-            begin = self._beginning(machine, now - took_s, now)
+            # When it was launched, if that is told and possible, or ordered.
+            begin = now - (self._wall() - machine.launched_s) if machine.launched_s else now - took_s
+            # What a worker says can be wrong: no time is billed from before this pool, or twice after a release.
+            earliest = max(now - EARLIER_S, self._began_m, self._released_m.get(machine.id, 0.0))
+            begin = min(max(begin, earliest), now)
             began_s = self._wall() - (now - begin)
             presence = Presence(machine, begin, began_s, begin, connected_after_s=now - begin)
             self._present[machine.id] = presence
@@ -151,10 +155,6 @@ class MachineAccounts:
         if not presence.workers:
             self._empty[presence.machine.id] = presence
         self._sweep()
-
-    def started(self, init_s: float, ready_s: float) -> None:
-        """A worker has its first task, `init_s` after its order until it was connected, and then `ready_s`."""
-        self.starts.update({"workers": 1, "connect_s": init_s, "first_task_s": init_s + ready_s})
 
     def begin(self, presence: Presence, job: str) -> None:
         """A task of this job begins on the machine; without effect if that was released meanwhile."""
@@ -198,13 +198,6 @@ class MachineAccounts:
             for (owner, presence), account in self._accounts.items()
             if owner == job
         ]
-
-    def _beginning(self, machine: Machine, ordered_m: float, now: float) -> float:
-        """When the time of a machine begins: when it was launched, if that is told and possible, or ordered."""
-        begin = now - (self._wall() - machine.launched_s) if machine.launched_s else ordered_m
-        # What a worker says can be wrong: no time is billed from before this pool, or a second time after a release.
-        earliest = max(now - EARLIER_S, self._began_m, self._released_m.get(machine.id, 0.0))
-        return min(max(begin, earliest), now)
 
     def _sweep(self) -> None:
         """Release the machines that have no worker any more, and that no launcher keeps."""

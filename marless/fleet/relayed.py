@@ -88,8 +88,8 @@ class Relayed:
             raise SpecError("a worker's stream starts with its hello")
         check_text("a worker's name", first.hello.worker)
         dispatcher = self._attend(first.hello.worker)
-        if dispatcher.connected_workers >= self._most():
-            raise OverloadedError(f"no room for more workers: {dispatcher.connected_workers} are connected already")
+        if len(dispatcher.connected) >= self._most():
+            raise OverloadedError(f"no room for more workers: {len(dispatcher.connected)} are connected already")
         worker = dispatcher.arrive(first.hello, partial(self._order, number))
         self._workers[number] = worker, dispatcher
         worker.lost.add_done_callback(lambda _: self._end(number))
@@ -97,7 +97,9 @@ class Relayed:
     def _order(self, number: int, message: common_pb2.PoolMessage) -> Awaitable[None]:
         self._tell(number, message=message)
         # The message is only queued here, so a dispatcher has nothing to wait for.
-        return _done()
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     def _end(self, number: int) -> None:
         """The pool has given the worker up, or another stream has its name."""
@@ -119,9 +121,3 @@ class Relayed:
             await self._write(actor_pool_pb2.RelayOrder(to=some))
         except grpc.aio.BaseError as error:  # the stream has ended, as its reader notices
             _log.warning("relay.not_sent", error=str(error))
-
-
-def _done() -> asyncio.Future[None]:
-    done = asyncio.get_running_loop().create_future()
-    done.set_result(None)
-    return done

@@ -8,7 +8,7 @@ import resource
 import socket
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
@@ -131,7 +131,8 @@ async def _tell_end(stream: Stream, worker: str) -> None:
 async def _serve(stream: Stream, tasks: _OneAtATime) -> bool:
     renewed = False
     try:
-        async for message in _messages(stream):
+        while (message := await stream.read()) is not grpc.aio.EOF:
+            assert isinstance(message, common_pb2.PoolMessage)  # EOF is one object, and a type to the checker
             if message.HasField("drain"):
                 renewed = message.drain.renew
                 break
@@ -195,11 +196,6 @@ class _OneAtATime:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
             async with self._writing:
                 await self._stream.write(common_pb2.WorkerMessage(result=result))
-
-
-async def _messages(stream: Stream) -> AsyncIterator[common_pb2.PoolMessage]:
-    while (message := await stream.read()) is not grpc.aio.EOF:
-        yield message  # type: ignore[misc]  # the stub types EOF as an instance, not as a sentinel
 
 
 async def _finished(

@@ -71,15 +71,6 @@ class Worker:
         self.sending: asyncio.Future[None] = self.lost
         """The write of its task to the stream. Never cancelled, because an interrupted write breaks the stream."""
 
-    @property
-    def is_running(self) -> bool:
-        """True while it has a task and is connected."""
-        return self.running is not None and not self.running.done() and not self.lost.done()
-
-    def promise(self) -> None:
-        """Reserve this worker for one task."""
-        self.running = asyncio.get_running_loop().create_future()
-
     def lose(self) -> None:
         """Disconnect it: its stream ends, and later messages are ignored."""
         if not self.lost.done():
@@ -212,23 +203,17 @@ class ConnectedWorkers(Mapping[str, Worker]):
         while not all(name in self._workers for name in wanted):
             for name in wanted:
                 while name not in self._workers:
-                    await _event(self._arrivals, name).wait()
+                    await self._arrivals.setdefault(name, asyncio.Event()).wait()
 
     async def absent(self, name: str) -> None:
         """Wait until this worker is not connected."""
         while name in self._workers:
-            await _event(self._departures, name).wait()
+            await self._departures.setdefault(name, asyncio.Event()).wait()
 
     async def some(self) -> None:
         """Wait until any worker is connected."""
         while not self._workers:
             await self._any.wait()
-
-
-def _event(waits: Waits, name: str) -> asyncio.Event:
-    if (event := waits.get(name)) is None:
-        event = waits[name] = asyncio.Event()
-    return event
 
 
 class LastWorkers:

@@ -85,7 +85,7 @@ class Rollouts:
         actors = _actors(request)
         async with self._places.of(actors), self._counted(actors):
             self._dispatcher.machines.want(request.job)
-            others = self._dispatcher.busy_for_others(request.job)
+            others = self._dispatcher.tenancy.busy_for_others(request.job)
             # Workers that run tasks of other jobs are of no use to this one, so its own come on top of them.
             await self._fleet.ensure(max(actors + others, self._single))
             queued, indices = Stopwatch.start(), iter(range(actors))

@@ -60,7 +60,7 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         """Start workers ahead of a rollout."""
         if request.job:
             self._dispatcher.machines.want(request.job)
-            self._dispatcher.prepare(request.job, request.actors)
+            self._dispatcher.renewal.prepare(request.job, request.actors)
         self._fleet.expect(request.actors)
         return actor_pool_pb2.PrewarmResponse()
 

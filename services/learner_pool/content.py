@@ -81,14 +81,13 @@ def check_checksum(header: Header, buffer: memoryview) -> None:
 
 def headers_of(uploads: Sequence[learner_pool_pb2.SmallUpload]) -> list[Header | None]:
     """The header of each upload; None for bytes that are none."""
-    return [_header(each.header) for each in uploads]
-
-
-def _header(data: bytes) -> Header | None:
-    try:
-        return Header.FromString(data)
-    except DecodeError:
-        return None
+    found: list[Header | None] = []
+    for each in uploads:
+        try:
+            found.append(Header.FromString(each.header))
+        except DecodeError:
+            found.append(None)
+    return found
 
 
 def valid_ones(
@@ -102,17 +101,14 @@ def valid_ones(
     alike: defaultdict[tuple[str, bytes, int], list[int]] = defaultdict(list)
     for position, (header, content) in enumerate(zip(headers, contents, strict=True)):
         if header is not None and header.job in schemas:
-            alike[header.job, _arrays_of(header), len(content)].append(position)
+            arrays = Header(arrays=header.arrays).SerializeToString()
+            alike[header.job, arrays, len(content)].append(position)
     valid = set[int]()
     for (job, _, size), positions in alike.items():
         first = headers[positions[0]]
         if first is not None and _all_valid(schemas[job], first, size, [contents[each] for each in positions]):
             valid.update(positions)
     return valid
-
-
-def _arrays_of(header: Header) -> bytes:
-    return Header(arrays=header.arrays).SerializeToString()
 
 
 def _all_valid(schema: TrajectorySchema, header: Header, size: int, contents: Sequence[bytes]) -> bool:

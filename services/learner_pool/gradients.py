@@ -85,7 +85,9 @@ class Gradients:
             known.charge(results)
         # Not before the gradient is in the store: until then a lost worker's task needs them.
         self._buffer.used(request.job, request.rollouts, request.oldest)
-        return _response(results)
+        response = join(learner_pool_pb2.GradientResponse(), results)
+        response.gradients.extend(result.gradient for result in results)
+        return response
 
     async def _published(
         self, tasks: Sequence[learner_pool_pb2.LearnTask]
@@ -174,10 +176,3 @@ def _tasks(known: OpenJob, request: Request) -> list[learner_pool_pb2.LearnTask]
         measure=request.measure,
     )
     return by_scope(known, task)
-
-
-def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.GradientResponse:
-    """The reply to a request with these results of its scopes."""
-    response = join(learner_pool_pb2.GradientResponse(), results)
-    response.gradients.extend(result.gradient for result in results)
-    return response

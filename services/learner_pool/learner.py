@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -201,7 +200,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
         )
         held.versions.clear()  # the learner's states have no version until they are published
-        output = await stoppable(partial(_computed, held.learner, inputs))
+        output = await stoppable(lambda stop: held.learner.update(replace(inputs, stopped=stop.is_set)))
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
@@ -227,7 +226,8 @@ class Learning:
         other rollouts is followed.
         """
         await self._hold(task.job, held, _starts(task, held.learner.names(groups)))
-        read = task.gradient.peers if stored_results.reads_peers(held.spec.algorithm) else ()
+        # Only learners that truncate the ratios of a gradient over their peers need these from the store.
+        read = task.gradient.peers if getattr(held.spec.algorithm, "truncation", "none") != "none" else ()
         inputs = RoundInput(
             round=task.gradient.learner,
             env_steps=task.env_steps,
@@ -238,7 +238,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
             peers=await stored_results.peer_weights(self._store, task.job, read, [group.start for group in groups]),
         )
-        output = await stoppable(partial(_differentiated, held.learner, inputs))
+        output = await stoppable(lambda stop: held.learner.gradients(replace(inputs, stopped=stop.is_set)))
         functions = _functions(task, output.runs, held.after(groups))
         result = learner_pool_pb2.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():
@@ -281,16 +281,6 @@ class Learning:
         failpoint("learner.publish.after")
         held.versions.update(versions)
         return versions
-
-
-def _computed(learner: Learner, inputs: RoundInput, stop: threading.Event) -> UpdateOutput:
-    """Run an update, which ends early once `stop` is set."""
-    return learner.update(replace(inputs, stopped=stop.is_set))
-
-
-def _differentiated(learner: Learner, inputs: RoundInput, stop: threading.Event) -> GradientOutput:
-    """Compute a gradient; it ends early once `stop` is set."""
-    return learner.gradients(replace(inputs, stopped=stop.is_set))
 
 
 def _writes(

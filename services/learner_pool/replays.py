@@ -77,7 +77,7 @@ class Replays:
                 self._make_room(sizes[scope], f"job {job}: the replay of {scope}")
                 allocate(path, sizes[scope])
                 self._reported[path] = {}
-                self._account()
+                self._buffer.budget.set_aside(self.held_bytes)
             os.utime(path)
 
     def missing_bytes(self, job: str, sizes: Mapping[str, int]) -> int:
@@ -115,7 +115,7 @@ class Replays:
         self.evict(job)
         for path in self._directory.glob(f"{quote(job, safe='')}@*"):
             path.unlink(missing_ok=True)
-        self._account()
+        self._buffer.budget.set_aside(self.held_bytes)
 
     def shutdown(self) -> None:
         """Release the directory, and remove it if it is empty; files stay."""
@@ -141,7 +141,7 @@ class Replays:
                 break
             _log.warning("replay.removed", file=path.name, bytes=_size(path), why="its room is needed")
             path.unlink(missing_ok=True)
-            self._account()
+            self._buffer.budget.set_aside(self.held_bytes)
         budget = self._buffer.budget
         what_to_do = "lower algorithm.replay.capacity, or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
         if size > budget.limit_bytes:
@@ -167,14 +167,11 @@ class Replays:
                 _remove_older(_files(directory), since_s)
                 if used_s < since_s:
                     directory.rmdir()
-        self._account()
+        self._buffer.budget.set_aside(self.held_bytes)
 
     def _unused(self) -> list[Path]:
         used = {path for paths in self._open.values() for path in paths.values()}
         return [path for path in _files(self._directory) if path not in used]
-
-    def _account(self) -> None:
-        self._buffer.budget.set_aside(self.held_bytes)
 
 
 @contextmanager

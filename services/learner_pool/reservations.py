@@ -64,7 +64,7 @@ class _Holding:
 
 
 class SpoolReservations:
-    """The spool's room by job. `drop` is called to remove all files of a job; it must call `dropped` for each."""
+    """The spool's room by job. `drop` is called to remove all files of a job; it must call `count` for each."""
 
     def __init__(self, budget: ByteBudget, drop: Callable[[str], None]) -> None:
         self._budget = budget
@@ -188,13 +188,9 @@ class SpoolReservations:
         holding.usual_bytes, holding.touched_s = max(holding.usual_bytes, size), time.monotonic()
         return True
 
-    def stored(self, job: str, size: int) -> None:
-        """Account for a file that an upload has written; called before the upload's context ends."""
+    def count(self, job: str, size: int) -> None:
+        """Account for a file that an upload has written, before the upload's context ends; below 0: was removed."""
         self._change(job, self._jobs[job], used=size)
-
-    def dropped(self, job: str, size: int) -> None:
-        """Account for the removal of a file of `size` bytes."""
-        self._change(job, self._jobs[job], used=-size)
 
     def update(self, job: str, *, begins: bool) -> None:
         """Note that an update of the job begins or ends; in between, its room is not revoked."""

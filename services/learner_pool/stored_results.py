@@ -35,7 +35,6 @@ from marless.core.errors import (
 from marless.core.log import structlog
 from marless.core.state import Arrays
 from marless.learning.aggregation import gradient_file
-from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.nets.serial import decode_acting, not_finite
 from marless.rpc import gradients, param_store
 from marless.rpc.concurrency import gather
@@ -192,21 +191,8 @@ def is_whole(left: learner_pool_pb2.Unpublished, spare: Path) -> bool:
     return False
 
 
-async def publish_set_aside(
-    store: ParamStore,
-    job: str,
-    epoch: int,
-    round_: int,
-    left: learner_pool_pb2.Unpublished,
-    spare: Path,
-    *,
-    keep: int = 0,
-) -> Mapping[str, int]:
-    """Publish the content of such a file; returns the versions. Raises the errors of `ParamStore.publish`."""
-    return await store.publish(job, epoch, round_, list(_set_aside_writes(left, spare)), keep=keep)
-
-
-def _set_aside_writes(left: learner_pool_pb2.Unpublished, spare: Path) -> Iterator[PolicyWrite]:
+def writes_set_aside(left: learner_pool_pb2.Unpublished, spare: Path) -> Iterator[PolicyWrite]:
+    """The writes that a worker has left in a file of its pool, to be published now."""
     descriptor = private_files.open_own(spare, os.O_RDONLY)
     try:
         view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))  # stays mapped as long as the blobs exist
@@ -275,11 +261,6 @@ def located(
     """The result with its place in the store."""
     result.gradient.CopyFrom(common_pb2.PolicyVersion(policy=gradient_name(task), version=version))
     return result
-
-
-def reads_peers(config: AlgorithmConfig) -> bool:
-    """True if the learner of this algorithm reads `RoundInput.peers`."""
-    return getattr(config, "truncation", "none") != "none"
 
 
 async def peer_weights(

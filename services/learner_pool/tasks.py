@@ -182,7 +182,10 @@ class LearnTasks:
         if replay := self._replays.path(task.job, scope):
             schema, capacity = known.replays[scope]
             allocate(replay, schema.file_bytes(capacity))  # if it was removed by hand: what it held counts as lost
-            task.replay.CopyFrom(lend(replay, partial(_put, schema, capacity, replay)))
+            # For a worker that does not see the file; it is opened only when frames come.
+            task.replay.CopyFrom(
+                lend(replay, lambda ranges, content: FrameFile(schema, capacity, replay).put(ranges, content))
+            )
         if not task.HasField("gradient"):
             task.spare.CopyFrom(lend(spare, partial(write_new, spare, MAX_PUBLISH_BYTES)))
 
@@ -239,11 +242,6 @@ def heard(task: asyncio.Task[object]) -> None:
         task.exception()
 
 
-def _put(schema: ReplaySchema, capacity: int, path: Path, ranges: Sequence[slice], content: memoryview) -> None:
-    """Write frames into a replay for a worker that does not see its file."""
-    FrameFile(schema, capacity, path).put(ranges, content)
-
-
 _log = structlog.get_logger("learner_pool")
 Result = learner_pool_pb2.LearnResult
 
@@ -271,8 +269,12 @@ class UpdateResultCache:
         inputs, checksums = inputs_of(request), [file.header.crc32 for file in trajectories]
         # Trajectories that were sampled again are equal as a rule, and then the result is that of the first ones.
         if (inputs, checksums) != (self._request, self._checksums):
-            self._check_groups(inputs)
-            self._drop_all()
+            published = any(result.versions for result in self.results.values())
+            if published and inputs.round == self._request.round and inputs.groups != self._request.groups:
+                raise other_groups(self._job, inputs.round)
+            for spare in self._spares.values():
+                self._buffer.discard(self._job, spare)
+            self.results, self._spares = {}, {}
         elif request.epoch != self._epoch:
             await self._drop_lost()
         self._request, self._checksums, self._epoch, self._keep = inputs, checksums, request.epoch, request.keep
@@ -294,16 +296,6 @@ class UpdateResultCache:
             self._spares[scope] = spare
         self.results[scope] = result
 
-    def _check_groups(self, inputs: learner_pool_pb2.UpdateRequest) -> None:
-        published = any(result.versions for result in self.results.values())
-        if published and inputs.round == self._request.round and inputs.groups != self._request.groups:
-            raise other_groups(self._job, inputs.round)
-
-    def _drop_all(self) -> None:
-        for spare in self._spares.values():
-            self._buffer.discard(self._job, spare)
-        self.results, self._spares = {}, {}
-
     async def _drop_lost(self) -> None:
         """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
         for scope, result in list(self.results.items()):
@@ -315,15 +307,8 @@ class UpdateResultCache:
     async def _publish(self, scope: int, result: Result) -> None:
         left, spare = result.unpublished, self._spares[scope]
         try:
-            versions = await stored_results.publish_set_aside(
-                self._store,
-                job=self._job,
-                epoch=self._epoch,
-                round_=self._request.round,
-                left=left,
-                spare=spare,
-                keep=self._keep,
-            )
+            writes = list(stored_results.writes_set_aside(left, spare))
+            versions = await self._store.publish(self._job, self._epoch, self._request.round, writes, keep=self._keep)
         except stored_results.PASSING as error:
             left.error_code, left.error = type(error).__name__, str(error)
             return

@@ -186,12 +186,12 @@ class TrajectoryBuffer:
     async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
         """Reserve room for a round before its actors run; see `SpoolReservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
+        known, needed_bytes = self._known(request.job), 0
+        if request.round > known.round:  # the files that rounds before this one are trained from
+            files = (file.size_bytes for (number, _), file in known.waiting.items() if number < request.round)
+            needed_bytes = sum(files) + sum(known.kept.values())
         await self.reservations.reserve(
-            request.job,
-            request.round,
-            request.actors,
-            request.idle_s,
-            concurrent_bytes=self._before_bytes(request.job, request.round),
+            request.job, request.round, request.actors, request.idle_s, concurrent_bytes=needed_bytes
         )
 
     def spare(self) -> Path:
@@ -208,14 +208,14 @@ class TrajectoryBuffer:
             path.unlink()
             return False
         known.kept[path] = size
-        self.reservations.stored(job, size)
+        self.reservations.count(job, size)
         return True
 
     def discard(self, job: str, path: Path) -> None:
         """Remove a file that `keep` was called with; calling it twice is safe."""
         path.unlink(missing_ok=True)
         if job in self._jobs and (size := self._jobs[job].kept.pop(path, 0)):
-            self.reservations.dropped(job, size)
+            self.reservations.count(job, -size)
 
     def trajectories(self, job: str, round_: int, actors: int) -> list[TrajectoryFile]:
         """The trajectories of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
@@ -331,7 +331,7 @@ class TrajectoryBuffer:
         if displaced := known.waiting.pop(key, None):
             self._discard_file(displaced)
         known.waiting[key] = file
-        self.reservations.stored(file.header.job, file.size_bytes)
+        self.reservations.count(file.header.job, file.size_bytes)
 
     def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
         """The job of an upload; raises if the upload belongs to another round or epoch."""
@@ -365,14 +365,6 @@ class TrajectoryBuffer:
         known.round = round_
         return self.reservations.keep(job, round_)
 
-    def _before_bytes(self, job: str, round_: int) -> int:
-        """Bytes of files that are needed until rounds before this one are trained."""
-        known = self._known(job)
-        if round_ <= known.round:
-            return 0
-        files = (file.size_bytes for (number, _), file in known.waiting.items() if number < round_)
-        return sum(files) + sum(known.kept.values())
-
     def _known(self, job: str) -> _OpenJob:
         if job not in self._jobs:
             raise NotFoundError(f"job {shown(job)} is not open in this learner pool")
@@ -388,7 +380,7 @@ class TrajectoryBuffer:
 
     def _discard_file(self, file: TrajectoryFile) -> None:
         file.path.unlink(missing_ok=True)
-        self.reservations.dropped(file.header.job, file.size_bytes)
+        self.reservations.count(file.header.job, -file.size_bytes)
 
     @contextmanager
     def _counting(self) -> Iterator[None]:

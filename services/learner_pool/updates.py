@@ -10,10 +10,9 @@ from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT, check_id
 from marless.core.log import structlog
 from marless.jobs.job import replay_of, schema_of
 from marless.jobs.schedules import registry as schedules
-from marless.jobs.spec import JobSpec, from_json, spaces_from_json
+from marless.jobs.spec import from_json, spaces_from_json
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes as scopes_of
-from marless.learning.envs.base import EnvSpaces
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
@@ -33,7 +32,7 @@ from services.learner_pool.tasks import (
     join,
     other_groups,
 )
-from services.learner_pool.trajectory_buffer import Opening, TrajectoryBuffer, TrajectoryFile
+from services.learner_pool.trajectory_buffer import Opening, TrajectoryBuffer
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
@@ -60,7 +59,9 @@ class Updates:
         check_number("epoch", request.epoch)
         check_number("round", request.round)
         check_number("opening", request.opening)
-        spec, spaces = await asyncio.to_thread(_read, request)
+        spec, spaces = await asyncio.to_thread(
+            lambda: (from_json(request.spec_json), spaces_from_json(request.spaces_json))
+        )
         await self._check_newest(request.job, request.epoch)
         known = self._tasks.jobs.get(request.job)
         # Results that were computed by another spec must not answer for this one.
@@ -247,7 +248,10 @@ class Updates:
     ) -> list[learner_pool_pb2.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = by_scope(known, task)
-        files = self._files(request)
+        if request.rollouts:
+            files = self._buffer.rollouts(request.job, request.rollouts)
+        else:
+            files = self._buffer.trajectories(request.job, request.round, request.actors)
         self._buffer.reservations.update(request.job, begins=True)
         try:
             await known.cache.begin(request, files)
@@ -257,12 +261,6 @@ class Updates:
         results = [known.cache.results[each.scope] for each in tasks]
         check_published(results)
         return results
-
-    def _files(self, request: learner_pool_pb2.UpdateRequest) -> list[TrajectoryFile]:
-        """The trajectories that an update learns from, in their order; raises StaleError if some are missing."""
-        if request.rollouts:
-            return self._buffer.rollouts(request.job, request.rollouts)
-        return self._buffer.trajectories(request.job, request.round, request.actors)
 
 
 def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
@@ -275,10 +273,6 @@ def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
     check_number("keep", request.keep, 0, MAX_KEPT)
     check_groups(request.groups)
     check_versions(request.versions)
-
-
-def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]:
-    return from_json(request.spec_json), spaces_from_json(request.spaces_json)
 
 
 def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:

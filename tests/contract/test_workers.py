@@ -137,7 +137,7 @@ class Pool:
     async def connect(self, *names: str) -> list[asyncio.Task[None]]:
         tasks = [self.start(name) for name in names]
         async with asyncio.timeout(PATIENCE_S):
-            await self.dispatcher.connected(list(names))
+            await self.dispatcher.connected.present(list(names))
         return tasks
 
     async def run(
@@ -152,7 +152,7 @@ class Pool:
 
     async def gone(self, name: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            await self.dispatcher.disconnected(name)
+            await self.dispatcher.connected.absent(name)
 
     async def _work(self, name: str, ticket: str) -> None:
         peer = Peer(self.address, Security())
@@ -378,7 +378,7 @@ async def test_a_worker_that_is_gone_when_its_turn_comes_costs_one_attempt_not_t
         await forever.wait()
 
     ghost = asyncio.create_task(pool.dispatcher.attach(messages(), broken))
-    await pool.dispatcher.connected(["ghost"])
+    await pool.dispatcher.connected.present(["ghost"])
     running = pool.submit("fast")
     await ghost  # given up
     await pool.connect("w")
@@ -805,7 +805,7 @@ def names(pool: Pool) -> list[str]:
 async def test_warm_workers_start_before_anyone_asks(pool, make):
     await make(warm=2)
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.connected(["actor-0", "actor-1"])
+        await pool.dispatcher.connected.present(["actor-0", "actor-1"])
     assert (await pool.run("fast")).invocation.cold
 
 
@@ -813,7 +813,7 @@ async def test_ensure_starts_workers_up_to_the_limit_and_never_removes_any(pool,
     fleet = await make(limit=2)
     await fleet.ensure(7)
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.connected(["actor-0", "actor-1"])
+        await pool.dispatcher.connected.present(["actor-0", "actor-1"])
     await fleet.ensure(1)
     assert names(pool) == ["actor-0", "actor-1"]
 
@@ -826,7 +826,7 @@ async def test_the_first_task_of_a_worker_says_how_long_the_worker_took_to_start
     await asyncio.sleep(0)  # the launch
     clock.now_s += 1.5
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.connected(["actor-0"])
+        await pool.dispatcher.connected.present(["actor-0"])
     first, second = await pool.run("fast"), await pool.run("fast")
     assert (first.invocation.cold, first.invocation.init_s) == (True, 1.5)
     assert (second.invocation.cold, second.invocation.init_s) == (False, 0.0)
@@ -844,7 +844,7 @@ async def test_prewarming_answers_at_once_starts_what_there_is_room_for_and_remo
     await servicer.Prewarm(actor_pool_pb2.PrewarmRequest(actors=5), None)
     assert names(pool) == []  # nobody waits for them
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.connected(["actor-0", "actor-1"])
+        await pool.dispatcher.connected.present(["actor-0", "actor-1"])
     await servicer.Prewarm(actor_pool_pb2.PrewarmRequest(actors=1), None)
     assert launcher.launched == names(pool) == ["actor-0", "actor-1"]
 
@@ -874,7 +874,7 @@ async def test_how_a_worker_ended_is_told_though_its_stream_ends_first(pool, mak
         await fleet.ensure(1)
         launcher.handles["actor-0"].kill()
         async with asyncio.timeout(PATIENCE_S):
-            await pool.dispatcher.disconnected("actor-0")
+            await pool.dispatcher.connected.absent("actor-0")
             told.set()
             while len(launcher.launched) < 2:  # noqa: ASYNC110  # the launcher tells nobody
                 await asyncio.sleep(0.001)
@@ -916,7 +916,7 @@ async def test_workers_that_are_killed_before_they_connect_are_waited_for(pool, 
     with pytest.raises(OverloadedError, match="could not start"):
         await waiting
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.any_connected()
+        await pool.dispatcher.connected.some()
     assert launcher.launched == ["actor-0"] * 6
     assert (await pool.run("fast")).payload.startswith(b"fast by actor-0")
 
@@ -996,7 +996,7 @@ async def test_a_worker_that_there_is_no_room_for_is_ordered_again_and_jobs_are_
                 await needed
     launcher.answer = ACCEPTED
     async with asyncio.timeout(PATIENCE_S):
-        await pool.dispatcher.any_connected()
+        await pool.dispatcher.connected.some()
         assert (await pool.submit("fast")).payload == b"fast by actor-0"
     assert len(launcher.batches) > 1
 
@@ -1153,7 +1153,7 @@ async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, m
     await pool.bench.until_started(1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await pool.dispatcher.disconnected("actor-0")
+            await pool.dispatcher.connected.absent("actor-0")
     following = pool.submit("fast")
     pool.bench.go.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -1232,7 +1232,7 @@ async def test_a_worker_whose_pool_does_not_answer_says_so_until_it_does(tmp_pat
         assert "failed to connect" in logs[0]["reason"]
         async with pool_at(address, Dispatcher(queue_limit=2, tickets=Tickets(others=True))) as pool:
             async with asyncio.timeout(PATIENCE_S):
-                await pool.dispatcher.connected(["early"])
+                await pool.dispatcher.connected.present(["early"])
             said = len(logs)
             assert (await pool.run("fast")).payload == b"fast by early"
             await asyncio.sleep(0.2)  # several times as long as it would wait before it says so again

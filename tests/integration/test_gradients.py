@@ -198,7 +198,7 @@ async def test_learners_run_at_once_on_workers_of_their_own(cluster, computed):
     await job.sample(*range(6))
     answers = await asyncio.gather(*(job.gradient(number, number) for number in range(6)))
     assert [each.gradients[0].policy for each in answers] == [f"gradient/{number}/0" for number in range(6)]
-    await until(lambda: computed.dispatcher.connected_workers == 2)
+    await until(lambda: len(computed.dispatcher.connected) == 2)
     assert [await job.stored(number) for number in range(6)] == [
         await job.directly(number, number) for number in range(6)
     ]

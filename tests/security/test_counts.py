@@ -128,7 +128,9 @@ def rollout(**changes: object) -> actor_pool_pb2.RolloutRequest:
     ],
 )
 async def test_a_rollout_counts_no_further(field, most):
-    rollouts = Rollouts(SimpleNamespace(machines=MachineAccounts(), busy_for_others=lambda _: 0), Fleet())
+    rollouts = Rollouts(
+        SimpleNamespace(machines=MachineAccounts(), tenancy=SimpleNamespace(busy_for_others=lambda _: 0)), Fleet()
+    )
     with pytest.raises(StartedError):
         await rollouts.run(rollout(**{field: most}))
     for wrong in (most + 1, -1):

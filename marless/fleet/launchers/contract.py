@@ -61,18 +61,22 @@ async def _check(launcher: Launcher, dispatcher: Dispatcher, token: str) -> None
     orders = [LaunchOrder(name, dispatcher.launching(name)) for name in ("first", "second", "third")]
     answers = await launcher.launch(orders)
     _require_accepted(orders, answers)
-    await _within(launcher.connect_s, dispatcher.connected([order.worker for order in orders]), "did not connect")
+    await _within(
+        launcher.connect_s, dispatcher.connected.present([order.worker for order in orders]), "did not connect"
+    )
     _require_hidden([token, *(order.ticket for order in orders)])
     await _released(launcher, dispatcher, "first")
     await _killed(launcher, dispatcher, "second")
     await _within(ENDS_S, launcher.drain("unheard-of", 0.0), "drain() of a name that was never ordered did not return")
     again = [LaunchOrder("first", dispatcher.launching("first"))]
     _require_accepted(again, await launcher.launch(again))
-    await _within(launcher.connect_s, dispatcher.connected(["first"]), "did not connect when it was ordered again")
+    await _within(
+        launcher.connect_s, dispatcher.connected.present(["first"]), "did not connect when it was ordered again"
+    )
     for _ in range(2):
         await _within(2 * ENDS_S, launcher.close(), "close() did not return")
     for name in ("first", "third"):
-        await _within(ENDS_S, dispatcher.disconnected(name), f"{name} was left running by close()")
+        await _within(ENDS_S, dispatcher.connected.absent(name), f"{name} was left running by close()")
 
 
 async def _released(launcher: Launcher, dispatcher: Dispatcher, name: str) -> None:
@@ -84,7 +88,7 @@ async def _released(launcher: Launcher, dispatcher: Dispatcher, name: str) -> No
     await _within(2 * ENDS_S, launcher.drain(name, ENDS_S), "drain() of a released worker did not return")
     await _within(ENDS_S, observed, "observe() did not return after its worker had ended")
     _require(bool(observed.result()), "observe() says nothing about how a worker ended")
-    await _within(ENDS_S, dispatcher.disconnected(name), "a released worker is still connected")
+    await _within(ENDS_S, dispatcher.connected.absent(name), "a released worker is still connected")
 
 
 async def _killed(launcher: Launcher, dispatcher: Dispatcher, name: str) -> None:
@@ -92,8 +96,8 @@ async def _killed(launcher: Launcher, dispatcher: Dispatcher, name: str) -> None
     observed = asyncio.create_task(launcher.observe(name))
     await _within(ENDS_S, launcher.drain(name, 0.0), "drain() without grace did not return")
     await _within(ENDS_S, observed, "observe() did not return after its worker was killed")
-    await _within(ENDS_S, dispatcher.disconnected(name), "drain() without grace left its worker running")
-    _require(dispatcher.is_connected("third"), "drain() of one worker ended another")
+    await _within(ENDS_S, dispatcher.connected.absent(name), "drain() without grace left its worker running")
+    _require("third" in dispatcher.connected, "drain() of one worker ended another")
 
 
 @asynccontextmanager

@@ -129,7 +129,8 @@ class TemplateProcess:
             if (pid := int(said)) < 0:
                 raise OSError(-pid, os.strerror(-pid))
             if not received:
-                _kill(pid)  # nobody could observe it
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # nobody could observe it, but its template waits for its end
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return Forked(pid, received[0], reports)
         except BaseException as error:
@@ -178,12 +179,6 @@ async def _readable(descriptor: int) -> None:
         await readable.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-def _kill(pid: int) -> None:
-    """Kill a process that its template waits for."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def how(code: int) -> str:

@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from marless.core import orphans
 from marless.fleet.handover import Handover
@@ -139,9 +138,6 @@ class LocalLauncher:
             )
         return ACCEPTED
 
-    def _handover(self, ticket: str) -> Handover:
-        return Handover(ticket, self._token())
-
     async def _fork(self, order: LaunchOrder) -> _Process:
         arguments = (*self._arguments, *order.arguments, "--worker", order.worker)
         forking_order = template.ForkOrder(module=self._module, arguments=arguments, mark=orphans.new_mark())
@@ -154,8 +150,9 @@ class LocalLauncher:
         finally:
             # In any case: while this copy is open, writing to a worker that has ended raises no error.
             os.close(standard_input)
-        handover = partial(self._handover, order.ticket)
-        return await _Process.of(forked, lines, forking_order.mark, handover, self._reap)
+        return await _Process.of(
+            forked, lines, forking_order.mark, lambda: Handover(order.ticket, self._token()), self._reap
+        )
 
     def _reap(self) -> None:
         own = self._template.pid

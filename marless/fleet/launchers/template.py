@@ -99,7 +99,9 @@ def main() -> None:
     """Run a template; in each forked process, run its program."""
     gc.disable()  # what modules allocate stays
     orders = socket.socket(fileno=os.dup(0))
-    _read_nothing()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     # Without the padding, which only makes room for what its processes show.
     show_command(sys.orig_argv[:-1])
     module, ahead = sys.argv[1].removeprefix(_MODULE), sys.argv[2].removeprefix(_AHEAD)
@@ -116,12 +118,6 @@ def _imported(name: str) -> Any:  # Any: what a module defines
     """Import what `python -m NAME` runs."""
     module = importlib.import_module(name)
     return importlib.import_module(f"{name}.__main__") if hasattr(module, "__path__") else module
-
-
-def _read_nothing() -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 from marless.rpc.metrics import counter, gauge
 from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.view import Tally
 
 PERIOD_S = 1.0
 EAGER_PERIOD_S = 0.2
@@ -28,9 +27,10 @@ class Readiness:
     """Checks periodically and answers from the last check; an async context manager."""
 
     def __init__(self, peers: Mapping[str, Peer], runs: Path) -> None:
-        self._peers = peers
+        self.peers = peers
         self._runs = runs
-        self._missing: tuple[str, ...] = (*peers, "runs")
+        self.missing: tuple[str, ...] = (*peers, "runs")
+        """The peers that did not serve at the last check, and "runs" if the runs directory could not be written."""
         self._looking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Readiness:
@@ -47,29 +47,20 @@ class Readiness:
 
     async def ready(self) -> bool:
         """True if all peers served and the runs directory was writable at the last check."""
-        return not self._missing
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """The address of each peer, by name."""
-        return {name: peer.address for name, peer in self._peers.items()}
-
-    def serving(self, peer: str) -> bool:
-        """True if this peer served at the last check."""
-        return peer not in self._missing
+        return not self.missing
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(EAGER_PERIOD_S if self._missing else PERIOD_S)
+            await asyncio.sleep(EAGER_PERIOD_S if self.missing else PERIOD_S)
             await self._look()
 
     async def _look(self) -> None:
         writable = asyncio.to_thread(_is_writable, self._runs)
-        *answers, ours = await asyncio.gather(*map(is_serving, self._peers.values()), writable)
-        missing = tuple(name for name, there in zip((*self._peers, "runs"), (*answers, ours), strict=True) if not there)
-        if missing != self._missing:
+        *answers, ours = await asyncio.gather(*map(is_serving, self.peers.values()), writable)
+        missing = tuple(name for name, there in zip((*self.peers, "runs"), (*answers, ours), strict=True) if not there)
+        if missing != self.missing:
             _log.info("coordinator.readiness", missing=missing)
-        self._missing = missing
+        self.missing = missing
 
 
 def _is_writable(directory: Path) -> bool:
@@ -88,18 +79,12 @@ STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 
 def figures(jobs: Jobs) -> list[Metric]:
     """All metrics: jobs by state, rounds, env steps, and the functions that ran."""
-    tally, states = jobs.tally, jobs.states()
+    tally, states = jobs.tally, jobs.index.states()
     return [
         gauge("jobs", "Jobs of the runs directory.", {state: states[state] for state in STATES}, by="state"),
-        gauge("jobs_in_trouble", "Jobs that wait for a service, or try a round again.", jobs.in_trouble),
+        gauge("jobs_in_trouble", "Jobs that wait for a service, or try a round again.", jobs.queue.in_trouble),
         counter("rounds", "Rounds recorded.", tally.rounds),
         counter("env_steps", "Env steps sampled for training (all agents act once in one copy).", tally.env_steps),
-        *_functions(tally),
-    ]
-
-
-def _functions(tally: Tally) -> list[Metric]:
-    return [
         counter("invocations", "Executions of workers in recorded rounds.", tally.invocations, by="function"),
         counter("invocation_seconds", "Their seconds from start to end.", tally.seconds, by="function"),
         counter("invocation_vcpu_seconds", "The vCPU seconds they used.", tally.vcpu_seconds, by="function"),

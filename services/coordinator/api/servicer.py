@@ -10,7 +10,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -80,7 +80,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:  # noqa: N802
         """List jobs, newest first."""
         check_number("the number of states", len(request.states), 0, len(pb.JobState.values()))
-        states = {_state_name(state) for state in request.states}
+        if unknown := [state for state in request.states if state not in pb.JobState.values()]:
+            raise SpecError(f"{unknown[0]} is not a state of a job; known: {', '.join(pb.JobState.keys())}")
+        states = {pb.JobState.Name(state).removeprefix("JOB_STATE_") for state in request.states}
         views, after = await self._jobs.page(request.page_size, request.page_token, states)
         return pb.ListJobsResponse(jobs=map(_job, views), next_page_token=after)
 
@@ -138,18 +140,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:  # noqa: N802
         """Return the coordinator's version, clock, runs directory and services."""
         services = (
-            pb.ServiceInfo(name=name, address=address, serving=self._readiness.serving(name))
-            for name, address in self._readiness.addresses.items()
+            pb.ServiceInfo(name=name, address=peer.address, serving=name not in self._readiness.missing)
+            for name, peer in self._readiness.peers.items()
         )
         return pb.GetInfoResponse(
             version=version("marless"), now_s=time.time(), runs=self._jobs.place, services=services
         )
-
-
-def _state_name(state: pb.JobState.ValueType) -> str:
-    if state not in pb.JobState.values():
-        raise SpecError(f"{state} is not a state of a job; known: {', '.join(pb.JobState.keys())}")
-    return pb.JobState.Name(state).removeprefix("JOB_STATE_")
 
 
 def _job(view: JobView) -> pb.Job:
@@ -187,7 +183,19 @@ class ListedFile(NamedTuple):
 
 def listing(folder: Path) -> list[ListedFile]:
     """All finished regular files of a run folder, sorted by path."""
-    return sorted(_files(folder))
+    listed: list[ListedFile] = []
+    for directory, subfolders, names in os.walk(folder):
+        here = Path(directory).relative_to(folder)
+        subfolders[:] = [name for name in subfolders if _is_for_users((here / name).as_posix())]
+        for name in names:
+            path = (here / name).as_posix()
+            try:
+                found = (folder / path).lstat()
+            except FileNotFoundError:  # removed since it was listed, as old checkpoints are
+                continue
+            if _is_for_users(path) and stat.S_ISREG(found.st_mode):
+                listed.append(ListedFile(path, found.st_size))
+    return sorted(listed)
 
 
 def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
@@ -211,20 +219,6 @@ def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
         os.close(descriptor)
         raise missing
     return os.fdopen(descriptor, "rb"), found.st_size
-
-
-def _files(folder: Path) -> Iterator[ListedFile]:
-    for directory, subfolders, names in os.walk(folder):
-        here = Path(directory).relative_to(folder)
-        subfolders[:] = [name for name in subfolders if _is_for_users((here / name).as_posix())]
-        for name in names:
-            path = (here / name).as_posix()
-            try:
-                found = (folder / path).lstat()
-            except FileNotFoundError:  # removed since it was listed, as old checkpoints are
-                continue
-            if _is_for_users(path) and stat.S_ISREG(found.st_mode):
-                yield ListedFile(path, found.st_size)
 
 
 def _is_for_users(path: str) -> bool:
@@ -295,7 +289,8 @@ async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int
             for line in lines:
                 cursor = line.cursor
                 yield line
-        if not follow or (view.status.ended and source.left):
+        # A job that this coordinator does not run adds nothing to its log.
+        if not follow or (view.status.ended and jobs.live(job) is None):
             return
         await source.notifier()
 
@@ -308,11 +303,6 @@ class _Source:
         self._job = job
         self._live: LiveJob | None = None
         self._next: asyncio.Event | None = None
-
-    @property
-    def left(self) -> bool:
-        """True if this coordinator does not run the job, so that it adds nothing to its log."""
-        return self._jobs.live(self._job) is None
 
     async def look(self) -> JobView:
         """The present view. That of a job that has just ended here is not read from disk, which may be full."""

@@ -152,7 +152,8 @@ class LiveJob:
         self._tally = tally
         self._progress = progress
         self._changed = changed
-        self._status = status
+        self.status = status
+        """The present status; after the end, the final one."""
         self._run = JobRun(
             job_id=status.job,
             job=job,
@@ -165,19 +166,14 @@ class LiveJob:
         )
 
     @property
-    def status(self) -> JobStatus:
-        """The present status; after the end, the final one."""
-        return self._status
-
-    @property
     def in_trouble(self) -> bool:
         """True while the job waits for a service or retries a round."""
-        return self._run.in_trouble and not self._status.ended
+        return self._run.in_trouble and not self.status.ended
 
     @property
     def view(self) -> JobView:
         """The present view of the job."""
-        return view_of(self._status, self.folder.path, self._progress)
+        return view_of(self.status, self.folder.path, self._progress)
 
     async def run(self) -> None:
         """Run the job to its end, or until another coordinator takes it over."""
@@ -185,12 +181,12 @@ class LiveJob:
 
     async def saved(self) -> None:
         """Wait until the final status is on the disk, which may have been full when the job ended."""
-        while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # for a disk
+        while self.status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # for a disk
             await asyncio.sleep(SAVE_PERIOD_S)
 
     async def close_sinks(self) -> None:
         """Close the sinks once they have all recorded rounds; waits a few seconds at most, see `SinkFeed.stop`."""
-        await self._sinks.stop(self._status.state, self._status.random)
+        await self._sinks.stop(self.status.state, self.status.random)
 
     def cancel(self) -> None:
         """Ask the job to stop after the present round."""
@@ -198,7 +194,7 @@ class LiveJob:
 
     async def end(self, state: str, reason: str) -> None:
         """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
-        status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
+        status = await asyncio.to_thread(ended, self.status, self.folder, state, reason)
         # On the disk before anybody is told: who has seen the end must not see the job run again after a crash.
         await asyncio.to_thread(self.folder.write_status, status)
         await asyncio.to_thread(self.folder.flush)
@@ -206,29 +202,24 @@ class LiveJob:
 
     def put_down(self) -> None:
         """Note that this coordinator stops by itself, so that it does not count among those that the job has ended."""
-        if self._status.ended or not self._status.takeovers or self.folder.replaced:
+        if self.status.ended or not self.status.takeovers or self.folder.replaced:
             return
         with suppress(MarlessError):  # the disk is full, or another coordinator owns the job: neither is lost by it
-            if not self._owned():
-                return
+            try:
+                self.folder.check_owned()
+            except FencedError:  # its run, which has ended, has released it
+                if not self.folder.own():
+                    return
             status = self.folder.read_status()
             if not status.ended:
                 self.folder.write_status(replace(status, takeovers=0))
                 self.folder.flush()
 
-    def _owned(self) -> bool:
-        """Own the job again if its run, which has ended, has released it; returns False if another one owns it."""
-        try:
-            self.folder.check_owned()
-        except FencedError:
-            return self.folder.own()
-        return True
-
     def _save(self) -> bool:
         try:
-            saved = self.folder.settled and self.folder.read_status() == self._status
+            saved = self.folder.settled and self.folder.read_status() == self.status
             if not saved and self.folder.own():  # else another coordinator owns it
-                self.folder.write_status(self._status)
+                self.folder.write_status(self.status)
                 self.folder.flush()
         except MarlessError:
             return False
@@ -246,12 +237,12 @@ class LiveJob:
 
     def _accept_status(self, status: JobStatus) -> None:
         self._log_status(status)
-        self._status = status
+        self.status = status
         self._changed(status)
         self.notifier.tell()
 
     def _log_status(self, status: JobStatus) -> None:
-        if (status.state, status.reason) == (self._status.state, self._status.reason):
+        if (status.state, status.reason) == (self.status.state, self.status.reason):
             return
         facts = {"state": status.state, "reason": status.reason}
         if not status.ended:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,17 +69,17 @@ class Jobs:
         self._pools = pools
         self._options = options or JobsOptions()
         self.uploads = FileUploads(self.runs, self._options.uploads_bytes)
-        self._index = Index(self._runs)
-        self._aftermath = Aftermath(pools, self._keep)
-        self._queue = JobQueue(self._options.running, self._aftermath.follow)
+        self.index = Index(self._runs)
+        self._aftermath = Aftermath(pools, lambda job, machines: self._whole(job, self._keep(job, machines)))
+        self.queue = JobQueue(self._options.running, self._aftermath.follow)
         self._preparing = preparing or Preparing()
         self._failover = Failover(
-            self._index,
+            self.index,
             self._runs,
             lease_s=self._options.lease_s,
             only=self._options.only,
             is_ours=self._is_ours,
-            continue_job=self._take_over,
+            continue_job=lambda folder: self._whole(folder.path.name, self._continue(folder)),
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._verbs: set[asyncio.Task[Any]] = set()  # Any: their results differ
@@ -88,9 +87,9 @@ class Jobs:
         self.tally = Tally()
 
     async def __aenter__(self) -> Jobs:
-        await asyncio.to_thread(self._index.prepare)
+        await asyncio.to_thread(self.index.prepare)
         # Before the first request is served: a list without the jobs that are there would be wrong.
-        await self._index.look(self._is_ours)
+        await self.index.look(self._is_ours)
         self._failover.start()
         return self
 
@@ -107,16 +106,7 @@ class Jobs:
         await self._aftermath.stop()
         # Before the queue stops, because a request that is under way may still add a job to it.
         await asyncio.gather(*self._verbs, return_exceptions=True)
-        await self._queue.stop()
-
-    @property
-    def in_trouble(self) -> int:
-        """Number of jobs that wait for a service or retry a round."""
-        return self._queue.in_trouble
-
-    def states(self) -> Counter[str]:
-        """Number of jobs of the runs directory by state."""
-        return self._index.states()
+        await self.queue.stop()
 
     @property
     def place(self) -> str:
@@ -125,7 +115,7 @@ class Jobs:
 
     def live(self, job: str) -> LiveJob | None:
         """The job if this coordinator runs it or has it queued, else None."""
-        return self._queue.get(job)
+        return self.queue.get(job)
 
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job; raises NotFoundError for an invalid id."""
@@ -135,7 +125,7 @@ class Jobs:
 
     async def get(self, job: str) -> JobView:
         """The present view of a job; raises NotFoundError."""
-        if live := self._queue.get(job):
+        if live := self.queue.get(job):
             return live.view
         try:
             return await asyncio.to_thread(view.fresh, self.folder(job))
@@ -144,12 +134,12 @@ class Jobs:
 
     async def bring(self, job: str) -> None:
         """Have all files of a job here, if it is kept in a bucket and runs elsewhere; raises NotFoundError."""
-        if not self._queue.get(job):
+        if not self.queue.get(job):
             await asyncio.to_thread(self.folder(job).refresh, reading.everything)
 
     async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[JobView], str]:
         """Jobs, newest first, and the token of the next page; see `Index.page`."""
-        ids, after = self._index.page(size, token, states)
+        ids, after = self.index.page(size, token, states)
         views = await asyncio.gather(*map(self.get, ids), return_exceptions=True)
         return [found for found in views if isinstance(found, JobView)], after
 
@@ -210,7 +200,7 @@ class Jobs:
             if answered(request, spec, there, known.status):
                 return known
         # Refused before the environment is made, which takes a process of its own and seconds.
-        self._queue.check_room()
+        self.queue.check_room()
         job = await self._preparing.prepared(spec, new=True)
         if (other := spec.start.checkpoint) and is_id(other):
             with suppress(NotFoundError):
@@ -219,7 +209,7 @@ class Jobs:
         # The present job goes only now that its successor is known to be valid.
         if known:
             await self._remove(request.job)
-        status = accepted(request, spec, self._queue.prospect)
+        status = accepted(request, spec, self.queue.prospect)
         folder = self.folder(request.job)
         try:
             await asyncio.to_thread(folder.create, spec, status, source)
@@ -235,19 +225,19 @@ class Jobs:
     async def _present(self, job: str) -> JobView:
         """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
         seen = await self.get(job)
-        if seen.status.ended or self._queue.get(job) or self._options.only not in ("", job):
+        if seen.status.ended or self.queue.get(job) or self._options.only not in ("", job):
             return seen
         await self._continue(self.folder(job))
         return await self.get(job)
 
     async def _cancel(self, job: str) -> JobView:
-        seen, live = await self._present(job), self._queue.get(job)
-        if live and self._queue.withdraw(live):
+        seen, live = await self._present(job), self.queue.get(job)
+        if live and self.queue.withdraw(live):
             try:
                 await live.end("CANCELLED", "cancelled by its user before its turn came")
             # The user is told that this failed, so the job must not be missing from the queue.
             except BaseException:
-                self._queue.add(live)
+                self.queue.add(live)
                 raise
             live.folder.release()
         elif live:
@@ -264,7 +254,7 @@ class Jobs:
             return await self.get(job)
         if not known.ended:
             raise JobStateError(f"job {job!r} has not ended; there is nothing to resume")
-        self._queue.check_room()
+        self.queue.check_room()
         folder = self.folder(job)
         await self._own(folder)
         try:
@@ -285,7 +275,7 @@ class Jobs:
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
         attached = status.job == self._options.only
-        status = status.resumed(request_id, reason=self._queue.prospect, attached=attached)
+        status = status.resumed(request_id, reason=self.queue.prospect, attached=attached)
         await asyncio.to_thread(folder.write_status, status)
         await asyncio.to_thread(folder.flush)
         progress = await asyncio.to_thread(view.progress_of, folder)
@@ -309,8 +299,8 @@ class Jobs:
 
         The other services' data of it goes first, so that a new job of the same id never finds old versions.
         """
-        if live := self._queue.get(job):
-            await self._queue.remove(live)
+        if live := self.queue.get(job):
+            await self.queue.remove(live)
         folder = self.folder(job)
         await self._own(folder)
         try:
@@ -319,16 +309,13 @@ class Jobs:
             await asyncio.to_thread(folder.delete)
         finally:
             folder.release()
-        self._index.discard(job)
+        self.index.discard(job)
 
     async def _keep(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
         """Note in a job's machines.json what they do after its end; False if that is over, as when it was resumed."""
-        return await self._whole(job, self._kept(job, machines))
-
-    async def _kept(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
         folder = self.folder(job)
         kept = await asyncio.to_thread(folder.read_kept)
-        if self._queue.get(job) or kept is None or not await to_the_end(folder.own):
+        if self.queue.get(job) or kept is None or not await to_the_end(folder.own):
             return False
         try:
             # Read with the lock in hand: another coordinator may have resumed the job since it was looked at.
@@ -341,7 +328,7 @@ class Jobs:
         return True
 
     def _is_ours(self, job: str) -> bool:
-        return self._queue.get(job) is not None
+        return self.queue.get(job) is not None
 
     async def _own(self, folder: RunFolder) -> None:
         if not await to_the_end(folder.own):
@@ -359,16 +346,13 @@ class Jobs:
             pools=self._pools,
             patience_s=self._options.patience_s,
             tally=self.tally,
-            changed=self._index.note,
+            changed=self.index.note,
         )
         folder.keep_beating()
-        self._index.note(status)
+        self.index.note(status)
         live.log.info(event, env=status.env, algorithm=status.algorithm, seed=job.spec.seed, reason=status.reason)
-        self._queue.add(live)
+        self.queue.add(live)
         return live.view
-
-    async def _take_over(self, folder: RunFolder) -> bool:
-        return await self._whole(folder.path.name, self._continue(folder))
 
     async def _continue(self, folder: RunFolder) -> bool:
         """Continue a job that no coordinator runs; False if another one does."""
@@ -387,7 +371,7 @@ class Jobs:
     async def _go_on(self, folder: RunFolder) -> None:
         status = await asyncio.to_thread(folder.read_status)
         if status.ended:
-            self._index.note(status)
+            self.index.note(status)
             folder.release()
             return
         progress, reason = JobProgress(), ""
@@ -418,7 +402,7 @@ class Jobs:
             last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
             await asyncio.to_thread(folder.write_status, last)
             await asyncio.to_thread(folder.flush)
-            self._index.note(last)
+            self.index.note(last)
             folder.release()
             return
         self._enqueue_job(job, folder, status, progress, "job.found")

@@ -59,7 +59,16 @@ class SinkFeed:
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
         self._notifier = _Notifier(spec.evaluation.every)
-        job = cache(partial(_sink_job, job_id, spec, folder))  # called in threads: a large spec is slow to write
+        # Called in threads: a large spec is slow to write.
+        job = cache(
+            lambda: SinkJob(
+                id=job_id,
+                folder=folder,
+                spec_yaml=spec.to_yaml(),
+                settings=settings(json.loads(spec.to_json())),
+                last=None,
+            )
+        )
         loop = asyncio.get_running_loop()
         self._couriers = {
             config.name: _Courier(
@@ -84,8 +93,12 @@ class SinkFeed:
             for courier in self._couriers.values():
                 courier.take_back(record.round)
         self._notifier.tell(newest=record, random=random)
-        if not self._ends:
-            self._start()
+        if self._ends:
+            return
+        for name, courier in self._couriers.items():
+            self._ends[name] = self._loop.create_future()
+            # A daemon: a sink that hangs must not keep the process from ending.
+            threading.Thread(target=self._run, args=(name, courier), name=f"sink-{name}", daemon=True).start()
 
     async def stop(self, state: str, random: EpisodeReturns | None) -> None:
         """Let the sinks catch up, and close them; waits STOP_S at most, after which slow sinks continue unobserved."""
@@ -103,26 +116,10 @@ class SinkFeed:
             return next(read_backwards(self._folder / ROUNDS), None)
         return None
 
-    def _start(self) -> None:
-        for name, courier in self._couriers.items():
-            self._ends[name] = self._loop.create_future()
-            # A daemon: a sink that hangs must not keep the process from ending.
-            threading.Thread(target=self._run, args=(name, courier), name=f"sink-{name}", daemon=True).start()
-
     def _run(self, name: str, courier: _Courier) -> None:
         courier.run()
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._ends[name].set_result, None)
-
-
-def _sink_job(job_id: str, spec: JobSpec, folder: Path) -> SinkJob:
-    return SinkJob(
-        id=job_id,
-        folder=folder,
-        spec_yaml=spec.to_yaml(),
-        settings=settings(json.loads(spec.to_json())),
-        last=None,
-    )
 
 
 @dataclass
@@ -246,7 +243,12 @@ class _Courier:
         for record, following in _with_next(self._after(last, newest)):
             if following is None and self._notifier.held(record):
                 break
-            evaluated = _evaluated(record, following)
+            # Its policies may have been evaluated during the round that follows.
+            found = following.earlier_evaluation if following else None
+            if found and found.rounds == record.round + 1:
+                evaluated = replace(record, evaluation=found.returns)
+            else:
+                evaluated = record
             sink.write(evaluated, scalars(evaluated, given, self._notifier.random))
             # After the write: a sink may get a round twice, but must not miss one.
             self._taken.rounds = record.round + 1
@@ -306,12 +308,6 @@ def _with_next(records: Iterable[RoundRecord]) -> Iterator[tuple[RoundRecord, Ro
         before = record
     if before:
         yield before, None
-
-
-def _evaluated(record: RoundRecord, following: RoundRecord | None) -> RoundRecord:
-    """The round with the evaluation of its policies, which may have run during the one that follows."""
-    found = following.earlier_evaluation if following else None
-    return replace(record, evaluation=found.returns) if found and found.rounds == record.round + 1 else record
 
 
 def _same(record: RoundRecord | None, other: RoundRecord | None) -> bool:

@@ -59,14 +59,14 @@ class BucketFolder(RunFolder):
 
     def _own_copy(self) -> bool:
         self.check_ours()
-        with self._disk():
+        with self._disk:
             make_directory(self.path)
         return super().own()
 
     def _own_home(self, take: Callable[[], bool]) -> bool:
         """Own the job in the bucket, having locked its working copy, which is unlocked if that fails."""
         try:
-            with self._disk():
+            with self._disk:
                 taken = take()
         except NotFoundError:
             shutil.rmtree(self.path, ignore_errors=True)  # of a job that was deleted elsewhere
@@ -101,13 +101,11 @@ class BucketFolder(RunFolder):
             await asyncio.sleep(lease_s / LOOKS)
 
     def keep_beating(self) -> None:
-        """Show until `release` that the owner is alive; calling it twice is safe."""
         super().keep_beating()
         if self._renewing is None:
             self._renewing = asyncio.create_task(_renew(self.bucket_state))
 
     def release(self) -> None:
-        """Give the job up and close the files; calling it twice is safe."""
         if self._renewing:
             self._renewing.cancel()
             self._renewing = None
@@ -115,7 +113,6 @@ class BucketFolder(RunFolder):
         super().release()
 
     def check_owned(self) -> None:
-        """Raise FencedError unless this coordinator owns the job."""
         super().check_owned()
         if self.bucket_state.lost:
             raise FencedError(f"another coordinator has taken {self.bucket_state.place} over")
@@ -126,7 +123,7 @@ class BucketFolder(RunFolder):
             if not self._own_copy():
                 return
             try:
-                with self._disk():
+                with self._disk:
                     self.bucket_state.refresh(choice)
             except NotFoundError:
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -138,7 +135,7 @@ class BucketFolder(RunFolder):
 
     def flush(self) -> None:
         """Wait until all that was written is in the bucket; raises FencedError."""
-        with self._disk():
+        with self._disk:
             self.bucket_state.flush()
 
     @property
@@ -158,7 +155,7 @@ class BucketFolder(RunFolder):
     def _own_new(self) -> bool:
         if not self._own_by(self.bucket_state.begin):
             return False
-        with self._disk():
+        with self._disk:
             for path in self.path.iterdir():  # an earlier job's
                 if not path.name.startswith(LOCK):
                     if path.is_dir() and not path.is_symlink():
@@ -168,52 +165,43 @@ class BucketFolder(RunFolder):
         return True
 
     def write_spec(self, spec: JobSpec) -> None:
-        """Replace spec.yaml."""
         super().write_spec(spec)
         started = self.start_path.glob("*")
         self.bucket_state.note_files(["spec.yaml", *(str(path.relative_to(self.path)) for path in started)])
 
     def write_status(self, status: JobStatus) -> None:
-        """Replace job.json."""
         super().write_status(status)
-        self.bucket_state.note_status(regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
+        self.bucket_state.note(status=regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
 
     def write_kept(self, kept: Kept) -> None:
-        """Replace machines.json."""
         super().write_kept(kept)
         self.bucket_state.note_files([MACHINES])
 
     def append(self, record: RoundRecord) -> None:
-        """Append a round."""
         super().append(record)
         self.bucket_state.note_round(record.to_json())
 
     def cut(self, rounds: int) -> None:
-        """Drop all but the first `rounds` records, and the checkpoints of later rounds."""
         super().cut(rounds)
-        with self._disk():
+        with self._disk:
             self.bucket_state.note_cut(rounds)
             self.bucket_state.note_checkpoints(self.checkpoints.rounds())
 
     def write_pending(self, pending: Sequence[PendingRollout]) -> None:
-        """Replace pending.json."""
         super().write_pending(pending)
-        self.bucket_state.note_pending(pending_lines(pending).decode())
+        self.bucket_state.note(pending=pending_lines(pending).decode())
 
     def sync_pending(self) -> None:
-        """Make pending.json durable; runs concurrently with the update."""
         super().sync_pending()
         self.flush()
 
     def drop_pending(self) -> None:
-        """Remove pending.json."""
         super().drop_pending()
-        self.bucket_state.note_pending("")
+        self.bucket_state.note(pending="")
 
     def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write a checkpoint, unless its round has one, and drop all but the `keep` newest."""
         super().save_checkpoint(checkpoint, keep)
-        with self._disk():
+        with self._disk:
             self.bucket_state.note_checkpoints(self.checkpoints.rounds())
         self.bucket_state.note_files([self.log_path.name])
 

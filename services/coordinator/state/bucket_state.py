@@ -147,15 +147,15 @@ class BucketState:
 
     # What the working copy has got
 
-    def note_status(self, text: str) -> None:
-        """job.json was replaced."""
+    def note(self, *, status: str | None = None, pending: str | None = None) -> None:
+        """job.json or pending.json was replaced by this text; "": removed."""
         with self._state:
-            self._next = replace(self._next, status=text)
-
-    def note_pending(self, text: str) -> None:
-        """pending.json was replaced; "": removed."""
-        with self._state:
-            self._next = replace(self._next, pending=text)
+            now = self._next
+            self._next = replace(
+                now,
+                status=now.status if status is None else status,
+                pending=now.pending if pending is None else pending,
+            )
 
     def note_round(self, line: str) -> None:
         """A line was added to rounds.jsonl."""
@@ -173,7 +173,10 @@ class BucketState:
                 segments.append(segment)
                 left -= segment.rounds
             whole = len(segments) == len(self._next.segments)
-            tail = self._next.tail[:left] if whole else self._lines(rounds - left, rounds)
+            tail = self._next.tail[:left]
+            if not whole:
+                with regular_files.opened(self._folder / ROUNDS) as file:
+                    tail = tuple(line.decode().rstrip("\n") for line in islice(file, rounds - left, rounds))
             self._next = replace(self._next, segments=tuple(segments), tail=tail)
 
     def note_files(self, paths: Iterable[str]) -> None:
@@ -283,7 +286,9 @@ class BucketState:
             self._changes += 1
         change = f"{self._owner}-{self._changes}"
         parts = {path: part for path in sorted(unsent) if (part := self._send_file(path, change))}
-        segment = self._send_tail(tail, change)
+        segment, data = None, "".join(f"{line}\n" for line in tail).encode()
+        if len(data) > TAIL_BYTES:
+            segment = Segment(part=self._put(ROUNDS, data, change), rounds=len(tail))
         with self._state:
             self._next = replace(self._next, files={**self._next.files, **parts})
             self._unsent -= unsent
@@ -304,10 +309,6 @@ class BucketState:
         part = BucketPart(change=change, bytes=size, sha256=digest(source))
         self._objects.send(self.place.key(key_of(path, part)), source)
         return part
-
-    def _send_tail(self, tail: tuple[str, ...], change: str) -> Segment | None:
-        data = "".join(f"{line}\n" for line in tail).encode()
-        return Segment(part=self._put(ROUNDS, data, change), rounds=len(tail)) if len(data) > TAIL_BYTES else None
 
     def _join(self) -> None:
         """Replace the last segments by one, if there are many small ones."""
@@ -344,8 +345,10 @@ class BucketState:
                 head = replace(wanted, owner=self._owner, holder=_holder(), serial=serial)
                 if self._write(head):
                     # Not before the new head is there: until then the one before is the truth, and a reader needs what
-                    # it names.
-                    self._discard_part(before, head)
+                    # it names. What stays only takes room: no head names it.
+                    if before and (gone := before.keys(self.place) - head.keys(self.place)):
+                        with suppress(MarlessError):
+                            self._objects.delete(gone)
                     return
             raise UnreachableError(f"{self.place}: other writers were first, {_ATTEMPTS} times; try again")
 
@@ -369,13 +372,6 @@ class BucketState:
         self._committed, self._etag = head, etag
         return True
 
-    def _discard_part(self, before: RunHead | None, head: RunHead) -> None:
-        """Delete what the last head named and this one does not."""
-        if before and (gone := before.keys(self.place) - head.keys(self.place)):
-            # What stays only takes room: no head names it.
-            with suppress(MarlessError):
-                self._objects.delete(gone)
-
     def _give_up(self, owner: str) -> None:
         with suppress(MarlessError), self._committing:
             before = self._committed
@@ -386,10 +382,6 @@ class BucketState:
 
     def _fenced(self) -> FencedError:
         return FencedError(f"another coordinator has taken {self.place} over")
-
-    def _lines(self, first: int, end: int) -> tuple[str, ...]:
-        with regular_files.opened(self._folder / ROUNDS) as file:
-            return tuple(line.decode().rstrip("\n") for line in islice(file, first, end))
 
     def _name_ourselves(self) -> None:
         """Choose a new name, and keep it in the working copy, so that the next process there knows it as its own."""

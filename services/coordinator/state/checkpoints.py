@@ -20,7 +20,7 @@ from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
-from marless.rpc.param_store import PolicyStore, PolicyWrite, StoredVersion
+from marless.rpc.param_store import PolicyStore, PolicyWrite
 from marless.storage.checkpoint import (
     EARLIER,
     PARTS,
@@ -58,10 +58,10 @@ class Snapshots:
         stored = await self._store.get(self._id, dict(versions), PARTS)
         earlier = {name: version for name, version in acting.items() if version < versions[name]}
         acts = await self._store.get(self._id, earlier, ("acting",)) if earlier else {}
-        policies = {
-            name: SavedPolicy(version=each.version, blobs={**each.blobs, **_earlier(acts.get(name))})
-            for name, each in stored.items()
-        }
+        policies = {}
+        for name, each in stored.items():
+            blobs = {**each.blobs, EARLIER: acts[name].blobs["acting"]} if name in acts else each.blobs
+            policies[name] = SavedPolicy(version=each.version, blobs=blobs)
         held = [SavedLane(lane, data) for lane, data in await carries.fetch_all(self._store, self._id, lanes)]
         checkpoint = Checkpoint(progress=progress, policies=policies, lanes=tuple(held))
         await to_the_end(self._folder.save_checkpoint, checkpoint, keep)
@@ -124,10 +124,6 @@ class Snapshots:
             first_version=version,
         )
         await self._store.publish(self._id, epoch, round_, [write])
-
-
-def _earlier(acts: StoredVersion | None) -> dict[str, memoryview]:
-    return {EARLIER: acts.blobs["acting"]} if acts else {}
 
 
 def start_checkpoint(job: PreparedJob, job_id: str, runs: Path, uploads: FileUploads) -> Path | None:

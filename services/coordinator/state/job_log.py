@@ -104,16 +104,12 @@ def _whole(data: bytes, start: int) -> Iterator[StoredLine]:
     cursor = start
     for raw in data.splitlines(keepends=True):
         cursor += len(raw)
-        if raw.endswith(b"\n") and _is_object(raw):
+        try:
+            is_whole = raw.endswith(b"\n") and isinstance(json.loads(raw), dict)
+        except ValueError:  # a torn line, which a crash may leave in the middle of a log
+            continue
+        if is_whole:
             yield StoredLine(cursor, raw.decode().rstrip("\n"))
-
-
-def _is_object(raw: bytes) -> bool:
-    """False for the torn line that a crash may leave in the middle of a log."""
-    try:
-        return isinstance(json.loads(raw), dict)
-    except ValueError:
-        return False
 
 
 def _line(level: str, event: str, fields: dict[str, object]) -> bytes:

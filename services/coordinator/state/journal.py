@@ -138,7 +138,7 @@ MOST_DUE = 8
 
 def check_costs(spec: JobSpec) -> None:
     """Raise SpecError for a job with a price table or a budget that cannot be used."""
-    if _matters(spec):
+    if spec.stop.cost_usd is not None or spec.bill.prices is not None:
         Ledger(spec, prices.merged(spec.bill.prices))
 
 
@@ -148,7 +148,10 @@ class Costs:
     def __init__(self, spec: JobSpec, folder: RunFolder) -> None:
         self._spec = spec
         self._folder = folder
-        self._accounting: Accounting = spec.bill.accounting
+        self.budget_usd = spec.stop.cost_usd
+        """The budget; None if there is none."""
+        self.accounting: Accounting = spec.bill.accounting
+        """Which way of accounting counts as the job's cost."""
         self._prices: Prices | None = None
         self._ledger: Ledger | None = None
         self._due: deque[RoundRecord] = deque()
@@ -156,16 +159,6 @@ class Costs:
         self._last: RoundCost | None = None
         self.problem = ""
         """Why the cost is unknown; "" if it is known. Never set for a job with a budget, which fails instead."""
-
-    @property
-    def budget_usd(self) -> float | None:
-        """The budget, `stop.cost_usd`; None if there is none."""
-        return self._spec.stop.cost_usd
-
-    @property
-    def accounting(self) -> Accounting:
-        """Which way of accounting counts as the job's cost."""
-        return self._accounting
 
     def clear(self) -> None:
         """Forget all rounds."""
@@ -199,12 +192,12 @@ class Costs:
             # The price table, which never changes, is shared with the copy.
             ledger = copy.deepcopy(ledger, {id(self._prices): self._prices})
             ledger.add(record)
-        return ledger.total_usd(self._accounting)
+        return ledger.total_usd(self.accounting)
 
     def last_usd(self) -> Mapping[str, float]:
         """The cost in USD of the newest round of a job with a budget, by function."""
         sums: Counter[str] = Counter()
-        for charge in self._last.charges[self._accounting] if self._last else ():
+        for charge in self._last.charges[self.accounting] if self._last else ():
             sums[charge.function] += charge.picos
         return {function: usd(picos) for function, picos in sums.items()}
 
@@ -216,7 +209,7 @@ class Costs:
                 for record in self._folder.records():
                     self._opened().add(record)
             self.catch_up()
-            return None if self.problem else self._opened().total_usd(self._accounting)
+            return None if self.problem else self._opened().total_usd(self.accounting)
         except MarlessError as error:
             self.problem = str(error)
             return None
@@ -224,12 +217,8 @@ class Costs:
     def _opened(self) -> Ledger:
         if self._ledger is None:
             self._prices = self._prices or prices.merged(self._spec.bill.prices)
-            self._ledger = Ledger(self._spec, self._prices, (self._accounting,))
+            self._ledger = Ledger(self._spec, self._prices, (self.accounting,))
         return self._ledger
-
-
-def _matters(spec: JobSpec) -> bool:
-    return spec.stop.cost_usd is not None or spec.bill.prices is not None
 
 
 class Flusher:

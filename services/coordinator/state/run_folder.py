@@ -71,42 +71,29 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.rounds_path = path / "rounds.jsonl"
+        self.log_path = path / "log.jsonl"
+        self.start_path = path / "start"
+        """Directory of the checkpoint that the job starts from; it exists only if there is one."""
+        self._pending_path = path / "pending.json"
+        self._disk = _DiskErrors(path)
         self.checkpoints = DiskCheckpoints(path / "checkpoints")
         self.ownership: Ownership | None = None
         self._rounds: IO[bytes] | None = None
         self._pending: IO[bytes] | None = None
         """This and `_rounds` are opened only by `take_over`, see the module's docstring."""
 
-    @property
-    def rounds_path(self) -> Path:
-        """Path of the job's round records."""
-        return self.path / "rounds.jsonl"
-
-    @property
-    def log_path(self) -> Path:
-        """Path of the job's log."""
-        return self.path / "log.jsonl"
-
-    @property
-    def start_path(self) -> Path:
-        """Directory of the checkpoint that the job starts from; it exists only if there is one."""
-        return self.path / "start"
-
-    @property
-    def _pending_path(self) -> Path:
-        return self.path / "pending.json"
-
     # Ownership
 
     def check_ours(self) -> None:
         """Raise UnavailableError if the folder is another user's, in a directory that all users may write to."""
-        with self._disk():
+        with self._disk:
             private_files.check_way(self.path)
 
     def own(self) -> bool:
         """Become the owner if the lock is free; returns whether it was. Raises NotFoundError without a folder."""
         self.check_ours()
-        with self._disk():
+        with self._disk:
             try:
                 self.ownership = Ownership.acquire(self.path)
             except FileNotFoundError:
@@ -121,7 +108,7 @@ class RunFolder:
     async def inherit(self, lease_s: float) -> None:
         """Wait until the owner has exited, or has not touched its lock for `lease_s` seconds; then become the owner."""
         self.check_ours()
-        with self._disk():
+        with self._disk:
             try:
                 self.ownership = await inherit(self.path, lease_s)
             except FileNotFoundError:
@@ -153,7 +140,7 @@ class RunFolder:
         Afterwards, nothing that an earlier owner writes MUST have an effect.
         """
         self.check_owned()
-        with self._disk():
+        with self._disk:
             failpoint("coordinator.take_over.before")
             for partial in self.path.glob("*.partial"):
                 if partial.is_symlink() or not partial.is_dir():  # a directory is none of an owner's files
@@ -170,13 +157,13 @@ class RunFolder:
         Raises AlreadyExistsError if it holds a job, or one is being created there.
         """
         self.check_ours()
-        with self._disk():
+        with self._disk:
             make_directory(self.path)
         if not self._own_new():
             self.release()
             raise AlreadyExistsError(f"{self.path} contains a job already; choose another job id")
         try:
-            with self._disk():
+            with self._disk:
                 if start:
                     _copy_directory(start, self.start_path)
             # The status comes last: a folder without one holds no job, so that a kill in between leaves nothing to be
@@ -238,7 +225,7 @@ class RunFolder:
         """Remove the folder; it is renamed first, so that an interrupted deletion leaves no half of a job."""
         self.check_owned()
         aside = self.path.with_name(f"{DELETED}{self.path.name}.{secrets.token_hex(4)}")
-        with self._disk():
+        with self._disk:
             self.path.rename(aside)
             fsync(aside.parent)
             shutil.rmtree(aside)
@@ -252,7 +239,7 @@ class RunFolder:
         self.check_owned()
         assert file is not None  # opened by take_over
         failpoint("coordinator.record.before")
-        with self._disk():
+        with self._disk:
             before = file.seek(0, os.SEEK_END)
             try:
                 _write(file, line, before)
@@ -270,7 +257,7 @@ class RunFolder:
     def cut(self, rounds: int) -> None:
         """Drop all but the first `rounds` records, durably, and the checkpoints of later rounds."""
         self.check_owned()
-        with self._disk():
+        with self._disk:
             failpoint("coordinator.cut.before")
             with regular_files.opened(self.rounds_path) as file:
                 kept = sum(len(line) for _, line in zip(range(rounds), file, strict=False))
@@ -295,7 +282,7 @@ class RunFolder:
         self.check_owned()
         assert file is not None  # opened by take_over
         failpoint("coordinator.pending.before")
-        with self._disk():
+        with self._disk:
             _write(file, lines, 0)
             file.truncate(len(lines))
         failpoint("coordinator.pending.after")
@@ -303,7 +290,7 @@ class RunFolder:
     def sync_pending(self) -> None:
         """Sync pending.json to the disk; runs concurrently with the update."""
         assert self._pending is not None  # opened by take_over
-        with self._disk():
+        with self._disk:
             os.fdatasync(self._pending.fileno())
 
     def read_pending(self, first: int) -> tuple[PendingRollout, ...]:
@@ -316,7 +303,7 @@ class RunFolder:
     def drop_pending(self) -> None:
         """Remove pending.json."""
         self.check_owned()
-        with self._disk():
+        with self._disk:
             self._pending_path.unlink(missing_ok=True)
 
     # Checkpoints
@@ -326,7 +313,7 @@ class RunFolder:
         self.check_owned()
         if self.checkpoints.has(checkpoint.progress.round):
             return
-        with self._disk():
+        with self._disk:
             failpoint("coordinator.checkpoint.before")
             self.checkpoints.save(checkpoint, keep)
             failpoint("coordinator.checkpoint.after")
@@ -335,7 +322,7 @@ class RunFolder:
         target = self.path / name
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")
         self.check_owned()
-        with self._disk():
+        with self._disk:
             try:
                 partial.write_text(text, encoding="utf-8")
                 fsync(partial)
@@ -377,10 +364,6 @@ class RunFolder:
         """True once another coordinator has taken the job, which this one had not released, over or deleted it."""
         return self.ownership is not None and not self.ownership.released and self.ownership.lost
 
-    def _disk(self) -> _DiskErrors:
-        """Turns an OSError of the block into an UnavailableError that names the folder."""
-        return _DiskErrors(self.path)
-
 
 class _DiskErrors:
     """Turns an OSError of its block into an UnavailableError that names the folder."""
@@ -403,14 +386,12 @@ def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _no_files(directory: str, names: list[str]) -> list[str]:
-    """The names of what is in a checkpoint's directory and is none of its files."""
-    return [name for name in names if not Path(directory, name).is_file()]
-
-
 def _copy_directory(source: Path, target: Path) -> None:
     # An acceptance that was killed may have copied a part of another checkpoint.
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, ignore=_no_files)
+    # Directories and links are none of a checkpoint's files.
+    shutil.copytree(
+        source, target, ignore=lambda place, names: [name for name in names if not Path(place, name).is_file()]
+    )
     for path in (*target.iterdir(), target):
         fsync(path)

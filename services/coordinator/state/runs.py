@@ -35,11 +35,8 @@ class Runs:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-
-    @property
-    def place(self) -> str:
+        self.place = str(self.path)
         """Where the run folders are, for people."""
-        return str(self.path)
 
     def prepare(self) -> None:
         """Create the directory; raises OSError, UntrustedPathError if another user could replace it."""
@@ -61,15 +58,10 @@ class BucketRuns(Runs):
     def __init__(self, path: Path, objects: Objects, place: Address, lease_s: float) -> None:
         super().__init__(path)
         self._objects = objects
-        self._place = place
+        self._place, self.place = place, str(place)
         self._lease_s = lease_s
         self._copying: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._alone = threading.Lock()
-
-    @property
-    def place(self) -> str:
-        """Where the run folders are, for people."""
-        return str(self._place)
 
     def prepare(self) -> None:
         """Create the directory; raises SpecError if the bucket does not honour conditions, and what `objects` lists."""
@@ -77,7 +69,6 @@ class BucketRuns(Runs):
         check_conditions(self._objects, self._place)
 
     def folder(self, job: str) -> RunFolder:
-        """The run folder of a job, whether or not there is one."""
         home = BucketState(self._objects, self._place.below(job), self.path / job, self._lease_s)
         # Called on the event loop and in threads of scans, which must come by the same lock.
         with self._alone:
@@ -169,7 +160,8 @@ class Index:
         jobs = (known for known in self._known.values() if not states or known.state in states)
         rest = sorted((known for known in jobs if before is None or known[:2] < before), reverse=True)
         page = rest[:size]
-        return [known.job for known in page], _token(page[-1]) if len(rest) > size else ""
+        after = base64.urlsafe_b64encode(json.dumps(page[-1][:2]).encode()).decode() if len(rest) > size else ""
+        return [known.job for known in page], after
 
     @contextmanager
     def _disk(self, verb: str) -> Iterator[None]:
@@ -193,10 +185,6 @@ class Index:
                 self._unreadable.add(name)
                 _log.warning("job.unreadable", job=name, error=str(error))
             return None
-
-
-def _token(known: Known) -> str:
-    return base64.urlsafe_b64encode(json.dumps(known[:2]).encode()).decode()
 
 
 def _read_token(token: str) -> tuple[float, str]:

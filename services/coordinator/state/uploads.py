@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 from marless.core import private_files
@@ -98,7 +99,7 @@ class FileUploads:
         return sum(left)
 
     def _keep(self, data: memoryview, sizes: Sequence[int]) -> str:
-        manifest_bytes, *rest = _cut(data, sizes)
+        manifest_bytes, *rest = (data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
         manifest = Manifest.parse(bytes(manifest_bytes), "start.checkpoint")
         if len(rest) != len(manifest.files):
             raise CorruptError(f"start.checkpoint: {len(rest)} files came; its manifest has {len(manifest.files)}")
@@ -124,11 +125,3 @@ class FileUploads:
             os.utime(self._directory / digest)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _cut(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(data[at : at + size])
-        at += size
-    return pieces

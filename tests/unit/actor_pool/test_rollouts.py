@@ -11,6 +11,7 @@ from marless.core.limits import MAX_ACTORS
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import MachineAccounts
+from marless.fleet.tenancy import Tenancy
 from marless.learning.data.player import actor_seed
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
@@ -45,14 +46,12 @@ class Recorder:
     def __init__(self) -> None:
         self.wanted = 0
         self.machines = MachineAccounts()
+        self.tenancy = Tenancy()
         self.affinities: list[str] = []
         self.tasks: list[tuple[str, RolloutTask, float]] = []
 
     async def ensure(self, workers: int) -> None:
         self.wanted = workers
-
-    def busy_for_others(self, job: str) -> int:
-        return 0
 
     async def run(
         self,
@@ -151,7 +150,7 @@ class Workers:
 
     @property
     def size(self) -> int:
-        return self.dispatcher.connected_workers
+        return len(self.dispatcher.connected)
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher()
@@ -205,7 +204,7 @@ async def test_a_rollout_uses_all_workers_of_a_large_pool_at_once():
     rollouts, several = Rollouts(workers.dispatcher, workers), 2 * WINDOW + 10
     workers.together = asyncio.Barrier(several)  # a task ends only once as many run as there are workers
     serving = [asyncio.create_task(workers.serve(f"w-{index}")) for index in range(several)]
-    await workers.dispatcher.connected([f"w-{index}" for index in range(several)])
+    await workers.dispatcher.connected.present([f"w-{index}" for index in range(several)])
     request = RolloutRequest(job="a", settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=several)
     async with asyncio.timeout(30):
         assert len((await rollouts.run(request)).receipts) == several
@@ -224,7 +223,7 @@ async def test_many_rollouts_of_one_actor_run_at_once_and_start_as_many_workers(
     rollouts, several = Rollouts(workers.dispatcher, workers), 64
     workers.together = asyncio.Barrier(several)  # a task ends only once all run
     serving = [asyncio.create_task(workers.serve(f"w-{index}")) for index in range(several)]
-    await workers.dispatcher.connected([f"w-{index}" for index in range(several)])
+    await workers.dispatcher.connected.present([f"w-{index}" for index in range(several)])
     requests = [
         RolloutRequest(job="a", round=number, settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=1)
         for number in range(several)

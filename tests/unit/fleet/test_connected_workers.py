@@ -32,8 +32,8 @@ async def come_and_go(count: int) -> int:
     dispatcher, ends, calls = Dispatcher(), asyncio.Event(), 0
 
     async def kept(name: str) -> None:
-        await dispatcher.connected([name])
-        await dispatcher.disconnected(name)
+        await dispatcher.connected.present([name])
+        await dispatcher.connected.absent(name)
 
     def counted(_frame: object, event: str, _argument: object) -> None:
         nonlocal calls
@@ -43,7 +43,7 @@ async def come_and_go(count: int) -> int:
     async with asyncio.TaskGroup() as group:
         for name in names:
             group.create_task(kept(name))
-        everyone = group.create_task(dispatcher.connected(names))
+        everyone = group.create_task(dispatcher.connected.present(names))
         await asyncio.sleep(0)
         sys.setprofile(counted)
         try:
@@ -53,7 +53,7 @@ async def come_and_go(count: int) -> int:
             await everyone
             ends.set()
             for name in names:
-                await dispatcher.disconnected(name)
+                await dispatcher.connected.absent(name)
         finally:
             sys.setprofile(None)
     return calls

@@ -80,10 +80,16 @@ class Hosts:
         """
         host = self._checked(await _hello_of(messages), send)
         # Before it is admitted and gets workers: to start one, it needs their program, and then their token.
-        await host.order(hosts_pb2.HostOrder(program=self._of_all()))
+        of_all = self._program
+        ordered = hosts_pb2.HostProgram(module=of_all.module, arguments=of_all.arguments, settings=of_all.settings)
+        await host.order(hosts_pb2.HostOrder(program=ordered))
         following = asyncio.create_task(self._keep_token(host, await self._send_token(host)))
         try:
-            self._admit(host)
+            if before := self._hosts.get(host.name):
+                before.lose()
+            self._hosts[host.name] = host
+            _log.info("host.connected", host=host.name, slots=host.slots, machine=host.machine)
+            self._changed()
             await self._listen(host, messages)
         finally:
             following.cancel()
@@ -142,17 +148,6 @@ class Hosts:
             )
         return Host(hello, slots_of(hello, self._slots, self._program.settings), send)
 
-    def _admit(self, host: Host) -> None:
-        if before := self._hosts.get(host.name):
-            before.lose()
-        self._hosts[host.name] = host
-        _log.info("host.connected", host=host.name, slots=host.slots, machine=host.machine)
-        self._changed()
-
-    def _of_all(self) -> hosts_pb2.HostProgram:
-        program = self._program
-        return hosts_pb2.HostProgram(module=program.module, arguments=program.arguments, settings=program.settings)
-
     async def _send_token(self, host: Host) -> str:
         token = self._program.token()
         await host.order(hosts_pb2.HostOrder(token=hosts_pb2.RoleToken(token=token)))
@@ -181,7 +176,9 @@ class Hosts:
         """Act on what a host says; raises SpecError for what no host says. Late reports of workers are ignored."""
         if message.HasField("started"):
             if launched := host.launches.get(message.started.launch):
-                launched.answer(_launch_of(message.started))
+                known = {outcome.value: outcome for outcome in LaunchOutcome}
+                outcome = known.get(message.started.outcome, LaunchOutcome.UNKNOWN)
+                launched.answer(Launch(outcome, message.started.reason))
         elif message.HasField("ended"):
             if launched := host.launches.get(message.ended.launch):
                 self._end(host, launched, message.ended.how or "ended")
@@ -257,11 +254,6 @@ async def _hello_of(messages: Messages) -> hosts_pb2.HostHello:
     if not 0 <= hello.slots <= MAX_ACTORS or hello.vcpus > MAX_ACTORS or not hello.ticket:
         raise SpecError(f"a host has up to {MAX_ACTORS} slots and vCPUs, and a ticket")
     return hello
-
-
-def _launch_of(started: hosts_pb2.WorkerStarted) -> Launch:
-    known = {outcome.value: outcome for outcome in LaunchOutcome}
-    return Launch(known.get(started.outcome, LaunchOutcome.UNKNOWN), started.reason)
 
 
 Send = Callable[[hosts_pb2.HostOrder], Awaitable[None]]

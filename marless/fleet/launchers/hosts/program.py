@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -74,7 +74,11 @@ class HostProgram:
             if serving.done():
                 serving.result()  # it never returns: an error of ours
             if stopped.is_set():
-                await self._announce_end()
+                # The pool is told, and its workers get time to end their tasks.
+                self._notice = Notice("its host program was stopped", STOP_S)
+                await self._tell_notice()
+                if self._stream and self._reports:
+                    await asyncio.wait(list(self._reports), timeout=STOP_S)
         finally:
             for task in (*deciding, serving):
                 task.cancel()
@@ -125,9 +129,13 @@ class HostProgram:
         try:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream's end says why
                 await self._write(stream, hosts_pb2.HostMessage(hello=hello))
-                async for order in _orders(stream):
+                while (order := await stream.read()) is not grpc.aio.EOF:
+                    assert isinstance(order, hosts_pb2.HostOrder)  # EOF is one object, and a type to the checker
                     await self._obey(order, stream, workers)
-            raise await _end_of(stream)
+            code, details, trailer = await stream.code(), await stream.details(), await stream.trailing_metadata()
+            if code == grpc.StatusCode.OK:
+                raise UnavailableError("its pool has ended the connection")
+            raise from_rpc(grpc.aio.AioRpcError(code, None, trailer, details), "its pool")
         finally:
             for report in self._reports:
                 report.cancel()
@@ -137,12 +145,14 @@ class HostProgram:
     async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, workers: HostWorkers) -> None:
         if order.HasField("program"):
             await workers.use(order.program)
-            self._reached_pool(stream)
+            self._stream = stream
+            if self._alone_later:
+                self._alone_later.cancel()
             _log.info("pool.reached", pool=self._options.pool)
             # The notice may have come while there was no pool, or an earlier one.
             await self._tell_notice()
         elif order.HasField("token"):
-            workers.hand(order.token.token)
+            workers.token = order.token.token
         elif order.HasField("start"):
             # In a task of its own, because a start takes long, and an order that follows may be to end it.
             self._report(self._start(order.start, stream, workers))
@@ -186,18 +196,6 @@ class HostProgram:
             notice = hosts_pb2.HostNotice(why=self._notice.why, seconds=self._notice.seconds)
             await self._write(self._stream, hosts_pb2.HostMessage(notice=notice))
 
-    async def _announce_end(self) -> None:
-        """Tell the pool, and give its workers time to end their tasks."""
-        self._notice = Notice("its host program was stopped", STOP_S)
-        await self._tell_notice()
-        if self._stream and self._reports:
-            await asyncio.wait(list(self._reports), timeout=STOP_S)
-
-    def _reached_pool(self, stream: Stream) -> None:
-        self._stream = stream
-        if self._alone_later:
-            self._alone_later.cancel()
-
     def _lost_pool(self) -> None:
         self._stream = None
         self._alone_later = asyncio.get_running_loop().call_later(self._options.alone_s, self._alone.set)
@@ -216,19 +214,6 @@ class HostProgram:
         return 1 if code else 0
 
 
-async def _orders(stream: Stream) -> AsyncIterator[hosts_pb2.HostOrder]:
-    while (order := await stream.read()) is not grpc.aio.EOF:
-        yield order  # type: ignore[misc]  # the stub types EOF as an instance, not as a sentinel
-
-
-async def _end_of(stream: Stream) -> MarlessError:
-    """Why a stream has ended."""
-    code, details, trailer = await stream.code(), await stream.details(), await stream.trailing_metadata()
-    if code == grpc.StatusCode.OK:
-        return UnavailableError("its pool has ended the connection")
-    return from_rpc(grpc.aio.AioRpcError(code, None, trailer, details), "its pool")
-
-
 MACHINE = "MARLESS_MACHINE"
 """Environment variable by which workers know on which machine they run."""
 
@@ -240,7 +225,8 @@ class HostWorkers:
         """`arguments` are those of each worker in addition to its pool's, such as this machine's TLS files."""
         self._machine = machine
         self._arguments = tuple(arguments)
-        self._token = ""
+        self.token = ""
+        """The token of the workers' role, which those that run are sent when it changes."""
         self._program = hosts_pb2.HostProgram()
         self._launcher: LocalLauncher | None = None
         self._workers: dict[int, str] = {}
@@ -260,12 +246,8 @@ class HostWorkers:
                 variables[MACHINE] = self._machine
             arguments = (*program.arguments, *self._arguments)  # of two equal options, a worker takes the latter
             self._launcher = LocalLauncher(
-                WorkerProgram(program.module, arguments, variables, lambda: self._token, settings)
+                WorkerProgram(program.module, arguments, variables, lambda: self.token, settings)
             )
-
-    def hand(self, token: str) -> None:
-        """Hand the token of the workers' role to all that run, and to those that are started later."""
-        self._token = token
 
     async def start(self, order: hosts_pb2.StartWorker) -> Launch:
         """Start a worker."""
