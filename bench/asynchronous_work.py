@@ -17,7 +17,7 @@ from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.jobs.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, learner_of
 from marless.jobs.schedules.stellaris_config import StellarisConfig
 from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.learning.aggregation.applying import applied
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes

@@ -22,8 +22,8 @@ from marless.core.settings import Measure
 from marless.jobs import spec
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
-from marless.jobs.sharing import registry as sharing_policies
-from marless.jobs.sharing.grouping import labels
+from marless.jobs.sharing.base import SHARING_POLICIES
+from marless.jobs.sharing.marless import labels
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput
@@ -75,7 +75,7 @@ class Rounds:
             for group in self._groups:
                 learner.load(group.policy, learner.initial(group.policy, seed))
         self._env = environments.make(spec_.env.name, spec_.env.arguments, spec_.actors.envs)
-        similarity = sharing_policies.sharing(spec_.sharing.name).similarity(spec_.sharing)
+        similarity = SHARING_POLICIES.find(spec_.sharing.name).similarity(spec_.sharing)
         self._measure = Measure(curvature=spec_.curvature, noise=False, similarity=similarity)
         self.history: list[RoundRecord] = []
 

@@ -97,7 +97,7 @@ async def main():
 START_ASYNCIO = START + "asyncio.run(main())\n"
 START_UVLOOP = START + "import uvloop\nuvloop.run(main())\n"
 RECORD = """
-from marless.jobs.record_json import from_json
+from marless.jobs.record import from_json
 from pathlib import Path
 lines = Path(RECORDS).read_text().splitlines()
 best(lambda: [from_json(line) for line in lines])

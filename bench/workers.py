@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from marless.core import process_environment
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes

@@ -228,7 +228,7 @@ def test_nothing_is_long(sources, plugins):
         ("marless.learning.data.rollout", "from marless.rpc.client import Peer"),
         ("marless.learning.policies.team", "from marless.jobs.record import RoundRecord"),
         ("marless.jobs.spec", "def f():\n    import grpc.aio"),
-        ("marless.jobs.spec", "from marless.cost.pricing.charges import Charge"),
+        ("marless.jobs.spec", "from marless.cost.pricing import Charge"),
         ("marless.core.log", "from marless.rpc.roles import Role"),
         ("services.actor_pool.worker", "from services.learner_pool import buffer"),
         ("services.actor_pool.worker", "from marless.app.client.jobs import Job"),

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any
 
 from marless.core import documents, orphans, process_environment
 from marless.core.errors import SpecError, told
@@ -126,7 +127,10 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
         # The child has an end of its own: with this one open, the pipe would not end when the child does.
         os.close(there)
     try:
-        _tell(child.stdin, request)
+        assert child.stdin is not None  # as asked for
+        with suppress(BrokenPipeError):  # it has ended already; how, is said by its exit code
+            child.stdin.write(request)
+            child.stdin.close()
         answer = _read_line(child, here, time.monotonic() + limit_s)
     finally:
         os.close(here)
@@ -140,15 +144,6 @@ def _ask(name: str, request: str, limit_s: float, output: int) -> str:
     if not answer.endswith(b"\n"):
         raise SpecError(f"environment {name}: cannot be made with these options: its process {_end(code)}")
     return answer.decode(errors="replace")
-
-
-def _tell(pipe: IO[str] | None, request: str) -> None:
-    assert pipe is not None  # as asked for
-    try:
-        pipe.write(request)
-        pipe.close()
-    except BrokenPipeError:  # it has ended already; how, is said by its exit code
-        pass
 
 
 def _read_line(child: subprocess.Popen[str], pipe: int, until_s: float) -> bytes | None:

@@ -100,7 +100,11 @@ def changes(records: Sequence[RoundRecord]) -> tuple[DecisionChange, ...]:
     found: list[DecisionChange] = []
     before: RoundRecord | None = None
     for record in as_acted(records):
-        for kind, what in _changed(before, record):
+        changed: tuple[tuple[Kind, What | None], ...] = (
+            ("sharing", _regrouped(before, record)),
+            ("scaling", _scaled(before, record)),
+        )
+        for kind, what in changed:
             if what:
                 decision = _decision(record, kind)
                 old = _decision(before, kind).outcome if before else ""
@@ -117,14 +121,19 @@ def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
     found = []
     for start, end in pairwise([*starts, len(records)]):
         part = records[start:end]
-        chapter = Chapter(
-            first=part[0].round,
-            last=part[-1].round,
-            opening=openings[part[0].round],
-            groups=_few("sharing", tuple(_grouped(part)), part),
-            actors=_few("scaling", tuple(_scaled_stretches(part, records[start - 1].actors if start else None)), part),
+        # Rounds with equal groups are split where the kind of reason for the groups changes.
+        by_reason = groupby(part, key=lambda record: _why(_decision(record, "sharing")))
+        grouped = tuple(_stretch("sharing", tuple(same), None) for _, same in by_reason)
+        scaled = tuple(_scaled_stretches(part, records[start - 1].actors if start else None))
+        found.append(
+            Chapter(
+                first=part[0].round,
+                last=part[-1].round,
+                opening=openings[part[0].round],
+                groups=_few("sharing", grouped, part),
+                actors=_few("scaling", scaled, part),
+            )
         )
-        found.append(chapter)
     return tuple(found)
 
 
@@ -149,11 +158,6 @@ def acted(before: RoundRecord | None, record: RoundRecord) -> tuple[Decision, ..
         for each in decisions
         if each.kind == kind
     )
-
-
-def _changed(before: RoundRecord | None, now: RoundRecord) -> Iterator[tuple[Kind, What | None]]:
-    yield "sharing", _regrouped(before, now)
-    yield "scaling", _scaled(before, now)
 
 
 def _regrouped(before: RoundRecord | None, now: RoundRecord) -> What | None:
@@ -187,12 +191,6 @@ def _decision(record: RoundRecord, kind: Kind) -> Decision:
 def _why(decision: Decision) -> tuple[str, str]:
     """The rule of a decision and its kind of reason: the sentence with its numbers replaced by "#"."""
     return decision.rule, _NUMBER.sub("#", decision.reason)
-
-
-def _grouped(records: Sequence[RoundRecord]) -> Iterator[Stretch]:
-    """Split rounds with equal groups where the kind of reason changes."""
-    for _, part in groupby(records, key=lambda record: _why(_decision(record, "sharing"))):
-        yield _stretch("sharing", tuple(part), None)
 
 
 def _scaled_stretches(records: Sequence[RoundRecord], before: int | None) -> Iterator[Stretch]:

@@ -1,24 +1,23 @@
-"""A job ready to run: its spec checked against its environment, with its schedule and its policies."""
+"""A job ready to run: its spec checked against its environment, with its schedule, its policies and their decisions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any
+from typing import Any, Literal
 
-from marless.core.errors import SpecError
+from marless.core.errors import InternalError, SpecError
 from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
-from marless.jobs.scaling import registry as scaling_policies
-from marless.jobs.scaling.base import ActorScaling, ScalingContext
+from marless.jobs.record import Decision, RoundRecord
+from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
 from marless.jobs.schedules import registry as schedules
 from marless.jobs.schedules.base import Schedule
 from marless.jobs.schedules.stellaris import StellarisSchedule
 from marless.jobs.schedules.stellaris_config import StellarisConfig, makes_versions
-from marless.jobs.sharing import registry as sharing_policies
-from marless.jobs.sharing.base import Sharing
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import Setting, remembered, scopes
@@ -89,32 +88,30 @@ def advice(job: PreparedJob) -> str:
     spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     context = _context(spec, job.spaces, groups)
     algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
-    notes = (*job.spaces.notes, _cut_episodes(job), _apart(job), algorithm, spec.scaling.advice(context))
+    notes = (*job.spaces.notes, _advice_on_episodes(job), algorithm, spec.scaling.advice(context))
     return ". ".join(filter(None, notes))
 
 
-def _cut_episodes(job: PreparedJob) -> str:
+def _advice_on_episodes(job: PreparedJob) -> str:
+    if job.carried:
+        if job.can_be_saved:
+            return ""
+        return (
+            f"environment {job.spec.env.name} has no save() and load(): so that its episodes go on over rounds, its "
+            "copies are stepped one after another and continued by playing their actions again, which takes longer; "
+            "add these methods, or set actors.episodes: fresh if a round shows whole episodes"
+        )
     steps, episode = job.spec.actors.steps, job.spaces.max_steps
-    if job.carried or (episode is not None and steps >= episode):
-        return ""
     if episode is None:
         return (
             f"actors.steps is {steps}, and how long an episode of {job.spec.env.name} lasts is unknown: every round "
             f"starts fresh episodes, so training sees at most their first {steps} steps; set actors.episodes: carried"
         )
+    if steps >= episode:
+        return ""
     return (
         f"actors.steps is {steps}, an episode lasts up to {episode}: every round starts fresh episodes, so training "
         f"never sees what comes after step {steps}; set actors.episodes: carried"
-    )
-
-
-def _apart(job: PreparedJob) -> str:
-    if job.can_be_saved or not job.carried:
-        return ""
-    return (
-        f"environment {job.spec.env.name} has no save() and load(): so that its episodes go on over rounds, its copies "
-        "are stepped one after another and continued by playing their actions again, which takes longer; add these "
-        "methods, or set actors.episodes: fresh if a round shows whole episodes"
     )
 
 
@@ -136,39 +133,33 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
     _check_publish(spec, spaces, groups)
     _check_nets(spec, spaces, groups)
-    _check_trajectory(spec, schema_of(spec, spaces))
+    _check_trajectory(spec, spaces)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
     context = _context(spec, spaces, groups)
-    policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
+    policy = SCALING_POLICIES.find(spec.scaling.name).make(spec.scaling, context)
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
-    signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
-    curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
-    if isinstance(spec.schedule, StellarisConfig):
-        _check_asynchronous(spec)
+    signals = SCALING_POLICIES.find(spec.scaling.name).signals(spec.scaling)
+    curvature = "curvature" in signals or SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
+    schedule = schedules.made(spec.schedule)
+    if isinstance(schedule, StellarisSchedule):
+        if spec.actors.episodes == "carried":
+            raise SpecError(
+                "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
+                "actors.episodes: fresh, and actors.steps to the length of an episode"
+            )
+        schedule.rule(spec.actors.count)  # asked for its error alone
     return PreparedJob(
         spec=spec,
         spaces=spaces,
         can_be_saved=can_be_saved,
         with_state=algorithm.needs_state(spec.algorithm),
         scaling=policy,
-        sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
-        schedule=schedules.made(spec.schedule),
+        sharing=SHARING_POLICIES.find(spec.sharing.name).make(spec.sharing, groups, spaces),
+        schedule=schedule,
         curvature=curvature,
         noise="noise" in signals,
     )
-
-
-def _check_asynchronous(spec: JobSpec) -> None:
-    """Raise SpecError for what overlapping rollouts cannot do."""
-    if spec.actors.episodes == "carried":
-        raise SpecError(
-            "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
-            "actors.episodes: fresh, and actors.steps to the length of an episode"
-        )
-    made = schedules.made(spec.schedule)
-    assert isinstance(made, StellarisSchedule)
-    made.rule(spec.actors.count)
 
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
@@ -188,16 +179,15 @@ def replay_of(spec: JobSpec, spaces: EnvSpaces, scope: Scope) -> tuple[ReplaySch
     return ReplaySchema(spaces, scope.classes, made.with_state, made.memory), config.replay.capacity
 
 
-def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
+def _check_trajectory(spec: JobSpec, spaces: EnvSpaces) -> None:
     """Raises SpecError if an actor's trajectory is larger than an upload may be."""
-    least_bytes, actors = schema.bytes_with(0), spec.actors
-    if least_bytes <= MAX_TRAJECTORY_BYTES:
-        return
-    raise SpecError(
-        f"actors: {actors.envs} envs · {actors.steps} steps of {len(schema.spaces.agents)} agents make a trajectory of "
-        f"{least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
-        "actors.envs or actors.steps, and raise actors.count"
-    )
+    least_bytes, actors = schema_of(spec, spaces).bytes_with(0), spec.actors
+    if least_bytes > MAX_TRAJECTORY_BYTES:
+        raise SpecError(
+            f"actors: {actors.envs} envs · {actors.steps} steps of {len(spaces.agents)} agents make a trajectory of "
+            f"{least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
+            "actors.envs or actors.steps, and raise actors.count"
+        )
 
 
 def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
@@ -270,3 +260,65 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
     )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What remains of `stop.cost_usd`, in US dollars."""
+
+    remaining_usd: float
+    last_usd: Mapping[str, float]
+    """Cost of the newest round, by function."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The decisions for a round: its groups, its number of actors, and the reasons."""
+
+    groups: tuple[Group, ...]
+    actors: int
+    decisions: tuple[Decision, ...]
+
+
+def decide(job: PreparedJob, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
+    """Decide the groups and the number of actors of the round after `history`: a pure function of its arguments.
+
+    With a budget, and if the job sets `scaling.within_budget`, there are no more actors than the budget pays for.
+    Raises InternalError if the inputs of a decision cannot be stored as JSON.
+    """
+    spec = job.spec
+    sharing = job.sharing.decide(history)
+    scaling = job.scaling.decide(history, sharing.groups)
+    if budget is not None and spec.scaling.within_budget:
+        done = history[-1].round + 1 if history else 0
+        scaling = within_budget(
+            scaling,
+            last=history[-1] if history else None,
+            last_usd=budget.last_usd,
+            remaining_usd=budget.remaining_usd,
+            rounds_left=spec.stop.rounds - done if spec.stop.rounds else None,
+            drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
+        )
+    groups = " ".join("+".join(group.agents) for group in sharing.groups)
+    return Decided(
+        groups=sharing.groups,
+        actors=scaling.actors,
+        decisions=(
+            _decision("scaling", spec.scaling.name, f"{scaling.actors} actors", scaling.reason, scaling.inputs),
+            _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
+        ),
+    )
+
+
+def _decision(
+    kind: Literal["scaling", "sharing"],
+    rule: str,
+    outcome: str,
+    reason: str,
+    inputs: Mapping[str, Any],  # Any: what JSON can hold
+) -> Decision:
+    try:
+        kept = json.loads(json.dumps(inputs))  # the same types as after reading the record back
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"{kind} policy {rule!r}: JSON cannot hold the inputs of its decision: {error}") from None
+    return Decision(kind=kind, rule=rule, outcome=outcome, reason=reason, inputs=kept)

@@ -17,7 +17,7 @@ from typing import Any
 from marless.core import documents
 from marless.core.errors import SpecError, unknown_name
 from marless.jobs import spec as specs
-from marless.jobs.accountings import ACCOUNTINGS, Accounting
+from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.spec import JOB_NAME, JobSpec
 
 _NAMED = ("scaling", "sharing", "schedule")
@@ -31,7 +31,7 @@ class Preset:
     name: str
     about: str
     """One-line description."""
-    accounting: Accounting
+    accounting: Accounting = "paper"
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: what a job file can hold
     """Section of the job → fields that the preset sets there."""
 
@@ -39,15 +39,12 @@ class Preset:
         """The job with this preset applied; raises SpecError, naming the preset, if the result is invalid."""
         document = job.model_dump(mode="json", by_alias=True)
         for section, fields in self.sections.items():
-            own = document.get(section)
-            kept = own if isinstance(own, dict) and _same_kind(section, own, fields) else {}
-            document[section] = {**kept, **fields}
+            own: Any = document.get(section)  # Any: JSON
+            # The job's fields for another policy of this section would not fit the preset's.
+            other = section in _NAMED and own["name"] != fields.get("name", own["name"])
+            document[section] = {**(own if isinstance(own, dict) and not other else {}), **fields}
         document["bill"]["accounting"] = self.accounting
         return specs.parse(document, f"preset {self.name}")
-
-
-def _same_kind(section: str, own: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:  # Any: as in a job file
-    return section not in _NAMED or own.get("name") == fields.get("name", own.get("name"))
 
 
 _FIXED = {"scaling": {"name": "fixed"}}
@@ -80,49 +77,29 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             name="marless-minus",
             about="serverless without scaling and sharing: what vanilla runs, billed while it works",
-            accounting="paper",
             sections=_FIXED | _INDEPENDENT,
         ),
-        Preset(
-            name="no-scaling",
-            about="learner sharing alone",
-            accounting="paper",
-            sections=_FIXED | _SHARING,
-        ),
-        Preset(
-            name="no-sharing",
-            about="actor scaling alone",
-            accounting="paper",
-            sections=_SCALING | _INDEPENDENT,
-        ),
-        Preset(
-            name="marless",
-            about="actor scaling and learner sharing, as printed",
-            accounting="paper",
-            sections=_SCALING | _SHARING,
-        ),
+        Preset(name="no-scaling", about="learner sharing alone", sections=_FIXED | _SHARING),
+        Preset(name="no-sharing", about="actor scaling alone", sections=_SCALING | _INDEPENDENT),
+        Preset(name="marless", about="actor scaling and learner sharing, as printed", sections=_SCALING | _SHARING),
         Preset(
             name="marless-drawn",
             about="as marless, but a shared policy trains on as many samples as one agent has, drawn from its members'",
-            accounting="paper",
             sections=_SCALING | {"sharing": {"name": "marless", "samples": "drawn"}},
         ),
         Preset(
             name="marless-lean",
             about="the average rule alone scales, on logarithms of C; agents go on sharing until returns fall",
-            accounting="paper",
             sections=_lean(),
         ),
         Preset(
             name="marless-frugal",
             about="as marless-lean, but a policy that learns from several agents asks for so many fewer actors",
-            accounting="paper",
             sections=_lean({"count": "samples"}),
         ),
         Preset(
             name="marless-least",
             about="as marless-lean, but a shared policy trains on as many samples as one agent has",
-            accounting="paper",
             sections=_lean(sharing={"samples": "drawn"}),
         ),
     )
@@ -199,10 +176,7 @@ def _of_file(path: Path, name: str) -> Preset:
             "is one of marless itself" if name in PRESETS else "has more than lower-case letters, digits and dashes"
         )
         raise SpecError(f"{path}: the name {name!r} {problem}; choose another; tables and job ids contain it")
-    return _parsed(path, name, dict(document[name]))
-
-
-def _parsed(path: Path, name: str, entry: dict[str, Any]) -> Preset:  # Any: YAML
+    entry = dict(document[name])
     about, accounting = str(entry.pop("about", f"from {path}")), entry.pop("accounting", "paper")
     if accounting not in ACCOUNTINGS:
         raise SpecError(f"{path}: {name}.accounting: {accounting!r}; allowed: {', '.join(ACCOUNTINGS)}")

@@ -1,6 +1,7 @@
-"""The price table: marless's own, with dates and sources, overridden by a user's prices. Nothing is looked up online.
+"""The accountings, and the price table: marless's own, with dates and sources, overridden by a user's prices.
 
-A submitted job holds prices, never the path of a price file: the client that reads the job file also reads that file.
+Nothing is looked up online. A submitted job holds prices, never the path of a price file: the client that reads the job
+file also reads that file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -20,9 +21,14 @@ from marless.core.errors import SpecError
 from marless.core.machine import MachineRecord
 from marless.core.settings import Strict, validation_sentences
 
-if TYPE_CHECKING:  # a spec holds prices, not the other way round
+if TYPE_CHECKING:
     from marless.core.settings import FunctionSize, FunctionsSpec
 
+Accounting: TypeAlias = Literal["billed", "paper", "serverful", "machines"]
+"""A way in which the cost of a job is counted."""
+ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
+"""Those that follow from the functions alone, so that they can be estimated, replayed and compared."""
+ALL_ACCOUNTINGS: tuple[Accounting, ...] = (*ACCOUNTINGS, "machines")
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"
 """The field of a job with its own prices."""
@@ -178,7 +184,7 @@ def load(path: str | None = None) -> Prices:
 
 def read(path: str) -> dict[str, Any]:  # Any: JSON
     """Read a user's price file, in the form stored in a job; raises SpecError with one line per error."""
-    document = _read(Path(path))
+    document = documents.from_yaml(Path(path), "price file") or {}
     if not isinstance(document, Mapping):
         raise SpecError(f"{path}: prices are a mapping of sections (lambda, fargate, ec2, redis)")
     merged(document, path)
@@ -217,11 +223,7 @@ def lambda_memory_mb(size: FunctionSize, prices: Prices) -> int:
 @cache
 def _ours() -> Any:  # Any: YAML
     """Cached, because reading takes longer than all other checks of a job."""
-    return _read(OURS)
-
-
-def _read(path: Path) -> Any:  # Any: YAML
-    return documents.from_yaml(path, "price file") or {}
+    return documents.from_yaml(OURS, "price file")
 
 
 def _merged(ours: Any, theirs: Any) -> Any:  # Any: YAML

@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from marless.core import columns
+from marless.core.documents import dataclass_of
 from marless.core.group import LaneRecord
 from marless.core.machine import MachineRecord
 from marless.learning.data.returns import EpisodeReturns
 
-Part = TypeVar("Part")
 _OF_MACHINES = tuple(field.name for field in dataclasses.fields(MachineRecord))
 FEWEST_MACHINES = 3
 """Fewer machines are written as a list of objects."""
@@ -263,6 +263,26 @@ class RoundRecord:
 
 def _with_headline(returns: EpisodeReturns) -> dict[str, object]:
     return vars(returns) | {"return": returns.mean, "win_rate": returns.win_rate}
+
+
+def from_json(line: str) -> RoundRecord:
+    """Read a round record from its line of `rounds.jsonl`, as `RoundRecord.to_json` writes it; raises ValueError."""
+    try:
+        data = json.loads(line)
+        if "distances" not in data:  # each line has them, although a record that is made need not name any
+            raise KeyError("distances")
+        data |= {name: columns.decoded(data[name]) for name in ("invocations", "lanes", "machines")}
+        for held in (data["evaluation"], (data["earlier_evaluation"] or {}).get("returns")):
+            if held:
+                del held["return"], held["win_rate"]  # of others, for programs that read the file
+        # Returns are as large as an environment makes them, and enter no cost.
+        record = dataclass_of(RoundRecord, data, unlimited=(EpisodeReturns,))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no round record: {error}") from None
+    for found in (record.returns, *(each.returns for each in record.evaluations)):
+        if found and not (found.episodes >= 1 and 0 <= (found.wins or 0) <= found.episodes):
+            raise ValueError(f"no round record: {found.wins} wins of {found.episodes} episodes")
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)

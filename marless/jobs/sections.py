@@ -73,7 +73,7 @@ class ActorsSpec(Strict):
 class BillSpec(Strict):
     """Which accounting gives the job's cost, and at what prices."""
 
-    accounting: Literal["billed", "paper", "serverful", "machines"] = Field(
+    accounting: price_tables.Accounting = Field(
         "billed",
         description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
         "for the whole run; machines: those that its workers ran on",

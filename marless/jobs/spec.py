@@ -29,8 +29,7 @@ from marless.core import documents
 from marless.core.errors import SpecError, shown
 from marless.core.settings import CurvatureSpec, FunctionsSpec, Strict, name_of, named, validation_sentences
 from marless.jobs import prices as price_tables
-from marless.jobs.scaling import registry as scaling_policies
-from marless.jobs.scaling.base import ScalingConfig
+from marless.jobs.scaling.base import SCALING_POLICIES, ScalingConfig
 from marless.jobs.schedules import registry as schedules
 from marless.jobs.schedules.base import ScheduleConfig
 from marless.jobs.sections import (
@@ -43,10 +42,8 @@ from marless.jobs.sections import (
     StartSpec,
     StopSpec,
 )
-from marless.jobs.sharing import registry as sharing_policies
-from marless.jobs.sharing.base import SharingConfig
-from marless.jobs.sinks import registry as sinks
-from marless.jobs.sinks.base import SinkConfig
+from marless.jobs.sharing.base import SHARING_POLICIES, SharingConfig
+from marless.jobs.sinks.base import SINKS, SinkConfig
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.nets.model import ModelSpec
@@ -59,44 +56,23 @@ MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
-def _algorithm_type(name: str) -> type[AlgorithmConfig]:
-    return registry.algorithm(name).config_type
+_TYPE_OF: Mapping[str, Callable[[str], type[Strict]]] = {
+    "algorithm": lambda name: registry.algorithm(name).config_type,
+    "schedule": lambda name: schedules.schedule(name).config_type,
+    "scaling": lambda name: SCALING_POLICIES.find(name).config_type,
+    "sharing": lambda name: SHARING_POLICIES.find(name).config_type,
+    "sinks": lambda name: SINKS.find(name).config_type,
+}
+"""The config type of a section whose fields depend on its name, by that name; raises SpecError for an unknown one."""
+_DEFAULTS = {"schedule": "synchronous", "scaling": "fixed", "sharing": "fixed"}
+"""The names of sections that are given without one."""
 
 
-def _scaling_type(name: str) -> type[ScalingConfig]:
-    return scaling_policies.scaling(name).config_type
-
-
-def _schedule_type(name: str) -> type[ScheduleConfig]:
-    return schedules.schedule(name).config_type
-
-
-def _sharing_type(name: str) -> type[SharingConfig]:
-    return sharing_policies.sharing(name).config_type
-
-
-def _sink_type(name: str) -> type[SinkConfig]:
-    return sinks.sink(name).config_type
-
-
-def _algorithm(value: object) -> AlgorithmConfig:
-    return named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
-
-
-def _scaling(value: object) -> ScalingConfig:
-    return named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
-
-
-def _schedule(value: object) -> ScheduleConfig:
-    return named(value, ScheduleConfig, _schedule_type, "schedule: {name: synchronous}", default="synchronous")
-
-
-def _sharing(value: object) -> SharingConfig:
-    return named(value, SharingConfig, _sharing_type, "sharing: {name: fixed}", default="fixed")
-
-
-def _sink(value: object) -> SinkConfig:
-    return named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
+def _named(section: str, base: type[Strict]) -> BeforeValidator:
+    """Reads a section that is a name or a mapping with a name, as the config type of that name."""
+    default = _DEFAULTS.get(section)
+    example = "sinks: [{name: tensorboard}]" if section == "sinks" else f"{section}: {{name: {default or 'ippo'}}}"
+    return BeforeValidator(lambda value: named(value, base, _TYPE_OF[section], example, default))
 
 
 def _few(value: object) -> object:
@@ -112,16 +88,16 @@ class JobSpec(Strict):
     name: str = Field("job", pattern=JOB_NAME, description="lower-case letters, digits and dashes")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     env: EnvSpec
-    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(_algorithm)]
+    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], _named("algorithm", AlgorithmConfig)]
     model: ModelSpec = ModelSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
     actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]
-    schedule: Annotated[SerializeAsAny[ScheduleConfig], BeforeValidator(_schedule)] = Field(
+    schedule: Annotated[SerializeAsAny[ScheduleConfig], _named("schedule", ScheduleConfig)] = Field(
         "synchronous", validate_default=True, description="when rounds are rolled out and trained"
     )
-    scaling: Annotated[SerializeAsAny[ScalingConfig], BeforeValidator(_scaling)] = Field(
+    scaling: Annotated[SerializeAsAny[ScalingConfig], _named("scaling", ScalingConfig)] = Field(
         "fixed", validate_default=True, description="how many actors the next round gets"
     )
-    sharing: Annotated[SerializeAsAny[SharingConfig], BeforeValidator(_sharing)] = Field(
+    sharing: Annotated[SerializeAsAny[SharingConfig], _named("sharing", SharingConfig)] = Field(
         "fixed", validate_default=True, description="which agents share a policy and its learner"
     )
     curvature: CurvatureSpec = CurvatureSpec()  # type: ignore[call-arg]
@@ -132,7 +108,8 @@ class JobSpec(Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
     start: StartSpec = StartSpec()  # type: ignore[call-arg]
     sinks: Annotated[
-        tuple[Annotated[SerializeAsAny[SinkConfig], BeforeValidator(_sink)], ...], BeforeValidator(_few)
+        tuple[Annotated[SerializeAsAny[SinkConfig], _named("sinks", SinkConfig)], ...],
+        BeforeValidator(_few),
     ] = Field(
         (),
         description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own",
@@ -225,30 +202,22 @@ def parse(document: object, source: str) -> JobSpec:
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
 
 
-_NAMED: tuple[tuple[str, Callable[[str], type[Strict]], str], ...] = (
-    ("schedule", _schedule_type, "synchronous"),
-    ("scaling", _scaling_type, "fixed"),
-    ("sharing", _sharing_type, "fixed"),
-)
-"""Sections whose type depends on their name, with the name that they have if none is given."""
-
-
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
     """The config types of the sections whose type depends on their name, by the section's path in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
         # A name that is unknown is an error already, which validation has found where it looked for the name.
-        types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
-    for section, type_of, default in _NAMED:
+        types["algorithm",] = _TYPE_OF["algorithm"](str(name_of(document.get("algorithm"))))
+    for section, default in _DEFAULTS.items():
         with suppress(SpecError):
-            types[section,] = type_of(str(name_of(document.get(section)) or default))
+            types[section,] = _TYPE_OF[section](str(name_of(document.get(section)) or default))
     if isinstance(sharing := document.get("sharing"), Mapping) and "similarity" in sharing:
         with suppress(SpecError):
             types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
     given = document.get("sinks")
     for index, sink in enumerate(given[:MOST_SINKS] if isinstance(given, list | tuple) else ()):
         with suppress(SpecError):
-            types["sinks", str(index)] = _sink_type(str(name_of(sink)))
+            types["sinks", str(index)] = _TYPE_OF["sinks"](str(name_of(sink)))
     return types
 
 
@@ -301,19 +270,15 @@ def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # A
         except SpecError as error:
             raise SpecError("\n".join(f"{source}: bill.prices: {line}" for line in str(error).splitlines())) from None
     if isinstance(scaling := read.get("scaling"), Mapping) and isinstance(name := scaling.get("name"), str):
-        read["scaling"] = _scaling_with_files(name, scaling, source)
+        try:
+            config_type = SCALING_POLICIES.find(name).config_type
+        except SpecError:
+            return read  # validation reports the name with all other errors
+        try:
+            read["scaling"] = config_type.with_files(scaling)
+        except SpecError as error:
+            raise SpecError(f"{source}: {error}") from None
     return read
-
-
-def _scaling_with_files(name: str, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:  # Any: YAML
-    try:
-        config_type = _scaling_type(name)
-    except SpecError:
-        return section  # validation reports it with all other errors
-    try:
-        return config_type.with_files(section)
-    except SpecError as error:
-        raise SpecError(f"{source}: {error}") from None
 
 
 def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML

@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError
-from marless.jobs.record import RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import RoundRecord, from_json
 
 BATCH_BYTES = 2**19
 """Most bytes that `RoundReader.batch` returns, unless one line is longer."""

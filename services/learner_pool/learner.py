@@ -16,7 +16,7 @@ from marless.core.private_files import Claim
 from marless.core.settings import Measure, SimilarityConfig
 from marless.core.state import REPLAY
 from marless.jobs.job import replay_of
-from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec, from_json, spaces_from_json
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
@@ -308,7 +308,7 @@ def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:
 
 
 def _similarity(spec: JobSpec) -> SimilarityConfig | None:
-    return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
+    return SHARING_POLICIES.find(spec.sharing.name).similarity(spec.sharing)
 
 
 def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:

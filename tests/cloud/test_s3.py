@@ -119,7 +119,7 @@ def test_a_run_folder_is_downloaded(run, tmp_path):
 
 
 def test_a_job_starts_from_a_checkpoint_in_a_bucket(run):
-    from marless.app.client import checkpoints
+    from marless.app.client import transfers
     from marless.jobs import spec as specs
 
     spec = specs.parse(
@@ -131,7 +131,7 @@ def test_a_job_starts_from_a_checkpoint_in_a_bucket(run):
         },
         "spec",
     )
-    with checkpoints.local(spec) as found:
+    with transfers.local_checkpoint(spec) as found:
         assert found
         assert checkpoint.read(found).progress.round == 20
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from marless.app.client import AsyncClient, Client, Event
-from marless.app.client.download import Arriving
+from marless.app.client.transfers import Arriving
 from marless.core.errors import (
     AlreadyExistsError,
     CorruptError,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.jobs.record import Evaluation
-from marless.jobs.record_json import from_json
+from marless.jobs.record import Evaluation, from_json
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving

@@ -18,8 +18,7 @@ import psutil
 from marless.app.cli.stack import SERVICES, LocalStack, StackOptions
 from marless.app.cli.supervision import RestartLimits
 from marless.jobs import spec as specs
-from marless.jobs.record import RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import RoundRecord, from_json
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import retry
 from marless.rpc.security import Security

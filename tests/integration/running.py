@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from marless.jobs import spec as specs
+from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
 from marless.jobs.record import Evaluation, RoundRecord
-from marless.jobs.rerun import replayed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security

@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 
 from marless.core.errors import SpecError
+from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
-from marless.jobs.rerun import replayed
 from marless.jobs.schedules.arrivals import read
 from marless.learning.aggregation.config import AsyncRule
 from marless.learning.algos import registry as algorithms

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from marless.jobs.rerun import replayed
+from marless.jobs.asynchronous_run import replayed
 from marless.learning.data.player import Mode
 from marless.rpc.v1 import actor_pool_pb2
 from services.coordinator.execution.pools import Pools

@@ -23,8 +23,7 @@ from marless.core.errors import (
     UnavailableError,
 )
 from marless.core.stopwatch import Stopwatch
-from marless.jobs.record import RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import RoundRecord, from_json
 from services.coordinator.api.servicer import WatchEvent, read_log, watch
 from services.coordinator.execution import commands, recording, timing
 from services.coordinator.jobs.failover import ATTACHED_LEASES

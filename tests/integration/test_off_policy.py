@@ -12,8 +12,8 @@ from marless.cost.billing.bill import bill
 from marless.cost.estimates.simulate import replayed_spec, simulate
 from marless.cost.simulation.cluster import modelled, waits
 from marless.jobs import prices
-from marless.jobs.accountings import ACCOUNTINGS
 from marless.jobs.job import prepare
+from marless.jobs.prices import ACCOUNTINGS
 from marless.jobs.usage import HOST, usage
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (

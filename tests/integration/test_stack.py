@@ -13,11 +13,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from marless.app.cli import answering, supervision
-from marless.app.cli.answering import Patience
+from marless.app.cli import supervision
 from marless.app.cli.service_process import Start, Starter
 from marless.app.cli.stack import SERVICES, LocalStack, StackOptions, owner_of, socket_directory
-from marless.app.cli.supervision import Log, RestartLimits
+from marless.app.cli.supervision import Log, Patience, RestartLimits
 from marless.core import private_files
 from marless.core.errors import JobStateError, UnavailableError
 from marless.core.private_files import Claim
@@ -69,8 +68,8 @@ async def kill(stack: LocalStack, service: str) -> None:
     async with asyncio.timeout(SERVES_S):
         while stack.pid(service) == killed:  # noqa: ASYNC110  # to wait for the process would take its exit code
             await asyncio.sleep(0.02)
-        async for status in answering.statuses(stack.address(service), stack.security):
-            if status == answering.SERVING:
+        async for status in supervision.statuses(stack.address(service), stack.security):
+            if status == supervision.SERVING:
                 return
 
 

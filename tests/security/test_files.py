@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from marless.app.cli.doctor import places
+from marless.app.cli.doctor import services
 from marless.app.cli.doctor.examination import _spool
 from marless.app.cli.stack import LocalStack
-from marless.app.client.address import find
-from marless.app.client.download import Arriving
+from marless.app.client.connection import find_coordinator
+from marless.app.client.transfers import Arriving
 from marless.core.errors import SpecError, UnavailableError
 from marless.jobs import spec
 from marless.learning.data.frame_file import FrameFile
@@ -190,7 +190,7 @@ def test_doctor_says_so(shared, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     monkeypatch.setenv("MARLESS_SPOOL", str(shared))
     strangers(shared / OURS)
-    for finding in (_spool(), places.sockets(Path("/data"), places.bind_unix)):
+    for finding in (_spool(), services.sockets(Path("/data"), services.bind_unix)):
         assert finding.level == "fail"
         assert "it belongs to another user" in finding.found
 
@@ -306,7 +306,7 @@ def test_a_coordinator_that_another_names_is_not_called(shared):
     (shared / "runs" / ".stack" / "stack.json").write_text('{"coordinator": "unix:/evil"}')
     os.chown(shared / "runs", STRANGER, STRANGER)
     with pytest.raises(UnavailableError, match="it belongs to another user"):
-        find(runs=shared / "runs")
+        find_coordinator(runs=shared / "runs")
 
 
 @as_root
@@ -315,7 +315,7 @@ def test_a_coordinator_whose_socket_another_has_put_in_its_place_is_not_called(s
     (tmp_path / ".stack").mkdir()
     (tmp_path / ".stack" / "stack.json").write_text(f'{{"coordinator": "unix:{shared}/{OURS}/0a/coordinator.sock"}}')
     with pytest.raises(UnavailableError, match=f"{OURS}: it belongs to another user"):
-        find(runs=tmp_path)
+        find_coordinator(runs=tmp_path)
 
 
 def test_a_download_is_not_written_through_a_link(shared, precious):

@@ -135,7 +135,7 @@ async def test_a_scheduler_by_path_is_refused_and_one_here_is_sent(address, tmp_
 
 @pytest.mark.parametrize("uri", ["http://169.254.169.254/", "file:///etc", "sqlite:////tmp/x.db", "./mlruns", "x:y"])
 async def test_a_sink_goes_where_the_operator_says(address, uri, monkeypatch):
-    monkeypatch.setattr("marless.jobs.sinks.registry.find_spec", lambda _: "installed")
+    monkeypatch.setattr("marless.jobs.sinks.base.find_spec", lambda _: "installed")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", CANARY)
     for usual in ("", "https://ours"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)

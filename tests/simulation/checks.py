@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marless.cost.billing.ledger import Ledger
-from marless.cost.pricing.money import usd
+from marless.cost.pricing import usd
 from marless.jobs import prices
 from marless.jobs.record import RoundRecord
 from marless.storage.round_file import read

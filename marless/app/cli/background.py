@@ -26,7 +26,7 @@ from typing import Self
 
 from marless.app.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.app.cli.supervision import STOP_S, Log
-from marless.app.client.address import STACK_FILE
+from marless.app.client.connection import STACK_FILE
 from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError, SpecError, UnavailableError, denied
 from marless.core.limits import MAX_SMALL_BYTES

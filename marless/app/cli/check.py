@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marless.jobs.job import PreparedJob
     from marless.jobs.spec import JobSpec
     from marless.learning.data.trial import Trial
-    from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+    from marless.learning.envs.base import AgentClass, EnvSpaces
 
 _LARGE, _SMALL = 30.0, 0.03
 """Observations beyond this size, or all below it, are far from the size 1 that nets learn best from."""
@@ -134,28 +134,26 @@ def _show(job: PreparedJob, seen: Trial) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name, text in _rows(job, seen):
+    spaces = job.spaces
+    classes = []
+    for each, shown in zip(spaces.classes, seen.classes, strict=True):
+        choice = f"; {shown.legal:.0%} of the actions legal on average" if shown.legal < 1 else ""
+        observed = f"{_spaces_of(each)}; observed {shown.obs_low:.3g} to {shown.obs_high:.3g}{choice}"
+        classes += [(f"class {each.name}", some_of(each.agents)), ("", observed)]
+    for name, text in (
+        ("environment", job.spec.env.name),
+        *classes,
+        ("masks", _masks(job)),
+        ("global state", _count(spaces.state_size, "number") if spaces.state_size else spaces.no_state or "none"),
+        ("rewards", _rewards(job)),
+        ("", _seen_rewards(job, seen)),
+        ("ends", _ends(job)),
+        ("", _seen_ends(seen)),
+        ("memory", _memory(job)),
+        ("training", _training(job)),
+    ):
         table.add_row(name, harmless(text))
     console().print(table)
-
-
-def _rows(job: PreparedJob, seen: Trial) -> Iterator[tuple[str, str]]:
-    spaces = job.spaces
-    yield "environment", job.spec.env.name
-    for each, shown in zip(spaces.classes, seen.classes, strict=True):
-        yield f"class {each.name}", some_of(each.agents)
-        yield (
-            "",
-            f"{_spaces_of(each)}; observed {shown.obs_low:.3g} to {shown.obs_high:.3g}{_choice(each, shown.legal)}",
-        )
-    yield "masks", _masks(job)
-    yield "global state", _count(spaces.state_size, "number") if spaces.state_size else spaces.no_state or "none"
-    yield "rewards", _rewards(job)
-    yield "", _seen_rewards(job, seen)
-    yield "ends", _ends(job)
-    yield "", _seen_ends(seen)
-    yield "memory", _memory(job)
-    yield "training", _training(job)
 
 
 def _count(number: int, one: str, several: str = "") -> str:
@@ -163,25 +161,15 @@ def _count(number: int, one: str, several: str = "") -> str:
 
 
 def _spaces_of(agents: AgentClass) -> str:
-    return f"{_count(agents.obs_size, 'number')} observed, {_actions(agents.action)}"
+    def end(bound: float) -> str:
+        return ("-" if bound < 0 else "") + "∞" if isinf(bound) else f"{bound:g}"
 
-
-def _actions(action: Discrete | Box) -> str:
-    bounds: Sequence[tuple[float, float]] = list(
-        zip(getattr(action, "low", ()), getattr(action, "high", ()), strict=True)
-    )
-    if not bounds:
-        return _count(action.n, "action")
-    shown = some_of(list(dict.fromkeys(f"{_end(low)} to {_end(high)}" for low, high in bounds)))
-    return f"{_count(action.n, 'continuous action')}, {shown}"
-
-
-def _end(bound: float) -> str:
-    return ("-" if bound < 0 else "") + "∞" if isinf(bound) else f"{bound:g}"
-
-
-def _choice(agents: AgentClass, legal: float) -> str:
-    return f"; {legal:.0%} of the actions legal on average" if legal < 1 else ""
+    action = agents.action
+    actions = _count(action.n, "action")
+    if bounds := list(zip(getattr(action, "low", ()), getattr(action, "high", ()), strict=True)):
+        shown = some_of(list(dict.fromkeys(f"{end(low)} to {end(high)}" for low, high in bounds)))
+        actions = f"{_count(action.n, 'continuous action')}, {shown}"
+    return f"{_count(agents.obs_size, 'number')} observed, {actions}"
 
 
 def _masks(job: PreparedJob) -> str:
@@ -239,7 +227,7 @@ def _memory(job: PreparedJob) -> str:
 
 
 def _training(job: PreparedJob) -> str:
-    from marless.jobs.sharing.groups import initial_groups
+    from marless.jobs.sharing.base import initial_groups
 
     spec, actors = job.spec, job.spec.actors
     groups = initial_groups(spec.sharing.groups, job.spaces)

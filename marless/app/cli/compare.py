@@ -1,8 +1,7 @@
 """The command `compare`: one job run with several presets and seeds, in one table with confidence intervals.
 
-Makes the runs of a comparison one after another: locally, each on a stack of its own, or on a coordinator.
-
-Finished runs are not repeated; interrupted ones are resumed.
+Runs are made one after another, here, each on a stack of its own, or on a coordinator. Finished ones are not repeated,
+and interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -14,23 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from marless.app.cli import completion, exits
-from marless.app.cli.options import CoordinatorOptions, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.app.cli import exits
+from marless.app.cli.options import (
+    CoordinatorOptions,
+    JobFileArgument,
+    Output,
+    OutputOption,
+    OverrideOption,
+    positive,
+    preset_names,
+)
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, from_folder
 from marless.app.cli.working import Working
-from marless.core import regular_files
+from marless.core import documents, regular_files
 from marless.core.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError
-from marless.cost.comparison.plan import Run
-from marless.jobs.presets import training_key
 
 if TYPE_CHECKING:
     from marless.app.cli.train import Show
     from marless.app.client import Client
+    from marless.cost.comparison.runs import Run
     from marless.cost.comparison.table import Comparison
     from marless.jobs.presets import Preset
     from marless.jobs.spec import JobSpec
@@ -62,7 +68,7 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         typer.Option(
             metavar="A,B,…",
             help="Presets, of marless or of a file as FILE.yaml:NAME.",
-            autocompletion=completion.presets,
+            autocompletion=preset_names,
         ),
     ] = ALL,
     seeds: Annotated[
@@ -124,25 +130,26 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
 
 def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
-    from marless.cost.comparison import document, plan
+    from marless.cost.comparison import report
+    from marless.cost.comparison.runs import planned_runs, preset_jobs
     from marless.jobs.examining import examined
     from marless.jobs.job import advice, prepare
-    from marless.jobs.sinks import registry as sinks
+    from marless.jobs.sinks.base import check_sinks
 
     # Sinks run where the coordinator does, whose packages and variables nobody knows here.
     if not at.coordinator:
-        sinks.check(*asked.job.sinks)
+        check_sinks(*asked.job.sinks)
     if asked.document:
-        document.check(asked.document, asked.job.name)
+        report.check_document(asked.document, asked.job.name)
     notes: dict[str, None] = {}
-    for name, spec in plan.jobs(asked.job, asked.presets).items():
+    for name, spec in preset_jobs(asked.job, asked.presets).items():
         try:
             notes[advice(prepare(spec, examined))] = None
         except SpecError as error:
             raise SpecError(f"preset {name}: {error}") from None
     for note in filter(None, notes):
         say(f"note: {note}")
-    return plan.runs(asked.job, asked.presets, asked.seeds)
+    return planned_runs(asked.job, asked.presets, asked.seeds)
 
 
 def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
@@ -150,6 +157,7 @@ def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
     import asyncio
 
     place = ComparisonFolder((asked.folder / "runs").resolve())
+    continues = f"the same command with --resume --out {asked.folder} continues"
     missing = [run for run in runs if not place.finished(run)]
     if len(missing) < len(runs):
         say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
@@ -165,30 +173,22 @@ def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
                 else:
                     place.make_here(run, number)
     except (InterruptedRunError, KeyboardInterrupt, asyncio.CancelledError) as interrupt:  # the last: Ctrl-C twice
-        _interrupted(f"{interrupt}" or "interrupted", asked)
+        say(f"{str(interrupt) or 'interrupted'}; {continues}")
+        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
     except SpecError:
         raise
     except JobStateError as error:
-        raise JobStateError(f"{error}; {_how_to_go_on(asked)}") from None
+        raise JobStateError(f"{error}; {continues}") from None
     except UnavailableError as error:
-        raise UnavailableError(f"{error}; {_how_to_go_on(asked)}") from None
-
-
-def _interrupted(what: str, asked: _Asked) -> NoReturn:
-    say(f"{what}; {_how_to_go_on(asked)}")
-    raise typer.Exit(exits.ExitCode.INTERRUPTED)
-
-
-def _how_to_go_on(asked: _Asked) -> str:
-    return f"the same command with --resume --out {asked.folder} continues"
+        raise UnavailableError(f"{error}; {continues}") from None
 
 
 def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
-    from marless.cost.comparison import plan, table
-    from marless.cost.comparison.run_results import figures
+    from marless.cost.comparison import table
+    from marless.cost.comparison.runs import figures, preset_jobs
     from marless.jobs import presets as ways
 
-    place, specs = ComparisonFolder((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
+    place, specs = ComparisonFolder((asked.folder / "runs").resolve()), preset_jobs(asked.job, asked.presets)
     found = []
     for run in runs:
         recorded = place.read(run)
@@ -212,34 +212,27 @@ def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
 
 
 def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
-    from marless.cost.comparison import document, table
-    from marless.cost.comparison.statements import statements
+    from marless.app.cli.picture import draw_comparison
+    from marless.cost.comparison import report, table
 
-    said = statements(comparison)
+    said = report.statements(comparison)
     fields = table.to_json(comparison, said) | {"command": asked.command}
     (asked.folder / _KEPT).write_text(json.dumps(fields), encoding="utf-8")
-    _draw(comparison, asked.folder / _PICTURE)
+    try:
+        draw_comparison(comparison, asked.folder / _PICTURE)
+    except MarlessError as error:  # it is only said, because the table is the result that matters
+        say(f"not drawn: {error}")
     if asked.document:
         picture = Path("images", f"compare-{asked.job.name}.png")
         _copy(asked.folder / _PICTURE, asked.document.parent / picture)
-        block = document.block(comparison, said, command=asked.command, picture=picture.as_posix())
-        document.write(asked.document, asked.job.name, block)
+        block = report.block(comparison, said, command=asked.command, picture=picture.as_posix())
+        report.write_block(asked.document, asked.job.name, block)
         say(f"written: {asked.document}")
     if output is Output.table:
         _show(comparison, said)
     else:
         show_object(fields, asked.job.name, output)
     say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
-
-
-def _draw(comparison: Comparison, target: Path) -> None:
-    """Draw the picture; an error is only reported, because the table is the result that matters."""
-    from marless.app.cli.picture import draw_comparison
-
-    try:
-        draw_comparison(comparison, target)
-    except MarlessError as error:
-        say(f"not drawn: {error}")
 
 
 def _copy(picture: Path, target: Path) -> None:
@@ -316,27 +309,34 @@ class ComparisonFolder:
             outcome = _shown(run, number, lambda show: train.train(run.spec, job_id=run.id, runs=self.runs, show=show))
         if outcome.interrupted:
             raise InterruptedRunError(f"interrupted in run {run.id}")
-        _check_succeeded(run, outcome.job.state, outcome.job.reason)
+        if outcome.job.state != "SUCCEEDED":
+            raise JobStateError(f"run {run.id} ended {outcome.job.state}: {outcome.job.reason}")
 
     def make_there(self, run: Run, number: str, client: Client) -> None:
         """Make a run on a coordinator, and download its run folder."""
+        from marless.jobs import spec as specs
+
         try:
             known = client.get(run.id)
         except NotFoundError:
             known = client.submit(run.spec, job=run.id)
         else:
-            check_same(run, _spec_there(client, run.id), f"the coordinator's job {run.id}")
+            document = documents.yaml_of(client.read(run.id, "spec.yaml").decode(), f"job {run.id}")
+            check_same(run, specs.parse(document, f"job {run.id}"), f"the coordinator's job {run.id}")
             if known.state.ended and known.state != "SUCCEEDED":
                 known = client.resume(run.id)
         if not known.state.ended:
             _shown(run, number, lambda show: _follow(client, run.id, show))
             known = client.get(run.id)
-        _check_succeeded(run, known.state, known.reason)
+        if known.state != "SUCCEEDED":
+            raise JobStateError(f"run {run.id} ended {known.state}: {known.reason}")
         client.download(run.id, self.runs / run.id)
 
 
 def check_same(run: Run, found: JobSpec, where: str) -> None:
     """Raise SpecError, naming the sections, if `found` does not train identically to the run's spec."""
+    from marless.jobs.presets import training_key
+
     wanted, there = (json.loads(training_key(spec)) for spec in (run.spec, found))
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
@@ -361,15 +361,3 @@ def _follow(client: Client, job: str, show: Show) -> None:
             show.record(event.record)
         elif event.job and not event.job.state.ended:
             show.doing(event.job.reason)
-
-
-def _spec_there(client: Client, job: str) -> JobSpec:
-    from marless.core import documents
-    from marless.jobs import spec as specs
-
-    return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
-
-
-def _check_succeeded(run: Run, state: str, reason: str) -> None:
-    if state != "SUCCEEDED":
-        raise JobStateError(f"run {run.id} ended {state}: {reason}")

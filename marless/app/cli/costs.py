@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from marless.app.cli.machines import machine_lines
 from marless.app.cli.options import CoordinatorOptions, Output, OutputOption
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
@@ -19,8 +18,7 @@ from marless.core.errors import SpecError, unknown_name
 
 if TYPE_CHECKING:
     from marless.cost.billing.bill import Bill, By
-    from marless.jobs.accountings import Accounting
-    from marless.jobs.prices import Prices
+    from marless.jobs.prices import Accounting, Prices
 
 PricesOption = Annotated[
     Path | None,
@@ -45,8 +43,13 @@ def cost(
     """
     from marless.cost.billing.bill import bill
     from marless.jobs import prices as tables
+    from marless.jobs.asynchronous_run import unused
+    from marless.jobs.prices import ALL_ACCOUNTINGS
 
-    wanted = _accountings(accounting)
+    for each in accounting:
+        if each not in ALL_ACCOUNTINGS:
+            raise SpecError(f"--accounting: {unknown_name('accounting', each, ALL_ACCOUNTINGS)}")
+    wanted = tuple(each for each in ALL_ACCOUNTINGS if not accounting or each in accounting)
     with Working(f"reading {job}"):
         found = find(job, at)
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
@@ -56,8 +59,13 @@ def cost(
     if output is Output.table:
         _about(found, made, table)
         _show(made, by, wanted)
-        for line in (*machine_lines(found, made, table), *_wasted(found)):
+        for line in _machine_lines(found, made, table):
             say(line)
+        if wasted := unused(found.records):  # by an asynchronous job
+            say(
+                f"{wasted.rollouts} of {wasted.of} rollouts were not learned from (too old, lost, or waiting at the "
+                f"end): {wasted.share:.1%} of what actors worked"
+            )
     elif output is Output.jsonl:
         for row in _rows(made, by, wanted):
             data(json.dumps(row))
@@ -68,15 +76,6 @@ def cost(
 def dollars(usd: float) -> str:
     """An amount for display, to the microdollar, because small jobs cost little."""
     return f"{usd:,.6f}"
-
-
-def _accountings(given: list[str]) -> tuple[Accounting, ...]:
-    from marless.jobs.accountings import ALL
-
-    for each in given:
-        if each not in ALL:
-            raise SpecError(f"--accounting: {unknown_name('accounting', each, ALL)}")
-    return tuple(each for each in ALL if not given or each in given)
 
 
 def _document(
@@ -96,7 +95,7 @@ def _document(
 
 def _rows(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> list[dict[str, Any]]:  # Any: JSON
     """One row per kind, round or group: its name, and US dollars by accounting."""
-    from marless.cost.pricing.money import usd
+    from marless.cost.pricing import usd
 
     parts = {accounting: made.by(by, accounting) for accounting in wanted}
     names = dict.fromkeys(name for each in parts.values() for name in each)
@@ -112,25 +111,11 @@ def _rows(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> list[dict[str, 
 def _about(found: Recorded, made: Bill, table: Prices) -> None:
     so_far = f"{len(made.rounds)} rounds" + ("" if found.state not in ("PENDING", "RUNNING") else " so far")
     say(f"job {found.job}, {found.state.lower()}, {so_far}; its cost counts as {found.spec.bill.accounting}")
+    oldest = min(section.date for section in (table.lambda_, table.fargate, table.ec2, table.redis))
     say(
-        f"billed by {made.backend}, list prices of {table.region} as of {_oldest(table)}; serverful: modelled, "
+        f"billed by {made.backend}, list prices of {table.region} as of {oldest}; serverful: modelled, "
         f"on {made.machine or 'no machine: there is no round yet'}"
     )
-
-
-def _oldest(table: Prices) -> str:
-    return str(min(section.date for section in (table.lambda_, table.fargate, table.ec2, table.redis)))
-
-
-def _wasted(found: Recorded) -> Iterator[str]:
-    """What an asynchronous job has rolled out for nothing."""
-    from marless.jobs.version_report import unused
-
-    if wasted := unused(found.records):
-        yield (
-            f"{wasted.rollouts} of {wasted.of} rollouts were not learned from (too old, lost, or waiting at the end): "
-            f"{wasted.share:.1%} of what actors worked"
-        )
 
 
 def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
@@ -145,3 +130,32 @@ def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
         name = str(row[by] + 1 if isinstance(row[by], int) else row[by])  # people count from 1, as `watch` does
         shown.add_row(name, *(dollars(row[accounting]) if row[accounting] else "" for accounting in wanted))
     console().print(shown)
+
+
+def _machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
+    """Machine-minutes, prices that are missing, machines that still cost, and how long workers took to start."""
+    from marless.cost.billing.ledger import starts
+    from marless.cost.billing.machines import problem
+
+    if not made.machines:
+        yield "machines: not recorded" if found.records else "machines: none yet"
+        return
+    count = len({each.id for each in made.machines})
+    minutes, idle = made.time.minutes, made.time.idle_minutes
+    rounded = f"; rounded up by {minutes['minimum']:,.2f}" if minutes["minimum"] else ""
+    yield (
+        f"machines: {count} {'machine' if count == 1 else 'machines'}, {minutes['work'] + idle:,.2f} machine-minutes, "
+        f"{idle:,.2f} idle: starting {minutes['starting']:,.2f}, waiting for tasks {minutes['waiting']:,.2f}, "
+        f"kept after the end {minutes['kept']:,.2f}{rounded}"
+    )
+    if without := problem(made.time, table):
+        yield f"machines: {without}"
+    if found.kept and found.kept.held:
+        yield f"machines: when last seen, {found.kept.held} still waited for tasks; what they cost since is not known"
+    for each in starts(found.records):
+        launcher = f" by launcher {each.launcher}" if each.launcher else ""
+        yield (
+            f"starts: {each.workers} {each.pool} workers{launcher}: {each.connected_s:.2f} s from order to connection "
+            f"(at most {each.connected_most_s:.2f}), {each.first_task_s:.2f} s to the first task "
+            f"(at most {each.first_task_most_s:.2f})"
+        )

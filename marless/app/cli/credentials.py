@@ -1,4 +1,7 @@
-"""The command `credentials`: everything secret that a deployment on several hosts or in containers needs.
+"""The commands `credentials`, for everything secret that a deployment on several hosts or in containers needs, and
+`tokens`, for the tokens alone.
+
+`credentials` writes:
 
 DIR/authority.pem, .key     the certificate authority; the key is for this command only
 DIR/tokens/                 a token for each role, for the services
@@ -25,6 +28,7 @@ import typer
 from marless.app.cli.output import say
 from marless.core import private_files
 from marless.core.errors import SpecError, denied
+from marless.rpc.roles import Role
 
 SERVICES = ("coordinator", "actor-pool", "learner-pool", "param-store")
 WORKERS = {"actor-worker": "actor", "learner-worker": "learner"}
@@ -66,7 +70,7 @@ def credentials(
 
     If run again, it makes new certificates and keeps everything else. Nothing secret is ever printed.
     """
-    from marless.rpc import tokens
+    from marless.rpc import tokens as files
 
     hosts, owner = _hosts(host), (os.geteuid() or CONTAINER_UID) if owner is None else owner
     try:
@@ -74,7 +78,7 @@ def credentials(
         # Taken back from the services' user first, because files of other users are not trusted.
         _give_to(home, os.geteuid())
         authority = _Authority(home)
-        tokens.create(home / "tokens")
+        files.create(home / "tokens")
         for process, names in hosts.items():
             authority.certify(private_files.directory(home / process), names)
         _hand_out(home)
@@ -83,6 +87,31 @@ def credentials(
         raise SpecError(denied(error)) from None
     if owner not in (CONTAINER_UID, 0):  # containers do not run as root
         say(f"the services run as user {owner}: put MARLESS_UID={owner} into deploy/.env before you build the images")
+    print(directory)  # noqa: T201  # the command's data
+
+
+def tokens(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the tokens; created if missing.")],
+    rotate: Annotated[
+        list[Role], typer.Option(metavar="ROLE", help="Make a new token for this role; the old one stays valid.")
+    ] = [],  # noqa: B006  # typer's way
+    retire: Annotated[
+        list[Role], typer.Option(metavar="ROLE", help="Remove all tokens of this role but the newest.")
+    ] = [],  # noqa: B006  # typer's way
+) -> None:
+    """Make a directory with a token for each role: client, operator, actor, learner, service.
+
+    Services take it as --tokens ($MARLESS_TOKENS), and read it again when it changes. No token is ever printed.
+    """
+    from marless.rpc import tokens as files
+
+    files.create(directory)
+    for role in rotate:
+        files.rotate(directory, role)
+        say(f"{role}: a new token was made; the old one stays valid until `marless tokens {directory} --retire {role}`")
+    for role in retire:
+        files.retire(directory, role)
+        say(f"{role}: only the newest token is valid now")
     print(directory)  # noqa: T201  # the command's data
 
 
@@ -108,66 +137,33 @@ class _Authority:
     def __init__(self, home: Path) -> None:
         self._cert, self._key = home / "authority.pem", home / "authority.key"
         if not (self._cert.exists() and self._key.exists()):
-            self._make()
+            # The host is a placeholder, in the section of processes, which this certificate does not use.
+            with _settings(home, _SETTINGS.format(name="marless authority", hosts="DNS:none")) as settings:
+                of_authority = ("-config", settings, "-extensions", "authority", "-out", self._cert)
+                _openssl("req", "-x509", *_new_key(self._key), *of_authority, *_serial(AUTHORITY_DAYS))
 
     def certify(self, folder: Path, hosts: tuple[str, ...]) -> None:
         """Write a new certificate for these hosts into a folder, with its key and the authority's certificate."""
         names = ",".join(f"IP:{host}" if _is_ip(host) else f"DNS:{host}" for host in hosts)
         with _settings(folder, _SETTINGS.format(name=hosts[0], hosts=names)) as settings:
-            request, partial = (
-                folder / ".request",
-                {name: folder / f".{name}" for name in ("key.pem", "certificate.pem")},
-            )
+            request = folder / ".request"
+            partial = {name: folder / f".{name}" for name in ("key.pem", "certificate.pem")}
             _openssl("req", "-new", *_new_key(partial["key.pem"]), "-config", settings, "-out", request)
-            _openssl(
-                "x509",
-                "-req",
-                "-in",
-                request,
-                "-CA",
-                self._cert,
-                "-CAkey",
-                self._key,
-                "-days",
-                DAYS,
-                "-sha256",
-                "-set_serial",
-                f"0x{secrets.token_hex(16)}",
-                "-extfile",
-                settings,
-                "-extensions",
-                "process",
-                "-out",
-                partial["certificate.pem"],
-            )
+            signer = ("-CA", self._cert, "-CAkey", self._key, "-extfile", settings, "-extensions", "process")
+            signed = ("-in", request, "-out", partial["certificate.pem"])
+            _openssl("x509", "-req", *signed, *signer, *_serial(DAYS))
             request.unlink()
             for name, path in partial.items():
                 path.replace(folder / name)
         shutil.copyfile(self._cert, folder / self._cert.name)
 
-    def _make(self) -> None:
-        # The host is a placeholder, in the section of processes, which this certificate does not use.
-        with _settings(self._cert.parent, _SETTINGS.format(name="marless authority", hosts="DNS:none")) as settings:
-            _openssl(
-                "req",
-                "-x509",
-                *_new_key(self._key),
-                "-config",
-                settings,
-                "-extensions",
-                "authority",
-                "-days",
-                AUTHORITY_DAYS,
-                "-sha256",
-                "-set_serial",
-                f"0x{secrets.token_hex(16)}",
-                "-out",
-                self._cert,
-            )
-
 
 def _new_key(path: Path) -> tuple[object, ...]:
     return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path)
+
+
+def _serial(days: int) -> tuple[object, ...]:
+    return ("-days", days, "-sha256", "-set_serial", f"0x{secrets.token_hex(16)}")
 
 
 @contextmanager

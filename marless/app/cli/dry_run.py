@@ -209,10 +209,15 @@ def _assumptions(found: Calibration, job: PreparedJob, slots: int) -> list[str]:
 
 
 def _show(found: Estimate, spec: JobSpec, basis: _Basis, output: Output) -> None:
+    from marless.cost.estimates.estimate import PER_ROUNDS
+
     if output is Output.table:
         for sentence in basis.sentences:
             say(sentence)
-        say(_ending(found, spec))
+        if found.ends_by:
+            say(f"ends by {found.ends_by}; its cost counts as {spec.bill.accounting}; nothing was submitted or started")
+        else:
+            say(f"when stop.return is reached cannot be estimated: all figures are for {PER_ROUNDS} rounds")
         _table(found)
         return
     document = {
@@ -227,14 +232,6 @@ def _show(found: Estimate, spec: JobSpec, basis: _Basis, output: Output) -> None
         data(json.dumps(document))
     else:
         show_object(document, spec.name, output)
-
-
-def _ending(found: Estimate, spec: JobSpec) -> str:
-    from marless.cost.estimates.estimate import PER_ROUNDS
-
-    if not found.ends_by:
-        return f"when stop.return is reached cannot be estimated: all figures are for {PER_ROUNDS} rounds"
-    return f"ends by {found.ends_by}; its cost counts as {spec.bill.accounting}; nothing was submitted or started"
 
 
 def _table(found: Estimate) -> None:

@@ -1,4 +1,4 @@
-"""The command `explain`: why a job had its actors and groups."""
+"""The commands `explain`, why a job had its actors and groups, and `plot`, training curves of jobs in one picture."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, positive
+from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, job_ids, positive
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
 from marless.app.cli.working import Working
 from marless.core.errors import NotFoundError, SpecError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from marless.jobs.explanation import Stretch
     from marless.jobs.record import AggregationRecord, Decision, RoundRecord
 
@@ -54,13 +53,14 @@ def explain(
     if round_ is not None and output is Output.jsonl:
         raise SpecError("--round shows a single round: give -o table, json or yaml")
     if picture:
-        from marless.app.cli.picture import check
+        from marless.app.cli.picture import check, draw_run
 
         check(picture)
     with Working(f"reading {job}"):
         found = find(job, at)
     if picture:
-        _draw(found, picture)
+        draw_run(found, picture)
+        say(f"drawn: {picture}")
     if not found.records:
         say(f"job {found.job} has no round yet: nothing has been decided")
     if round_ is not None:
@@ -71,16 +71,9 @@ def explain(
         _show_changes(found, output)
 
 
-def _draw(found: Recorded, picture: Path) -> None:
-    from marless.app.cli.picture import draw_run
-
-    draw_run(found, picture)
-    say(f"drawn: {picture}")
-
-
 def _show_changes(found: Recorded, output: Output) -> None:
+    from marless.jobs.asynchronous_run import version_report
     from marless.jobs.explanation import changes
-    from marless.jobs.version_report import version_report
 
     rows = [change.to_json() for change in changes(found.records)]
     if output is Output.jsonl:
@@ -94,14 +87,24 @@ def _show_changes(found: Recorded, output: Output) -> None:
 
 
 def _show_chapters(found: Recorded) -> None:
-    from marless.jobs.version_report import version_report
+    from rich.table import Table
+
+    from marless.jobs.asynchronous_run import version_report
 
     shown, rows = console(), list(_rows(found.records))
     if shown.width < _WIDTH:
-        for row in rows:
-            shown.print("\n".join(_lines(row, shown.width)), soft_wrap=True)
+        for row in rows:  # the decision and its rule, and below it the reason
+            first = f"{row.rounds}: {', '.join(filter(None, (row.change, row.to)))} (by {row.rule})"
+            lines = textwrap.wrap(first, shown.width, subsequent_indent=_DEEPER)
+            shown.print("\n".join([*lines, *_indented(row.because, _DEEPER, shown.width)]), soft_wrap=True)
     elif rows:
-        shown.print(_table(rows))
+        table = Table(box=None, pad_edge=False)
+        table.add_column("rounds", no_wrap=True)
+        for name in ("change", "to", "rule", "because"):
+            table.add_column(name)
+        for row in rows:
+            table.add_row(row.rounds, row.change, row.to, row.rule, row.because, style="bold" if row.opens else None)
+        shown.print(table)
     if report := version_report(found.records):
         shown.print("\n".join(textwrap.wrap(str(report), min(shown.width, _WIDTH))), soft_wrap=True)
 
@@ -127,30 +130,13 @@ def _rows(records: Sequence[RoundRecord]) -> Iterator[_Row]:
         single = len(groups) == 1 and not groups[0].varies
         reason = decision.reason if single else _of(opening.round, decision)
         rounds = _rounds(chapter.first, chapter.last)
-        yield _Row(rounds, opening.what, _groups(decision.outcome), decision.rule, reason, opens=True)
+        to = f"{_count(len(decision.outcome.split()), 'group')}: {decision.outcome}"
+        yield _Row(rounds, opening.what, to, decision.rule, reason, opens=True)
         for stretch in groups[1:]:
             yield _Row(_numbers(stretch), "same groups", "", stretch.decision.rule, _reason(stretch))
         for stretch in chapter.actors:
-            rule = stretch.decision.rule
-            yield _Row(_numbers(stretch), _direction(stretch), _actors(stretch), rule, _reason(stretch))
-
-
-def _table(rows: Sequence[_Row]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rounds", no_wrap=True)
-    for name in ("change", "to", "rule", "because"):
-        table.add_column(name)
-    for row in rows:
-        table.add_row(row.rounds, row.change, row.to, row.rule, row.because, style="bold" if row.opens else None)
-    return table
-
-
-def _lines(row: _Row, width: int) -> list[str]:
-    """A row in the layout for narrow terminals: the decision and its rule, and below it the reason."""
-    first = f"{row.rounds}: {', '.join(filter(None, (row.change, row.to)))} (by {row.rule})"
-    return [*textwrap.wrap(first, width, subsequent_indent=_DEEPER), *_indented(row.because, _DEEPER, width)]
+            change, to = _course(stretch)
+            yield _Row(_numbers(stretch), change, to, stretch.decision.rule, _reason(stretch))
 
 
 def _indented(text: str, indent: str, width: int) -> list[str]:
@@ -176,34 +162,22 @@ def _rounds(first: int, last: int) -> str:
     return f"{first + 1}" if first == last else f"{first + 1}–{last + 1}"
 
 
-def _groups(outcome: str) -> str:
-    """Number and members of groups: "4 groups: a+b c+d e f"."""
-    return f"{_count(len(outcome.split()), 'group')}: {outcome}"
-
-
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _direction(stretch: Stretch) -> str:
-    first, last = _path(stretch)[0], stretch.actors[-1]
-    if first == last or not stretch.successive:
-        return ""
-    return "more actors" if last > first else "fewer actors"
-
-
-def _actors(stretch: Stretch) -> str:
-    path = _path(stretch)
-    if not stretch.successive or len(path) > _LONGEST_PATH:
-        mean = sum(stretch.actors) / len(stretch.actors)
-        return f"{min(stretch.actors)} to {max(stretch.actors)} actors, mean {mean:.1f}"
-    return f"{' → '.join(map(str, path))} actors"
-
-
-def _path(stretch: Stretch) -> list[int]:
-    """The successive different numbers of actors, beginning with that before the stretch."""
+def _course(stretch: Stretch) -> tuple[str, str]:
+    """Whether the number of actors rose or fell, and how: ("more actors", "2 → 3 → 5 actors")."""
     values = [*([] if stretch.before is None else [stretch.before]), *stretch.actors]
-    return [now for before, now in zip([None, *values], values, strict=False) if now != before]
+    # The successive different numbers, beginning with that before the stretch.
+    path = [now for before, now in zip([None, *values], values, strict=False) if now != before]
+    change = ""
+    if stretch.successive and path[0] != values[-1]:
+        change = "more actors" if values[-1] > path[0] else "fewer actors"
+    if stretch.successive and len(path) <= _LONGEST_PATH:
+        return change, f"{' → '.join(map(str, path))} actors"
+    mean = sum(stretch.actors) / len(stretch.actors)
+    return change, f"{min(stretch.actors)} to {max(stretch.actors)} actors, mean {mean:.1f}"
 
 
 def _show_round(found: Recorded, number: int, output: Output) -> None:
@@ -219,8 +193,11 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
     width = console().width
     if record.aggregation:
         data("\n".join(["", *_version(record.aggregation)]))
+    earlier = {each.kind: each.outcome for each in before.decisions} if before else {}
     for decision in record.decisions:
-        first = f"{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}"
+        was = earlier.get(decision.kind, decision.outcome)
+        changed = "" if was == decision.outcome else f" (before: {was})"
+        first = f"{decision.kind} by {decision.rule}: {decision.outcome}{changed}"
         data("\n".join(["", *textwrap.wrap(first, width), *_indented(decision.reason, _INDENT, width)]))
         if decision.inputs:
             data(_readable(decision.inputs, min(width, _WIDTH)))
@@ -255,13 +232,6 @@ def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
     }
 
 
-def _was(decision: Decision, before: RoundRecord | None) -> str:
-    for other in before.decisions if before else ():
-        if other.kind == decision.kind and other.outcome != decision.outcome:
-            return f" (before: {other.outcome})"
-    return ""
-
-
 def _readable(inputs: Mapping[str, Any], width: int) -> str:  # Any: JSON
     """Inputs of a decision as YAML: nested names indented, lists on one line, floats to a few digits."""
     import yaml
@@ -279,3 +249,38 @@ def _short(value: Any) -> Any:  # Any: JSON
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_short(inner) for inner in value]
     return value
+
+
+class Over(StrEnum):
+    """Quantities for the horizontal axis."""
+
+    env_steps = "env-steps"
+    rounds = "rounds"
+    seconds = "seconds"
+
+
+def plot(
+    at: CoordinatorOptions,
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB_OR_FOLDER...", help="Job ids or run folders.", autocompletion=job_ids)
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Or .svg, .pdf; default: JOB.png, or curves.png for several jobs."),
+    ] = None,
+    over: Annotated[Over, typer.Option(help="What the horizontal axis counts.")] = Over.env_steps,
+) -> None:
+    """Draw the returns of one or several jobs and of the random policy; print the picture's path."""
+    from marless.app.cli import picture
+
+    sources = list(dict.fromkeys(jobs))
+    picture.check(to or Path("curves.png"))
+    with Working("reading", "jobs") as working:
+        found = []
+        for done, source in enumerate(sources):
+            working.told(done, len(sources), source)
+            found.append(find(source, at))
+    target = to or Path("curves.png" if len(found) > 1 else f"{found[0].job}.png")
+    with Working("drawing"):
+        picture.draw_returns(found, target, over)
+    data(str(target))

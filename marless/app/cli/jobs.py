@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import typer
 
 from marless.app.cli import exits
-from marless.app.cli.completion import states
-from marless.app.cli.options import CoordinatorOptions, JobArgument, JobsArgument, Output, OutputOption, positive, whole
+from marless.app.cli.options import (
+    CoordinatorOptions,
+    JobArgument,
+    JobsArgument,
+    Output,
+    OutputOption,
+    job_states,
+    positive,
+    whole,
+)
 from marless.app.cli.output import console, data, log_line, say, show_job, show_jobs
 from marless.app.cli.working import Working
 from marless.core import documents
@@ -25,7 +33,6 @@ from marless.core.errors import JobStateError, MarlessError, NotFoundError, Spec
 from marless.storage.places import is_address
 
 if TYPE_CHECKING:
-    from marless.app.cli.progress import TrainingProgress
     from marless.app.client import Client, Job
     from marless.jobs.sections import StopSpec
 
@@ -64,7 +71,7 @@ class JobOrder(StrEnum):
 def list_(
     to: CoordinatorOptions,
     state: Annotated[
-        list[str], typer.Option(metavar="STATE", help="Only jobs in this state.", autocompletion=states)
+        list[str], typer.Option(metavar="STATE", help="Only jobs in this state.", autocompletion=job_states)
     ] = [],  # noqa: B006
     name: Annotated[
         str, typer.Option(metavar="PATTERN", help="Only jobs whose id contains this, or matches it: 'spread-*'.")
@@ -89,7 +96,8 @@ def list_(
     newest = not name and sort is JobOrder.accepted and not reverse
     with to.client() as client:
         found = client.list(states=wanted, limit=limit if newest else None)
-    show_jobs(sort.of([job for job in found if _matches(job.job, name)], reverse=reverse)[:limit], output)
+    matching = [job for job in found if name in job.job or fnmatch.fnmatchcase(job.job, name)]
+    show_jobs(sort.of(matching, reverse=reverse)[:limit], output)
 
 
 def get(to: CoordinatorOptions, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
@@ -170,7 +178,9 @@ def resume(
         rules = _stop_rules_of(client, job)
         if follow:
             follow_job(client, resumed, output, past_rounds=0)
-        until = f", until {_either(rules)}" if rules else ""
+        # The stop rules in force: "stop.rounds=70 or stop.cost_usd=0.5".
+        in_force = rules.model_dump(by_alias=True, exclude_none=True) if rules else {}
+        until = f", until {' or '.join(f'stop.{name}={each}' for name, each in in_force.items())}" if rules else ""
         say(f"resumed after round {resumed.rounds:,}{until}; `marless watch {job}` shows it")
         show_job(resumed, output)
 
@@ -292,19 +302,18 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
 
 def _far(jobs: Mapping[str, Job], rules: Mapping[str, StopSpec | None]) -> tuple[float, int, str]:
     """Progress for the bar: number of jobs done, including fractions by stop rules; number of jobs; and a note."""
-    done = sum(1.0 if job.state.ended else _part(job, rules[name]) for name, job in jobs.items())
+    done = 0.0
+    for name, each in jobs.items():
+        stop = rules[name]
+        rounds = each.rounds / stop.rounds if stop and stop.rounds else 0.0
+        steps = each.env_steps / stop.env_steps if stop and stop.env_steps else 0.0
+        done += 1.0 if each.state.ended else min(max(rounds, steps), 1.0)
     if len(jobs) > 1:
         counts = Counter(job.state.lower() for job in jobs.values())
         return done, len(jobs), ", ".join(f"{number} {state}" for state, number in counts.items())
     [job] = jobs.values()
     # Without a rule on rounds or env steps nobody knows how far it is; with a total of 0 no fraction is shown.
     return done, 1 if done else 0, f"round {job.rounds:,}" if job.state == "RUNNING" else job.reason or "pending"
-
-
-def _part(job: Job, stop: StopSpec | None) -> float:
-    rounds = job.rounds / stop.rounds if stop and stop.rounds else 0.0
-    steps = job.env_steps / stop.env_steps if stop and stop.env_steps else 0.0
-    return min(max(rounds, steps), 1.0)
 
 
 def end_all(jobs: Sequence[Job], timeout_s: float | None, *, missing: bool) -> NoReturn:
@@ -350,14 +359,13 @@ def _end_refused(refused: Sequence[MarlessError]) -> None:
         raise typer.Exit(exits.of_error(refused[0]))
 
 
-def _matches(job: str, pattern: str) -> bool:
-    return pattern in job or fnmatch.fnmatchcase(job, pattern)
-
-
 def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int = RECENT_ROUNDS) -> NoReturn:
     """Show one job's progress to its end, and exit with the code for its state."""
+    from marless.app.cli.progress import TrainingProgress
+
     job, first = found.job, max(found.rounds - past_rounds, 0)
-    with detachable(job), _progress(client, job) as shown:
+    progress = TrainingProgress(console(stderr=True), job, _stop_rules_of(client, job), "waiting …")
+    with detachable(job), progress as shown:
         for event in client.watch(job, cursor=max(first - 1, 0)):  # one more, because a rate needs two rounds
             if event.record and event.cursor <= first:
                 shown.look_back(event.record)
@@ -373,13 +381,6 @@ def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int =
     _end(client, found)
 
 
-def _progress(client: Client, job: str) -> TrainingProgress:
-    from marless.app.cli.progress import TrainingProgress
-
-    screen = console(stderr=True)
-    return TrainingProgress(screen, job, _stop_rules_of(client, job), "waiting …")
-
-
 def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     """The job's stop rules; None if its spec cannot be read here, e.g. because its algorithm is not installed."""
     from marless.jobs import spec as specs
@@ -387,13 +388,6 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     with suppress(SpecError, NotFoundError, ValueError):
         return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
     return None
-
-
-def _either(rules: StopSpec) -> str:
-    """The stop rules in force, for display: "stop.rounds=70 or stop.cost_usd=0.5"."""
-    return " or ".join(
-        f"stop.{name}={value}" for name, value in rules.model_dump(by_alias=True, exclude_none=True).items()
-    )
 
 
 def _end(client: Client, job: Job) -> NoReturn:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marless.app.cli import exits
-from marless.app.cli.completion import job_ids
 from marless.app.cli.jobs import stop_rules
-from marless.app.cli.options import RUNS, CoordinatorOptions, Output, OutputOption, RunsOption
+from marless.app.cli.options import RUNS, CoordinatorOptions, Output, OutputOption, RunsOption, job_ids
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.app.cli.working import Working
@@ -134,11 +133,11 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Whe
     from marless.jobs import spec as specs
     from marless.jobs.examining import examined
     from marless.jobs.job import advice, prepare
-    from marless.jobs.sinks import registry as sinks
+    from marless.jobs.sinks.base import check_sinks
 
     spec = specs.load(job_file, override)
     try:
-        sinks.check(*spec.sinks)  # the coordinator will have this process's packages and environment
+        check_sinks(*spec.sinks)  # the coordinator will have this process's packages and environment
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
             # A debugger follows into the constructor of an environment only if that is called here.
             plain = isinstance(where, InProcess) and not where.workers
@@ -154,11 +153,11 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Whe
 
 def _replay(source: str, job: str, runs: Path, at: CoordinatorOptions, where: Where) -> JobOutcome:
     from marless.app.cli.recorded import find
-    from marless.jobs.rerun import replayed
-    from marless.jobs.sinks import registry as sinks
+    from marless.jobs.asynchronous_run import replayed
+    from marless.jobs.sinks.base import check_sinks
 
     found = find(source, at)
-    sinks.check(*found.spec.sinks)
+    check_sinks(*found.spec.sinks)
     return _run(replayed(found.spec, found.records), job, runs, where)
 
 
@@ -172,21 +171,15 @@ def _run(spec: JobSpec, job: str, runs: Path, where: Where) -> JobOutcome:
 
 def _resume(job: str, override: list[str], runs: Path, where: Where) -> JobOutcome:
     from marless.app.cli import train as local
-
-    rules = stop_rules(override)
-    shown = _stop_of(runs / job / "spec.yaml", rules)
-    resume = partial(local.resume, job, runs=runs, stop=rules, where=where)
-    return _attended(job, runs, shown, where, lambda show: resume(show=show))
-
-
-def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
-    """Stop rules for the progress bar; None if they cannot be read, which the run itself will report."""
     from marless.jobs import spec as specs
 
-    with suppress(MarlessError, ValueError):
-        spec = specs.load_resolved(file)
-        return (specs.with_stop(spec, rules, "resume") if rules else spec).stop
-    return None
+    rules = stop_rules(override)
+    shown = None
+    with suppress(MarlessError, ValueError):  # what cannot be read, the run itself will report
+        spec = specs.load_resolved(runs / job / "spec.yaml")
+        shown = (specs.with_stop(spec, rules, "resume") if rules else spec).stop
+    resume = partial(local.resume, job, runs=runs, stop=rules, where=where)
+    return _attended(job, runs, shown, where, lambda show: resume(show=show))
 
 
 def _attended(
@@ -213,7 +206,7 @@ def _attended(
 
 
 def _how_to_go_on(job: str, runs: Path) -> str:
-    from marless.app.cli.runs import unfinished
+    from marless.app.cli.recorded import unfinished
 
     where = "" if runs == RUNS else f" --runs {runs}"
     known = any(each.job == job for each in unfinished(runs))
@@ -221,6 +214,7 @@ def _how_to_go_on(job: str, runs: Path) -> str:
 
 
 def _report(outcome: JobOutcome, output: Output) -> None:
+    from marless.app.cli.picture import draw_curve
     from marless.app.cli.progress import summary_table
 
     job = outcome.job
@@ -231,19 +225,12 @@ def _report(outcome: JobOutcome, output: Output) -> None:
         data(json.dumps(summary))
     else:
         show_object(summary, job.job, output)
-    _draw(Path(job.run_dir))
+    try:
+        draw_curve(Path(job.run_dir))
+    except (OSError, MarlessError) as error:  # it is only said, because the job itself has not failed
+        say(f"curve.png was not drawn: {error}")
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")
     elif job.state == "CANCELLED":
         say(f"`marless train --resume {job.job}` continues it")
     raise typer.Exit(exits.ExitCode.INTERRUPTED if outcome.interrupted else exits.of_state(job.state))
-
-
-def _draw(folder: Path) -> None:
-    """Draw the training curve; an error is only reported, because the job itself has not failed."""
-    from marless.app.cli.curve import draw
-
-    try:
-        draw(folder)
-    except (OSError, MarlessError) as error:
-        say(f"curve.png was not drawn: {error}")

@@ -1,6 +1,9 @@
 """The `marless` app with all its commands. They import what they need when they are called, to keep `--help` fast.
 
 Data go to standard output, everything else to standard error. Exit codes: `marless.app.cli.exits`.
+
+Commands of plug-ins and other packages are entry points of the group marless.commands (docs/extending/command.md); they
+are imported when one of them is called, or when all commands are listed, as for `marless --help`.
 """
 
 from __future__ import annotations
@@ -8,9 +11,10 @@ from __future__ import annotations
 import errno
 import functools
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from marless.app.cli import (
@@ -20,22 +24,77 @@ from marless.app.cli import (
     credentials,
     exits,
     explain,
-    fleet,
     jobs,
     local,
     output,
-    plot,
     policies,
+    services,
     simulate,
     submitting,
-    tokens,
-    up,
 )
 from marless.app.cli.doctor import verb
-from marless.app.cli.extensions import ExtensibleGroup
 from marless.app.cli.options import connected
 from marless.app.cli.output import for_data_alone
-from marless.core.errors import MarlessError
+from marless.core.errors import MarlessError, SpecError, told
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "marless.commands"
+PANEL = "Other packages"
+"""Where `marless --help` shows commands that do not say where."""
+
+
+class ExtensibleGroup(TyperGroup):
+    """The commands of marless, which nobody can replace, and after them those of other packages."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # Any: typer has no public name for the base of its contexts
+        """The names of all commands, ours first; imports none."""
+        from marless.core.registry import declared  # imported here: a command of marless needs no entry point
+
+        return [*super().list_commands(ctx), *sorted(declared(GROUP).keys() - self.commands.keys())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: as above, and for its commands
+        """The command of this name, imported if it is not ours; None if there is none."""
+        if ours := super().get_command(ctx, cmd_name):
+            return ours
+        from marless.core.registry import declaration
+
+        entry = declaration(GROUP, cmd_name)
+        return _command_of(entry) if entry else None
+
+
+def _command_of(entry: EntryPoint) -> Any:  # Any: typer has no public name for the base of its commands
+    """The command of an entry point; if it cannot be made, one that says why, so that all others work."""
+    from marless.core.registry import loaded
+
+    # With a callback it is a group of verbs, also as long as there is one only.
+    among = typer.Typer(add_completion=False, callback=lambda: None)
+    try:
+        theirs = loaded("command", entry)
+        if isinstance(theirs, typer.Typer):
+            among.add_typer(theirs, name=entry.name)
+        else:
+            among.command(entry.name)(theirs)
+        group: Any = get_command(among)  # Any: as above
+    except SpecError as error:
+        return _refusing(entry.name, error)
+    except Exception as error:  # noqa: BLE001  # typer raises many kinds for a declaration that it does not understand
+        return _refusing(entry.name, SpecError(f"command {entry.name}: {entry.value} is no command: {told(error)}"))
+    command = group.commands[entry.name]
+    command.rich_help_panel = command.rich_help_panel or PANEL
+    return command
+
+
+def _refusing(name: str, error: SpecError) -> TyperCommand:
+    """A command that raises this error, whatever is given to it."""
+
+    def refuse(**_: object) -> None:
+        raise error
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return TyperCommand(name, callback=refuse, help=str(error), context_settings=anything, rich_help_panel=PANEL)
+
 
 app = typer.Typer(
     cls=ExtensibleGroup,
@@ -49,12 +108,12 @@ HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
 app.command(rich_help_panel=HERE)(for_data_alone(local.train))
 app.command(rich_help_panel=HERE)(for_data_alone(check.check))
 app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))
-app.command(rich_help_panel=HERE)(up.up)
-app.command(rich_help_panel=HERE)(up.down)
-app.command(rich_help_panel=HERE)(tokens.tokens)
+app.command(rich_help_panel=HERE)(services.up)
+app.command(rich_help_panel=HERE)(services.down)
+app.command(rich_help_panel=HERE)(credentials.tokens)
 app.command(rich_help_panel=HERE)(credentials.credentials)
 app.command(rich_help_panel=HERE)(for_data_alone(verb.doctor))
-app.add_typer(fleet.app, name="fleet", rich_help_panel=HERE)
+app.add_typer(services.fleet, name="fleet", rich_help_panel=HERE)
 app.command(rich_help_panel=JOBS)(connected(for_data_alone(submitting.submit)))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))
 app.command(rich_help_panel=JOBS)(connected(jobs.get))
@@ -68,7 +127,7 @@ app.command(rich_help_panel=JOBS)(connected(jobs.download))
 app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
-app.command(rich_help_panel=JOBS)(connected(plot.plot))
+app.command(rich_help_panel=JOBS)(connected(explain.plot))
 app.command(rich_help_panel=POLICIES)(for_data_alone(policies.evaluate))
 app.command(rich_help_panel=POLICIES)(policies.export)
 

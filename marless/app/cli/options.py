@@ -1,9 +1,10 @@
-"""Options shared by several commands."""
+"""Options shared by several commands, and the shell completion of job ids, states and presets."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,14 +13,61 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marless.app.cli.completion import job_ids
 from marless.core import documents
+from marless.core.errors import MarlessError
 from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.app.client import Client
 
+
+def job_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Job ids that begin with `incomplete`: the coordinator's, if it answers in time, and those of run folders."""
+    runs = Path(context.params.get("runs") or os.environ.get("MARLESS_RUNS") or "runs")
+    here = [path.parent.name for path in runs.glob("*/job.json")]
+    known = dict.fromkeys([*_listed(context, runs), *sorted(here)])
+    return [job for job in known if job.startswith(incomplete)]
+
+
+def _listed(context: typer.Context, runs: Path) -> list[str]:
+    import asyncio
+
+    from marless.app.client import AsyncClient
+
+    async def ask() -> list[str]:
+        # Without patience: a coordinator that is not there is asked once.
+        client = AsyncClient(context.params.get("coordinator"), runs=runs, contact_s=0.0)
+        async with asyncio.timeout(BUDGET_S), client:
+            return [job.job for job in await client.list()]
+
+    try:
+        return asyncio.run(ask())
+    except (MarlessError, TimeoutError):
+        return []
+
+
+def job_states(incomplete: str) -> list[str]:
+    """Job states that begin with `incomplete`, in the same case."""
+    from marless.app.client import JobState
+
+    case = str.lower if incomplete.islower() else str.upper
+    return [case(state) for state in JobState if state.startswith(incomplete.upper())]
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """Comma-separated lists of presets that complete the last name of `incomplete`."""
+    from marless.jobs.presets import PRESETS
+
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    return [f"{before}{comma}{name}" for name in PRESETS if name.startswith(last) and name not in given]
+
+
 RUNS = Path("runs")
+BUDGET_S = 0.3
+"""Seconds within which a coordinator must answer; completion must not make the user wait."""
+
+
 CONTACT_S = 3.0
 """Seconds for which a command tries to reach a coordinator that never answered; a supervised one restarts faster."""
 

@@ -1,4 +1,7 @@
-"""Printing: data to standard output, messages to standard error."""
+"""Printing: data to standard output, messages to standard error.
+
+Tables fit the terminal: the least important columns are dropped on narrow ones, and no text is cut off.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar
 
 from marless.app.cli.options import Output
@@ -20,6 +24,7 @@ from marless.core.process_environment import stdout_for_data
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from marless.app.client import Job, LogLine
 
@@ -41,11 +46,7 @@ def say(sentence: str) -> None:
 
 def harmless(text: str) -> str:
     """Untrusted text with its control characters escaped, so that they cannot control the terminal."""
-    return _NO_TEXT.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+    return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def data(text: str) -> None:
@@ -62,20 +63,17 @@ def for_data_alone(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(command)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        _keep_standard_output()
+        stream = sys.stdout
+        # Else it was done before, closed before the start, or replaced by who calls this command as a function.
+        if not _kept and stream is sys.__stdout__ and isinstance(stream, io.TextIOWrapper):
+            _kept.append(stdout_for_data())
+            # A copy of this process that an environment makes by a fork, and that returns here, prints no data a
+            # second time.
+            os.register_at_fork(after_in_child=_kept.clear)
+            stream.reconfigure(line_buffering=True)  # as standard error is, where it leads now
         return command(*args, **kwargs)
 
     return wrapped
-
-
-def _keep_standard_output() -> None:
-    stream = sys.stdout
-    if _kept or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
-        return  # done before, closed before the start, or replaced by who calls this command as a function
-    _kept.append(stdout_for_data())
-    # A copy of this process that an environment makes by a fork, and that returns here, prints no data a second time.
-    os.register_at_fork(after_in_child=_kept.clear)
-    stream.reconfigure(line_buffering=True)  # as standard error is, where it leads now
 
 
 def prepare() -> None:
@@ -100,8 +98,6 @@ def flush() -> None:
 def show_jobs(jobs: Sequence[Job], output: Output) -> None:
     """Print a list of jobs, and to standard error what the waiting ones wait for."""
     if output is Output.table:
-        from marless.app.cli.job_table import job_table
-
         shown = console()
         shown.print(job_table(jobs, shown.width))
         waiting = [job for job in jobs if not job.state.ended and job.reason.startswith(_WAITING)]
@@ -125,10 +121,34 @@ def show_objects(named: Sequence[tuple[str, Mapping[str, object]]], output: Outp
 
 def show_job(job: Job, output: Output) -> None:
     """Print one job."""
-    if output is Output.table:
-        _show_pairs(job)
-    else:
+    if output is not Output.table:
         show_object(job_fields(job), job.job, output)
+        return
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in (
+        ("job", job.job),
+        ("state", job.state),
+        ("reason", job.reason),
+        ("env", job.env),
+        ("algorithm", job.algorithm),
+        ("rounds", f"{job.rounds:,}"),
+        ("env steps", f"{job.env_steps:,}"),
+        ("greedy return per agent", number(job.greedy_return)),
+        ("random policy", number(job.random_return)),
+        *([] if job.win_rate is None else [("greedy episodes won", percent(job.win_rate))]),
+        *([] if job.random_win_rate is None else [("random policy won", percent(job.random_win_rate))]),
+        ("cost", cost(job.summary or {})),
+        ("accepted", clock(job.accepted_s)),
+        ("ended", clock(job.ended_s)),
+        ("resumes", str(job.resumes)),
+        ("run folder", job.run_dir),
+    ):
+        table.add_row(name, harmless(text))
+    console().print(table)
 
 
 def show_object(fields: Mapping[str, object], name: str, output: Output) -> None:
@@ -180,34 +200,6 @@ def _yaml(value: object) -> str:
     return documents.to_yaml(json.loads(json.dumps(value))).rstrip()  # via JSON, so that enum members become strings
 
 
-def _show_pairs(job: Job) -> None:
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, text in (
-        ("job", job.job),
-        ("state", job.state),
-        ("reason", job.reason),
-        ("env", job.env),
-        ("algorithm", job.algorithm),
-        ("rounds", f"{job.rounds:,}"),
-        ("env steps", f"{job.env_steps:,}"),
-        ("greedy return per agent", number(job.greedy_return)),
-        ("random policy", number(job.random_return)),
-        *([] if job.win_rate is None else [("greedy episodes won", percent(job.win_rate))]),
-        *([] if job.random_win_rate is None else [("random policy won", percent(job.random_win_rate))]),
-        ("cost", cost(job.summary or {})),
-        ("accepted", clock(job.accepted_s)),
-        ("ended", clock(job.ended_s)),
-        ("resumes", str(job.resumes)),
-        ("run folder", job.run_dir),
-    ):
-        table.add_row(name, harmless(text))
-    console().print(table)
-
-
 def cost(summary: Mapping[str, Any]) -> str:  # Any: JSON
     """A job's cost from its summary, for display; "" if unknown."""
     usd, accounting = summary.get("cost_usd"), summary.get("accounting")
@@ -234,3 +226,62 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(max(round(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_GAP = 2
+"""Spaces between two columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """One column of a table."""
+
+    title: str
+    cells: Sequence[str]
+    right: bool = False
+    """Align to the right, for numbers."""
+    goes: int = 0
+    """Priority for dropping: the highest is dropped first; 0: never dropped."""
+
+    @property
+    def width(self) -> int:
+        """Characters of its widest cell or its title."""
+        return max(map(len, (self.title, *self.cells)))
+
+
+def job_table(jobs: Sequence[Job], width: int) -> Table:
+    """A table with one row per job, at most `width` characters wide if the ids permit."""
+
+    def column(title: str, of: Callable[[Job], str], *, goes: int = 0, right: bool = False) -> TableColumn:
+        return TableColumn(title=title, cells=[harmless(of(job)) for job in jobs], right=right, goes=goes)
+
+    columns = [
+        column("job", lambda job: job.job),
+        column("state", lambda job: job.state),
+        column("rounds", lambda job: f"{job.rounds:,}", right=True, goes=1),
+        column("env steps", lambda job: f"{job.env_steps:,}", right=True, goes=5),
+        column("return", lambda job: number(job.greedy_return), right=True),
+        column("random", lambda job: number(job.random_return), right=True, goes=3),
+        column("won", lambda job: percent(job.win_rate), right=True, goes=2),
+        column("env", lambda job: job.env, goes=6),
+        column("algorithm", lambda job: job.algorithm, goes=7),
+        column("accepted", lambda job: clock(job.accepted_s).rpartition(":")[0], goes=4),
+    ]
+    return fitted([each for each in columns if each.title != "won" or any(each.cells)], width)
+
+
+def fitted(columns: Sequence[TableColumn], width: int) -> Table:
+    """A table with as many columns as fit; text that is still too long wraps to the next line."""
+    from rich.table import Table
+
+    kept = list(columns)
+    while sum(each.width + _GAP for each in kept) - _GAP > width and any(each.goes for each in kept):
+        kept.remove(max(kept, key=lambda each: each.goes))
+    table = Table(box=None, pad_edge=False)
+    for each in kept:
+        # Only the first column may be narrower than its text, and wraps.
+        least = None if each is kept[0] else each.width
+        table.add_column(each.title, justify="right" if each.right else "left", overflow="fold", min_width=least)
+    for row in zip(*(each.cells for each in kept), strict=True):
+        table.add_row(*row)
+    return table

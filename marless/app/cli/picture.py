@@ -1,26 +1,32 @@
-"""Draws learners, actors, return and cost over rounds, of one run or of compared presets; and returns of several jobs.
+"""Draws a run's training curve; learners, actors, return and cost over rounds, of one run or of compared presets; and
+returns of several jobs.
 
-The panels are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
+The panels of a run are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
 distinguishable for colour-blind people; lines also differ in their dashes.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from marless.core import regular_files
 from marless.core.errors import SpecError, UnavailableError
-from marless.cost.comparison.run_results import RunCurves, curves
-from marless.jobs.accountings import ACCOUNTINGS
-from marless.jobs.version_report import busy
+from marless.core.limits import MAX_STATUS_BYTES
+from marless.jobs.asynchronous_run import busy
+from marless.jobs.prices import ACCOUNTINGS
+from marless.storage.round_file import read
 
 if TYPE_CHECKING:
-    from marless.app.cli.plot import Over
+    from marless.app.cli.explain import Over
     from marless.app.cli.recorded import Recorded
-    from marless.cost.comparison.table import Comparison, PresetColumn
+    from marless.cost.comparison.runs import RunCurves
+    from marless.cost.comparison.table import Comparison
 
 Axes = Any  # matplotlib has no types
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -36,12 +42,50 @@ _STRETCH = 20
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
+def draw_curve(folder: Path) -> Path | None:
+    """Draw `curve.png` from a run folder's records; None without records or without matplotlib (extra `plot`).
+
+    Raises OSError if it cannot be written, CorruptError if the records cannot be read.
+    """
+    rounds, trained_s = 0, 0.0
+    exploring: list[tuple[int, float]] = []
+    greedy: list[tuple[int, float]] = []
+    for record in read(folder / "rounds.jsonl"):
+        rounds = record.round + 1
+        trained_s += record.spent_s
+        exploring += [(record.env_steps, record.returns.mean)] if record.returns else []
+        greedy += [(each.env_steps, each.returns.mean) for each in record.evaluations]
+    if not rounds or importlib.util.find_spec("matplotlib") is None:
+        return None
+    from matplotlib.figure import Figure
+
+    status = json.loads(regular_files.read(folder / "job.json", MAX_STATUS_BYTES))
+    figure = Figure(figsize=(8, 4.5))
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.12, top=0.92)  # computing a layout takes longer than drawing
+    axes = figure.add_subplot(xlabel=_OVER["env-steps"], ylabel="return per agent")
+    if exploring:
+        axes.plot(*zip(*exploring, strict=True), color="tab:blue", alpha=0.5, linewidth=1, label="while exploring")
+    if greedy:
+        axes.plot(*zip(*greedy, strict=True), color="tab:blue", marker="o", markersize=3, label="greedy evaluation")
+    if status.get("random"):
+        _draw_random(axes, status["random"]["mean"])
+    axes.set_title(f"{status['job']}: {rounds} rounds in {trained_s:.1f} s of training")
+    if axes.get_legend_handles_labels()[0]:  # none, if no episode has ended
+        axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    target = folder / "curve.png"
+    figure.savefig(target, dpi=120)
+    return target
+
+
 def draw_run(run: Recorded, target: Path) -> None:
     """Draw one job's records.
 
     Raises SpecError for a job without rounds or an unknown picture format, UnavailableError without matplotlib or if
     the file cannot be written.
     """
+    from marless.cost.comparison.runs import curves  # here, because it imports much that a training curve does not need
+
     if not run.records:
         raise SpecError(f"job {run.job} has no round yet: there is nothing to draw")
     figure, (learners, actors, returns, cost) = _panels(target, f"{run.job}: {len(run.records)} rounds")
@@ -75,7 +119,8 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
         _band(learners, [each.learners for each in lines], style)
         _band(actors, [each.actors for each in lines], style)
         _band(returns, [each.exploring for each in lines], style)
-        _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=_costed(column))
+        label = f"{column.preset} ({_COST_LABELS[column.counts]})"
+        _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=label)
     chance = [each.random for column in comparison.columns for each in column.figures]
     _draw_random(returns, sum(chance) / len(chance))
     returns.set_ylabel("return per agent, while exploring")
@@ -120,10 +165,6 @@ def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
         axes.plot(*zip(*exploring, strict=True), alpha=0.4, linewidth=1, label=label, **style)
     if greedy:
         axes.plot(*zip(*greedy, strict=True), marker="o", markersize=3, label=run.job, **style)
-
-
-def _costed(column: PresetColumn) -> str:
-    return f"{column.preset} ({_COST_LABELS[column.counts]})"
 
 
 def check(target: Path) -> None:

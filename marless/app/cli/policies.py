@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless.app.cli.completion import job_ids
-from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
-from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, job_ids, positive, whole
+from marless.app.cli.output import console, data, percent, say, show_object
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import SpecError, UnavailableError, denied
@@ -21,7 +20,7 @@ from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     from marless.learning.data.returns import EpisodeReturns
-    from marless.learning.policies.evaluation import TeamEvaluation, TeamScore
+    from marless.learning.policies.evaluation import TeamEvaluation
     from marless.learning.policies.team import Team
 
 SourceArgument = Annotated[
@@ -204,22 +203,17 @@ def _show(played: TeamEvaluation, before: EpisodeReturns | None) -> None:
     for title in ("return", "random", "reported"):
         table.add_column(title, justify="right")
     for agent in played.team.returns.per_agent:
-        scores = (_of(score, agent) for score in (played.team, played.chance))
+        scores = (
+            _measured(each.returns.per_agent[agent], each.standard_errors[agent])
+            for each in (played.team, played.chance)
+        )
         table.add_row(agent, *scores, f"{before.per_agent[agent]:,.2f}" if before else "")
     columns = (played.team.returns, played.chance.returns, before)
     means = [_measured(returns.mean, returns.standard_error) if returns else "" for returns in columns]
     table.add_row("mean", *means, style="bold")
     if played.team.returns.win_rate is not None:
-        table.add_row("won", *(_won(returns) for returns in columns), style="bold")
+        table.add_row("won", *(percent(returns.win_rate) if returns else "" for returns in columns), style="bold")
     console().print(table)
-
-
-def _of(score: TeamScore, agent: str) -> str:
-    return _measured(score.returns.per_agent[agent], score.standard_errors[agent])
-
-
-def _won(returns: EpisodeReturns | None) -> str:
-    return "" if returns is None or returns.win_rate is None else f"{returns.win_rate:.0%}"
 
 
 def _measured(mean: float, standard_error: float | None) -> str:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -110,7 +109,10 @@ class TrainingProgress:
         self._course: deque[tuple[float, float]] = deque(maxlen=_RATE_ROUNDS)
         """For recent rounds: the fraction of the job done, and the seconds of training until then."""
         self._wide = console.width >= _WIDE
-        self._title = title if self._wide else _shortened(title)
+        # Cut in the middle, because jobs of one name differ at the end.
+        half = _LONGEST_TITLE // 2
+        shortened = title if len(title) <= _LONGEST_TITLE else f"{title[: half - 1]}…{title[-half:]}"
+        self._title = title if self._wide else shortened
         self._bar = Progress(
             *_columns(wide=self._wide),
             console=console,
@@ -127,9 +129,7 @@ class TrainingProgress:
             self._lines.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.stop()
         self._bar.stop()
 
@@ -232,12 +232,6 @@ def _columns(*, wide: bool) -> list[ProgressColumn]:
         TextColumn("{task.fields[status]}", table_column=status),
     ]
     return [*columns, TimeElapsedColumn()] if wide else columns
-
-
-def _shortened(title: str) -> str:
-    """A long title cut in the middle: jobs of one name differ at the end."""
-    half = _LONGEST_TITLE // 2
-    return title if len(title) <= _LONGEST_TITLE else f"{title[: half - 1]}…{title[-half:]}"
 
 
 def fraction_done(stop: StopSpec | None, record: RoundRecord, trained_s: float) -> float:

@@ -1,25 +1,24 @@
-"""Reads the records of a job, from a local run folder or from a coordinator."""
+"""Reads what is known of jobs: their records, from a run folder or a coordinator; and which have not ended."""
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless.app.cli.completion import job_ids
-from marless.app.cli.options import CoordinatorOptions
+from marless.app.cli.options import CoordinatorOptions, job_ids
 from marless.app.cli.output import say
 from marless.core import regular_files
-from marless.core.errors import CorruptError, NotFoundError, UnavailableError
+from marless.core.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
 from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
 from marless.storage.places import is_address
 
 if TYPE_CHECKING:
-    from marless.app.client import Client
     from marless.core.machine import Kept
     from marless.jobs.record import RoundRecord
     from marless.jobs.spec import JobSpec
@@ -112,19 +111,28 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
 
 def _asked(job: str, at: CoordinatorOptions) -> Recorded:
     from marless.core.machine import MACHINES
+    from marless.jobs.record import from_json
+    from marless.storage.round_file import check_order
+
+    def read(name: str) -> str:
+        return regular_files.decoded(client.read(job, name), f"{name} of job {job}")
 
     with at.client() as client:
-        spec, status = (_read(client, job, name) for name in ("spec.yaml", "job.json"))
-        kept = _kept(lambda: _read(client, job, MACHINES))
+        spec, status = read("spec.yaml"), read("job.json")
+        kept = _kept(lambda: read(MACHINES))
         try:
             lines = client.read(job, "rounds.jsonl").split(b"\n")[:-1]  # what follows the last newline is incomplete
         except NotFoundError:
             lines = []  # it has no round yet
-    return _recorded(f"job {job}", spec, status, tuple(_records(lines, f"rounds.jsonl of job {job}")), kept)
-
-
-def _read(client: Client, job: str, name: str) -> str:
-    return regular_files.decoded(client.read(job, name), f"{name} of job {job}")
+    records, where = [], f"rounds.jsonl of job {job}"
+    for number, line in enumerate(lines):
+        try:
+            record = from_json(line.decode())
+        except ValueError:
+            raise CorruptError(f"{where}, line {number + 1}: this is not a round record") from None
+        check_order(record, number, where)
+        records.append(record)
+    return _recorded(f"job {job}", spec, status, tuple(records), kept)
 
 
 def _kept(text: Callable[[], str]) -> Kept | None:
@@ -141,19 +149,6 @@ def _kept(text: Callable[[], str]) -> Kept | None:
     except (CorruptError, UnavailableError) as error:
         say(f"note: {error}; what machines cost after the job's end is left out")
         return None
-
-
-def _records(lines: Sequence[bytes], where: str) -> Iterator[RoundRecord]:
-    from marless.jobs.record_json import from_json
-    from marless.storage.round_file import check_order
-
-    for number, line in enumerate(lines):
-        try:
-            record = from_json(line.decode())
-        except ValueError:
-            raise CorruptError(f"{where}, line {number + 1}: this is not a round record") from None
-        check_order(record, number, where)
-        yield record
 
 
 def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: Kept | None) -> Recorded:
@@ -177,3 +172,51 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None
+
+
+_UNFINISHED = ("PENDING", "RUNNING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """A job that has not ended."""
+
+    job: str
+    attached: bool
+    """True if it was started by `marless train`; then only `marless train --resume` resumes it."""
+    cancelling: bool
+    """True if its user has cancelled it, and the services were stopped before it had ended."""
+    run_by_somebody: bool
+    """True if a coordinator is running it now."""
+
+
+def unfinished(runs: Path) -> tuple[Unfinished, ...]:
+    """The unfinished jobs in a directory of run folders."""
+    found = []
+    for path in sorted(runs.glob("*/job.json")):
+        try:
+            status = json.loads(regular_files.read(path, MAX_STATUS_BYTES))
+            if status["state"] in _UNFINISHED:
+                found.append(
+                    Unfinished(
+                        job=path.parent.name,
+                        attached=bool(status.get("attached")),
+                        cancelling=bool(status.get("cancelling")),
+                        run_by_somebody=_is_locked(path.with_name("owner.lock")),
+                    )
+                )
+        except (MarlessError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # not a readable job, so nothing to resume
+    return tuple(found)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with regular_files.opened(path) as file:
+            # Shared, so that two commands that look at once do not take each other for a coordinator.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (NotFoundError, CorruptError):
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -33,20 +33,16 @@ class ServiceProcess(Protocol):
     @property
     def pid(self) -> int:
         """The process's id."""
-        ...
 
     @property
     def returncode(self) -> int | None:
         """The process's exit code, negative if a signal killed it; None while it runs."""
-        ...
 
     async def wait(self) -> int:
         """Wait for its end; returns its exit code."""
-        ...
 
     def send_signal(self, signal: int) -> None:
         """Send it a signal."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, OverrideOption, positive, whole
-from marless.app.cli.output import console, data, percent, say, show_object
+from marless.app.cli.output import TableColumn, console, data, fitted, percent, say, show_object
 from marless.app.cli.recorded import RecordedArgument, find
 from marless.app.cli.working import Working
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from marless.app.cli.job_table import TableColumn
     from marless.app.cli.recorded import Recorded
     from marless.cost.estimates.simulate import WhatIf, WhatIfRound
-    from marless.jobs.accountings import Accounting
+    from marless.jobs.prices import Accounting
     from marless.jobs.record import RoundRecord
     from marless.jobs.spec import JobSpec
-    from marless.learning.data.returns import EpisodeReturns
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
@@ -69,7 +67,7 @@ def simulate(
 def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, output: Output) -> None:
     """Model a run of schedule stellaris: its rule on slots, without learning."""
     from marless.cost.estimates.overlapping import modelled
-    from marless.jobs.version_report import version_report
+    from marless.jobs.asynchronous_run import version_report
 
     done, was = modelled(found.records, spec, slots=slots, seed=seed), version_report(found.records)
     assert was is not None  # it has gradients
@@ -167,8 +165,8 @@ def _round(step: WhatIfRound, greedy: Mapping[int, float]) -> dict[str, Any]:  #
         "groups": {group.policy: list(group.agents) for group in record.groups},
         "env_steps": record.env_steps,
         "modelled_s": dataclasses.asdict(step.replayed_s),
-        "modelled_usd": _usd(step.replayed_usd),
-        "return_as_recorded": _mean(step.recorded.returns),
+        "modelled_usd": {each: step.replayed_usd[each] for each in ACCOUNTINGS},
+        "return_as_recorded": step.recorded.returns and step.recorded.returns.mean,
         "evaluation_as_recorded": greedy.get(record.round + 1),
         "reasons": {decision.kind: decision.reason for decision in record.decisions},
         "assumed": list(step.assumed),
@@ -182,16 +180,8 @@ def _round(step: WhatIfRound, greedy: Mapping[int, float]) -> dict[str, Any]:  #
     }
 
 
-def _usd(costs: Mapping[Accounting, float]) -> dict[str, float]:
-    return {each: costs[each] for each in ACCOUNTINGS}
-
-
-def _mean(returns: EpisodeReturns | None) -> float | None:
-    return returns.mean if returns else None
-
-
 def _show(done: WhatIf) -> None:
-    from marless.app.cli.job_table import fitted
+    from marless.cost.estimates.simulate import RETURNS
 
     spec = done.spec
     policies = f"scaling {spec.scaling.name}, sharing {spec.sharing.name}"
@@ -202,11 +192,16 @@ def _show(done: WhatIf) -> None:
     screen.print(fitted(_columns(done.steps), screen.width))
     screen.print()
     _show_totals(done)
-    _say(done)
+    say(f"returns are {RETURNS}")
+    if assumed := [step for step in done.steps if step.assumed]:
+        first = assumed[0]
+        more = f"; {len(assumed)} rounds assume something, -o json says what" if len(assumed) > 1 else ""
+        say(f"round {first.replayed.round + 1}: {first.assumed[0]}{more}")
+    if done.ending:
+        say(f"ended before the recording: {done.ending}")
 
 
 def _columns(steps: Sequence[WhatIfRound]) -> list[TableColumn]:
-    from marless.app.cli.job_table import TableColumn
     from marless.cost.simulation.cluster import total
 
     def column(title: str, of: Callable[[WhatIfRound], str], goes: int = 0) -> TableColumn:
@@ -246,24 +241,8 @@ def _show_totals(done: WhatIf) -> None:
         table.add_column(name, justify="right")
     table.add_row("seconds, all phases", *(f"{each['seconds']:.2f}" for each in (measured, before, after)))
     for each in ACCOUNTINGS:
-        table.add_row(f"{each} USD", *(_money(column["usd"].get(each)) for column in (measured, before, after)))
+        costs = (column["usd"].get(each) for column in (measured, before, after))
+        table.add_row(f"{each} USD", *("" if usd is None else f"{usd:.7f}" for usd in costs))
     for key, name in (("actors", "actors invoked"), ("updates", "policies updated"), ("env_steps", "env steps")):
         table.add_row(name, f"{measured[key]:,}", "", f"{after[key]:,}")
     console().print(table)
-
-
-def _money(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:.7f}"
-
-
-def _say(done: WhatIf) -> None:
-    """Print the assumptions behind the figures."""
-    from marless.cost.estimates.simulate import RETURNS
-
-    say(f"returns are {RETURNS}")
-    if assumed := [step for step in done.steps if step.assumed]:
-        first = assumed[0]
-        more = f"; {len(assumed)} rounds assume something, -o json says what" if len(assumed) > 1 else ""
-        say(f"round {first.replayed.round + 1}: {first.assumed[0]}{more}")
-    if done.ending:
-        say(f"ended before the recording: {done.ending}")

@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
-from marless.app.cli.answering import SERVING, Endpoint, statuses
 from marless.app.cli.service_process import STARTED, Starter
-from marless.app.cli.supervision import Log, RestartLimits, SupervisedService
+from marless.app.cli.supervision import SERVING, Endpoint, Log, RestartLimits, SupervisedService, statuses
 from marless.core import private_files
 from marless.core.errors import JobStateError, UnavailableError, denied
 from marless.core.private_files import Claim, UntrustedPathError
@@ -39,10 +37,6 @@ _PUBLIC = ("MARLESS_TOKENS", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS
 _REDIS = "MARLESS_REDIS_"
 
 
-def _silent(_sentence: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class StackOptions:
     """Options of a stack besides its directories."""
@@ -54,7 +48,7 @@ class StackOptions:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Service name → environment variables in addition to this process's own."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
-    told: Callable[[str], None] = _silent
+    told: Callable[[str], None] = lambda _: None
     """Called with a message whenever a service was restarted."""
     starter: Starter | None = None
     """What starts the services, until the stack ends; None: a starter of its own."""
@@ -138,9 +132,7 @@ class LocalStack:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop_all()
 
     async def serving(self) -> None:
@@ -214,11 +206,7 @@ class LocalStack:
         self._lease = lease
         for name in SERVICES:
             Log(self._logs / f"{name}.log").put_aside()
-        self._claim_sockets()
-
-    def _claim_sockets(self) -> None:
-        """Claim the socket directory, and remove directories that killed stacks have left."""
-        try:
+        try:  # directories of sockets that killed stacks have left are removed
             private_files.sweep(private_files.directory(self._sockets.parent), _SOCKETS)
             claim = Claim.make(self._sockets)
         except UntrustedPathError as error:

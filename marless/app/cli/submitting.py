@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,8 +11,15 @@ import typer
 
 from marless.app.cli import exits
 from marless.app.cli import jobs as verbs
-from marless.app.cli.completion import job_ids
-from marless.app.cli.options import CoordinatorOptions, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.app.cli.options import (
+    CoordinatorOptions,
+    JobFileArgument,
+    Output,
+    OutputOption,
+    OverrideOption,
+    job_ids,
+    positive,
+)
 from marless.app.cli.output import say, show_job
 from marless.app.cli.working import Working
 from marless.core import documents
@@ -22,7 +28,6 @@ from marless.core.errors import AlreadyExistsError, JobStateError, NotFoundError
 if TYPE_CHECKING:
     from marless.app.cli.sweep import SweepRun
     from marless.app.client import Client, Job
-    from marless.jobs.spec import JobSpec
 
 MOST_JOBS = 20
 """Most jobs that a sweep may start without --yes."""
@@ -120,11 +125,6 @@ class _Sweep:
     if_exists: IfExists
     output: Output
 
-    @property
-    def ids(self) -> list[str]:
-        """Ids of all its jobs."""
-        return [run.id for run in self.runs]
-
 
 def _planned(
     job_file: Path, override: list[str], job: str, seeds: int | None, sweep: list[str], most: int
@@ -158,9 +158,14 @@ def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
 def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
     from marless.app.cli.sweep import show_sweep
 
-    with _interruptible() as begun:
+    begun: list[str] = []
+    try:
         jobs = _handed_over(sweep, client, begun)
-    with verbs.detachable(*sweep.ids):
+    except KeyboardInterrupt:
+        continues = f"the jobs submitted so far continue: `marless cancel {' '.join(begun)}` ends them"
+        say(f"interrupted; {continues if begun else 'no job was submitted'}; the same command submits the rest")
+        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
+    with verbs.detachable(*(run.id for run in sweep.runs)):
         if stay:
             jobs = verbs.ended(client, jobs, None)
     there = {job.job for job in jobs}
@@ -171,18 +176,6 @@ def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
     )
     if stay:
         verbs.end_all(jobs, None, missing=len(jobs) < len(sweep.runs))
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[str]]:
-    """Context in which Ctrl-C ends the submission of a sweep; yields a list for the ids submitted so far."""
-    begun: list[str] = []
-    try:
-        yield begun
-    except KeyboardInterrupt:
-        continues = f"the jobs submitted so far continue: `marless cancel {' '.join(begun)}` ends them"
-        say(f"interrupted; {continues if begun else 'no job was submitted'}; the same command submits the rest")
-        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
 
 
 def _handed_over(sweep: _Sweep, client: Client, begun: list[str]) -> list[Job]:
@@ -198,7 +191,11 @@ def _handed_over(sweep: _Sweep, client: Client, begun: list[str]) -> list[Job]:
         for done, run in enumerate(sorted(sweep.runs, key=lambda run: run.id not in known)):
             working.told(done, len(sweep.runs), run.id)
             begun.append(run.id)
-            job = _submitted(client, run.id, run.spec, sweep.if_exists)
+            try:
+                job = client.submit(run.spec, job=run.id, if_exists=sweep.if_exists)
+            except AlreadyExistsError as error:
+                advice = "give the sweep a name of its own with --job, or --if-exists replace"
+                raise AlreadyExistsError(f"{error}: {advice}") from None
             goes_on = sweep.if_exists == "use" and job.state in ("FAILED", "CANCELLED")
             found[run.id] = _resumed(client, job) if goes_on else job
             resumed += goes_on
@@ -214,15 +211,6 @@ def _known(client: Client, job: str) -> Job | None:
         return client.get(job)
     except NotFoundError:
         return None
-
-
-def _submitted(client: Client, job: str, spec: JobSpec, if_exists: IfExists) -> Job:
-    try:
-        return client.submit(spec, job=job, if_exists=if_exists)
-    except AlreadyExistsError as error:
-        raise AlreadyExistsError(
-            f"{error}: give the sweep a name of its own with --job, or --if-exists replace"
-        ) from None
 
 
 def _resumed(client: Client, job: Job) -> Job:

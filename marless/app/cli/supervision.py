@@ -1,4 +1,7 @@
-"""Supervises one service process: restarts it when it dies or does not answer, and gives up if it keeps dying."""
+"""Supervises one service process: restarts it when it dies or does not answer, and gives up if it keeps dying.
+
+Whether a service answers is known by its health, which is asked again and again, and by the file of its socket.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from marless.app.cli.answering import Endpoint, Patience, no_answer, statuses
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from marless.app.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, arguments
 from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError
 from marless.fleet.launchers.forking import how
+from marless.rpc.client import Peer
 from marless.rpc.concurrency import delays
+from marless.rpc.security import Security
 
 STOP_S = 15.0
 TRACED_S = 1.0
@@ -32,6 +39,102 @@ _RESTARTS = {"first_s": 0.1, "longest_s": 2.0}
 """Delays before a service that did not answer is started again."""
 _LAST_BYTES = 2**18
 """The end of a log in which an error message is searched for."""
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+RECONNECT_S = 0.05
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""Every other code is an answer, also a refusal."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service listens, and how its health is asked."""
+
+    listen: str
+    address: str
+    """The address to dial."""
+    security: Security
+
+    @property
+    def socket(self) -> Path | None:
+        """The file of its unix socket; None if it listens on a port."""
+        return Path(self.listen.removeprefix("unix:")) if self.listen.startswith("unix:") else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a service may be silent before it is replaced."""
+
+    question_s: float = 5.0
+    """Seconds that one question waits for its answer, and the time between two questions."""
+    silent_s: float = 30.0
+    """Seconds of silence, less those in which the service waited for a CPU."""
+    first_s: float = 600.0
+    """Seconds from the start until the first answer: a Redis may have gigabytes to read."""
+
+
+async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:
+    """Yield a service's health statuses, from its first answer on; reconnects when the service is restarted."""
+    while True:
+        peer = Peer(address, security)
+        try:
+            watch = health_pb2_grpc.HealthStub(peer.channel).Watch
+            async for answer in watch(health_pb2.HealthCheckRequest(), metadata=peer.metadata, wait_for_ready=True):
+                yield answer.status
+        except grpc.aio.AioRpcError:
+            pass  # it died; its successor will answer
+        finally:
+            await peer.close()
+        await asyncio.sleep(RECONNECT_S)
+
+
+async def no_answer(endpoint: Endpoint, pid: int, patience: Patience) -> str:
+    """Wait until a running service, process `pid`, cannot be reached or has been silent too long; returns what it did.
+
+    A service that the machine starves is not silent: what counts is the time in which it could have answered. Time in
+    which the caller itself did not run does not count either.
+    """
+    silent_s = 0.0
+    while True:
+        await asyncio.sleep(patience.question_s)
+        if endpoint.socket and not endpoint.socket.exists():
+            return f"had lost its socket, {endpoint.socket}, which something removed"
+        began_s, before = time.monotonic(), starved_s(pid)
+        if await _answers(endpoint, patience.question_s):
+            silent_s = 0.0
+            continue
+        asked_s = min(time.monotonic() - began_s, patience.question_s)
+        # By how much the thread that waited longest for a CPU has waited meanwhile.
+        starved = max((each - before.get(thread, each) for thread, each in starved_s(pid).items()), default=0.0)
+        # Between two questions nobody would notice an answer, so that this time counts like that of the question.
+        silent_s += 2 * max(asked_s - starved, 0.0)
+        if silent_s >= patience.silent_s:
+            return f"did not answer for {silent_s:.0f} s"
+
+
+async def _answers(endpoint: Endpoint, limit_s: float) -> bool:
+    peer = Peer(endpoint.address, endpoint.security)
+    check = health_pb2_grpc.HealthStub(peer.channel).Check
+    request = health_pb2.HealthCheckRequest()
+    try:
+        # A question waits for a connection, too: a failure at once would take no time, and so count as no silence.
+        await check(request, timeout=limit_s, metadata=peer.metadata, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        return error.code() not in _NO_ANSWER
+    finally:
+        await peer.close()
+    return True
+
+
+def starved_s(pid: int) -> dict[str, float]:
+    """Seconds that each thread of a process has waited for a CPU so far; empty where Linux does not say."""
+    waited = {}
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):
+            # The second number is the time on a run queue, in nanoseconds.
+            waited[thread.parent.name] = int(thread.read_text("ascii").split()[1]) / 1e9
+    return waited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +179,15 @@ class Log:
         if not self.is_too_long:
             return
         with suppress(OSError):
-            self._keep_end()
+            descriptor = private_files.open_own(self._old, os.O_WRONLY | os.O_CREAT)  # with the mode of the log itself
+            with os.fdopen(descriptor, "wb") as old, self.path.open("rb") as file:
+                old.truncate()
+                if skipped := max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0):
+                    old.write(json.dumps({"event": "log.dropped", "bytes": skipped}).encode() + b"\n")
+                file.seek(skipped)
+                old.write(file.read(LOG_BYTES))  # no more, however fast its writers are
         with self.path.open("r+b") as file:
             file.truncate()
-
-    def _keep_end(self) -> None:
-        descriptor = private_files.open_own(self._old, os.O_WRONLY | os.O_CREAT)  # with the mode of the log itself
-        with os.fdopen(descriptor, "wb") as old, self.path.open("rb") as file:
-            old.truncate()
-            skipped = max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0)
-            if skipped:
-                old.write(json.dumps({"event": "log.dropped", "bytes": skipped}).encode() + b"\n")
-            file.seek(skipped)
-            old.write(file.read(LOG_BYTES))  # no more, however fast its writers are
 
     def last_words(self) -> str:
         """The last line that is not JSON, which is an error message for people; "" if there is none."""
@@ -234,7 +333,9 @@ class SupervisedService:
     async def _end_unless_it_answers(self, process: ServiceProcess) -> None:
         try:
             async with asyncio.timeout(self._limits.patience.first_s):
-                await self._wait_for_an_answer()
+                async with aclosing(statuses(self._endpoint.address, self._endpoint.security)) as said:
+                    await anext(said)
+                self._answered = True
         except TimeoutError:
             self._unanswered = f"did not answer within {self._limits.patience.first_s:g} s of its start"
         else:
@@ -244,11 +345,6 @@ class SupervisedService:
             async with asyncio.timeout(TRACED_S):
                 await process.wait()
         process.send_signal(signal.SIGKILL)  # what is lost is what a death loses
-
-    async def _wait_for_an_answer(self) -> None:
-        async with aclosing(statuses(self._endpoint.address, self._endpoint.security)) as said:
-            await anext(said)
-        self._answered = True
 
     async def _bound_log(self) -> None:
         while True:

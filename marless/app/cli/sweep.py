@@ -17,9 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marless.app.cli.job_table import TableColumn, fitted
 from marless.app.cli.options import Output
-from marless.app.cli.output import console, data, duration, harmless, job_fields, number, percent, show_object
+from marless.app.cli.output import (
+    TableColumn,
+    console,
+    data,
+    duration,
+    fitted,
+    harmless,
+    job_fields,
+    number,
+    percent,
+    show_object,
+)
 from marless.app.client import Job
 from marless.core import documents
 from marless.core.errors import SpecError

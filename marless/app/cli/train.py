@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from marless.app.cli.runs import unfinished
+from marless.app.cli.recorded import unfinished
 from marless.app.cli.service_process import Starter
 from marless.app.cli.stack import LocalStack, StackOptions
 from marless.app.client import AsyncClient, Job
-from marless.app.client.direct import DirectClient
+from marless.app.client.asynchronous import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.core.limits import check_id
 from marless.jobs.record import RoundRecord
@@ -31,10 +31,6 @@ INTERRUPT_S = 2.0
 T = TypeVar("T")
 
 
-def _unheard(_sentence: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class Show:
     """Callbacks for the progress of a job."""
@@ -43,7 +39,7 @@ class Show:
     """Called for every newly recorded round."""
     trouble: Callable[[str], None]
     """Called with a message about a service that died."""
-    doing: Callable[[str], None] = _unheard
+    doing: Callable[[str], None] = lambda _: None
     """Called with the job's current activity whenever it changes."""
     past: Callable[[RoundRecord], None] = lambda _: None
     """Called with the last round before the start, because rates need two rounds."""
@@ -67,7 +63,6 @@ class Where(Protocol):
         Args:
             told: Called with a message about a service that was restarted.
         """
-        ...
 
 
 Reached: TypeAlias = tuple[AsyncClient, Callable[[], Coroutine[Any, Any, UnavailableError]]]  # Any: as asyncio has it
@@ -128,21 +123,15 @@ def claim_job_id(name: str, runs: Path) -> str:
     job_id, number = first, 1
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        while not _made(runs / job_id):
-            number += 1
-            job_id = f"{first}-{number}"
+        while True:
+            try:
+                (runs / job_id).mkdir()
+                return job_id
+            except FileExistsError:  # it is another command's
+                number += 1
+                job_id = f"{first}-{number}"
     except OSError as error:
         raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
-    return job_id
-
-
-def _made(folder: Path) -> bool:
-    """Make a directory; False if it is there already, as somebody else's."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def train(

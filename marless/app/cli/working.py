@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from marless.app.cli.output import duration, harmless, say
+from marless.app.cli.output import console, duration, harmless, say
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    pass
 
 QUIET_S = 0.7
 """Seconds before anything is shown. Without a terminal, the first line comes after twice that: within two seconds,
@@ -41,9 +40,7 @@ class Working:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -67,41 +64,25 @@ class Working:
     def _show(self) -> None:
         if self._over.wait(self._quiet_s):
             return
-        if sys.stderr.isatty():
-            self._show_bar()
+        if not sys.stderr.isatty():
+            pause_s = self._quiet_s
+            while not self._over.wait(pause_s):
+                say(self.line())
+                pause_s = EVERY_S
             return
-        pause_s = self._quiet_s
-        while not self._over.wait(pause_s):
-            say(self.line())
-            pause_s = EVERY_S
+        from rich import progress
 
-    def _show_bar(self) -> None:
-        with _bar() as bar:
+        with progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[note]}", markup=False),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console(stderr=True),
+            transient=True,
+            redirect_stdout=False,  # data must not be redirected to the bar
+        ) as bar:
             task = bar.add_task(harmless(self._what), total=None, note="")
             while not self._over.wait(_FRAME_S):
                 bar.update(task, completed=self._done, total=self._total or None, note=harmless(self._note))
-
-
-def _bar() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from marless.app.cli.output import console
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-        redirect_stdout=False,  # data must not be redirected to the bar
-    )

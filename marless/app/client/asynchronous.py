@@ -1,4 +1,4 @@
-"""The asyncio client."""
+"""The asyncio client, and the same client of a coordinator in this process, to which nothing is sent."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from marless.app.client import address, download, streams
-from marless.app.client.connection import Connection
-from marless.app.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
+from marless.app.client import transfers
+from marless.app.client.connection import CALL_TIMEOUT_S, Connection, find_coordinator
+from marless.app.client.jobs import Event, File, Info, Job, JobState, LogLine, event_of, info_of, job_of
 from marless.core import documents
 from marless.core.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
+from marless.rpc import chunks
 from marless.rpc.concurrency import in_thread
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
@@ -61,7 +62,7 @@ class AsyncClient:
         contact_s: float = CONTACT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self.address = address.find(coordinator, runs)
+        self.address = find_coordinator(coordinator, runs)
         self._security = Security.of_client(token=token, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
         self._contact_s = contact_s
         self._patience_s = patience_s
@@ -69,9 +70,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -128,11 +127,10 @@ class AsyncClient:
 
     async def _with_checkpoint(self, request: pb.SubmitJobRequest, spec: JobSpec, *, renamed: bool) -> Job:
         """Upload the checkpoint that the job starts from, if it is on this machine, and submit the job."""
-        from marless.app.client import checkpoints  # here, because it imports specs, which take time to load
 
-        async with in_thread(checkpoints.local(spec)) as directory:
+        async with in_thread(transfers.local_checkpoint(spec)) as directory:
             for attempt in reversed(range(UPLOADS if directory else 1)):
-                sent = await checkpoints.sent(self._connection, directory, spec) if directory else spec
+                sent = await transfers.sent(self._connection, directory, spec) if directory else spec
                 request.spec_json = sent.to_json()
                 try:
                     return await self._submit(request, renamed=renamed)
@@ -207,9 +205,29 @@ class AsyncClient:
         request = pb.DeleteJobRequest(job=job, allow_missing=True)
         await self._connection.call(self._connection.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
 
-    def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
+    async def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every round from `cursor` on and every change of state, each once, until the job has ended."""
-        return streams.watch(self._connection, job, cursor)
+        told: Job | None = None
+
+        def request() -> pb.WatchJobRequest:
+            return pb.WatchJobRequest(job=job, cursor=cursor)
+
+        stream = self._connection.stream(self._connection.stub.WatchJob, request, lasting=True)
+        async with aclosing(stream) as messages:
+            async for message in messages:
+                event = event_of(message)
+                if event.record is not None and event.cursor <= cursor:
+                    continue
+                cursor = max(cursor, event.cursor)
+                if event.job is None:
+                    yield event
+                    continue
+                changed = told is None or _standing(told) != _standing(event.job)
+                told = event.job
+                if changed:
+                    yield event
+                if told.state.ended:
+                    return
 
     async def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
         """Wait until the job has ended or `timeout_s` is over; returns its state then."""
@@ -221,9 +239,27 @@ class AsyncClient:
                     known = event.job or known
         return known
 
-    def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> AsyncGenerator[LogLine, None]:
+    async def logs(
+        self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0
+    ) -> AsyncGenerator[LogLine, None]:
         """Yield the job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
-        return streams.logs(self._connection, job, follow=follow, tail=tail, cursor=cursor)
+        ended = False
+
+        def request() -> pb.StreamLogsRequest:
+            # Once the job has ended, one more stream, which does not follow, brings what was written until then.
+            return pb.StreamLogsRequest(job=job, cursor=cursor, tail=tail, follow=follow and not ended)
+
+        while True:
+            async with aclosing(self._connection.stream(self._connection.stub.StreamLogs, request)) as messages:
+                async for message in messages:
+                    if message.cursor > cursor:
+                        # A stream that is begun anew goes on at the cursor: by its tail it would leave lines out.
+                        cursor, tail = message.cursor, 0
+                        yield LogLine(cursor=cursor, text=message.json)
+            if ended or not follow:
+                return
+            # A followed stream also ends when the coordinator stops, so check whether the job itself has ended.
+            ended = (await self.get(job)).state.ended
 
     async def files(self, job: str) -> tuple[File, ...]:
         """List the files in the job's run folder."""
@@ -232,7 +268,7 @@ class AsyncClient:
 
     async def read(self, job: str, path: str) -> bytes:
         """Read one file of the run folder; raises NotFoundError if it does not exist."""
-        return await download.read(self._connection, job, path)
+        return await transfers.read(self._connection, job, path)
 
     async def download(
         self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
@@ -244,10 +280,10 @@ class AsyncClient:
         cannot be written.
         """
         folder, brought, done_bytes = Path(to), [], 0
-        wanted = download.wanted(await self.files(job), folder)
+        wanted = transfers.wanted(await self.files(job), folder)
         for file in wanted:
             with suppress(NotFoundError):  # a checkpoint that has been deleted since the listing
-                await download.fetch(self._connection, job, file, folder)
+                await transfers.fetch(self._connection, job, file, folder)
                 brought.append(file)
             done_bytes += file.bytes
             if told:
@@ -257,6 +293,13 @@ class AsyncClient:
     async def info(self) -> Info:
         """Information about the coordinator, and the health of the other services as it sees them."""
         return info_of(await self._connection.call(self._connection.stub.GetInfo, pb.GetInfoRequest()))
+
+
+def _standing(job: Job) -> Job:
+    """A job without the fields that change with every round, to detect changes of state: each new stream begins with
+    the present state, changed or not.
+    """
+    return replace(job, rounds=0, env_steps=0, greedy_return=None, win_rate=None)
 
 
 def _resolved(
@@ -270,3 +313,67 @@ def _resolved(
         return specs.load(Path(spec), overrides), documents.name_of(Path(spec))
     document = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, specs.JobSpec) else dict(spec)
     return specs.parse(specs.with_files(document, "spec"), "spec"), "spec"
+
+
+ADDRESS = "this process"
+
+
+class _DirectPeer:
+    """Where bulk data goes."""
+
+    def __init__(self, servicer: Any) -> None:  # Any: as `DirectConnection` has it
+        self._servicer = servicer
+        self.address = ADDRESS
+
+    async def send(
+        self, name: str, header: Any, blobs: Sequence[bytes | memoryview], _kind: object, **_: object
+    ) -> Any:
+        """Give bulk data to a method such as "CoordinatorService/UploadCheckpoint" in frames."""
+
+        async def frames() -> AsyncIterator[bytes]:
+            for frame in chunks.frames(header, blobs):
+                yield frame
+
+        return await getattr(self._servicer, name.partition("/")[2])(frames(), None)
+
+
+class DirectConnection(Connection):
+    """Calls the methods of a servicer. Nothing is retried: what it raises is the answer.
+
+    Args:
+        servicer: Any object with the methods of CoordinatorService; no import leads from here to the services.
+    """
+
+    def __init__(self, servicer: Any) -> None:  # Any: see above
+        self.stub = servicer
+        self.peer = _DirectPeer(servicer)  # type: ignore[assignment]  # what is used of it
+
+    async def call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """The answer of a method."""
+        return await method(request, None)
+
+    async def repeat(self, operation: Callable[[], Awaitable[Any]]) -> Any:
+        """The result of an operation on `peer`."""
+        return await operation()
+
+    async def stream(
+        self, method: Any, request: Callable[[], Any], *, lasting: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        """Yield what a method yields."""
+        async for response in method(request(), None):
+            yield response
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class DirectClient(AsyncClient):
+    """A client of the coordinator in this process; the arguments are those of `DirectConnection`."""
+
+    def __init__(self, servicer: Any) -> None:  # Any: as `DirectConnection` has it
+        super().__init__(ADDRESS, token="", tls_ca="")
+        self._servicer = servicer
+
+    @cached_property
+    def _connection(self) -> Connection:
+        return DirectConnection(self._servicer)

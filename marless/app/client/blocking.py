@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from marless.app.client.asynchronous import CONTACT_S, PATIENCE_S, AsyncClient, IfExists
@@ -57,9 +57,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -104,13 +102,13 @@ class Client:
         self._run(self._client.delete(job))
 
     def watch(self, job: str, *, cursor: int = 0) -> Generator[Event, None, None]:
-        return self._iterate(lambda: self._client.watch(job, cursor=cursor))
+        return self._iterate(self._client.watch(job, cursor=cursor))
 
     def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
         return self._run(self._client.wait(job, timeout_s=timeout_s))
 
     def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> Generator[LogLine, None, None]:
-        return self._iterate(lambda: self._client.logs(job, follow=follow, tail=tail, cursor=cursor))
+        return self._iterate(self._client.logs(job, follow=follow, tail=tail, cursor=cursor))
 
     def files(self, job: str) -> tuple[File, ...]:
         return self._run(self._client.files(job))
@@ -139,10 +137,12 @@ class Client:
             return step()
         return _InThread(self._runner, step).result()
 
-    def _iterate(self, start: Callable[[], AsyncGenerator[Result, None]]) -> Generator[Result, None, None]:
-        items = self._run(_started(start))
+    def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
+        async def following() -> Result | None:
+            return await anext(items, None)
+
         try:
-            while (item := self._run(_next(items))) is not None:
+            while (item := self._run(following())) is not None:
                 yield item
         finally:
             if not self._closed:
@@ -227,12 +227,3 @@ class _Interrupts:
         self._asked = True
         if self._task:
             self._loop.call_soon_threadsafe(self._task.cancel)  # it also wakes the loop
-
-
-async def _started(start: Callable[[], Result]) -> Result:
-    """Call a function on the event loop, because a gRPC channel belongs to the loop on which it is created."""
-    return start()
-
-
-async def _next(items: AsyncGenerator[Result, None]) -> Result | None:
-    return await anext(items, None)

@@ -1,14 +1,27 @@
-"""A connection to a coordinator that retries calls and streams while the coordinator is unavailable."""
+"""A connection to a coordinator, whose address is found if none is given, and whose restarts are waited for."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from marless.core.errors import MarlessError, OverloadedError, UnauthenticatedError, UnavailableError, UnreachableError
+from marless.core import private_files, regular_files
+from marless.core.errors import (
+    MarlessError,
+    NotFoundError,
+    OverloadedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnreachableError,
+)
+from marless.core.limits import MAX_SMALL_BYTES
+from marless.core.private_files import UntrustedPathError
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import delays, pause_s
 from marless.rpc.errors import is_silent, is_untrusted
@@ -20,9 +33,40 @@ if TYPE_CHECKING:
 
     from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
 
+STACK_FILE = ".stack/stack.json"
+"""Path, in the directory of the run folders, of the file in which `marless up` describes what it started."""
+
+
 CALL_TIMEOUT_S = 15.0
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+
+
+def find_coordinator(coordinator: str | None = None, runs: Path | str | None = None) -> str:
+    """The given address, else $MARLESS_COORDINATOR, else that of the stack that `marless up` started in `runs`.
+
+    `runs` defaults to $MARLESS_RUNS, else "runs". Raises UnavailableError if no address is found, or if the stack file
+    or the socket that it names was created by another user, CorruptError if the stack file is no file.
+    """
+    if named := coordinator or os.environ.get("MARLESS_COORDINATOR"):
+        return named
+    stack = Path(runs or os.environ.get("MARLESS_RUNS") or "runs") / STACK_FILE
+    try:
+        private_files.check_way(stack)
+        address = str(json.loads(regular_files.read(stack, MAX_SMALL_BYTES))["coordinator"])
+        if address.startswith("unix:"):
+            private_files.check_way(Path(address.removeprefix("unix:")))
+        return address
+    except UntrustedPathError as error:
+        raise UnavailableError(
+            f"{error.filename}: {error.strerror}, and may lead to a coordinator of theirs; name yours with "
+            "--coordinator or $MARLESS_COORDINATOR"
+        ) from None
+    except (OSError, NotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        raise UnavailableError(
+            f"no coordinator is known: {stack} is not there; start one with `marless up`, or name yours with "
+            "--coordinator or $MARLESS_COORDINATOR"
+        ) from None
 
 
 class Connection:

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from marless.core.errors import CorruptError, SpecError, unknown_name
-from marless.jobs.record import RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import RoundRecord, from_json
 from marless.rpc.v1 import coordinator_pb2 as pb
 
 

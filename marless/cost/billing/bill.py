@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from marless.core.machine import Kept, MachineRecord
-from marless.cost.billing import serverful
-from marless.cost.billing.ledger import Ledger, RoundCost
+from marless.cost.billing.ledger import Ledger, ModelledRounds, ReservedMachines, RoundCost, serverful_charges
 from marless.cost.billing.machines import MachineTime
-from marless.cost.billing.serverful import ModelledRounds, ReservedMachines
-from marless.cost.pricing.charges import Charge, merged
-from marless.cost.pricing.money import usd
-from marless.jobs.accountings import ACCOUNTINGS, ALL, Accounting
-from marless.jobs.prices import Prices
+from marless.cost.pricing import Charge, merged, usd
+from marless.jobs.prices import ACCOUNTINGS, ALL_ACCOUNTINGS, Accounting, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.registry import made
 from marless.jobs.spec import JobSpec
@@ -25,6 +21,15 @@ AFTER = "after"
 """Name of what follows the last round."""
 SHARED = "(shared)"
 """Group of charges that do not belong to one policy: actors, evaluations, joint critics, machines, Redis."""
+
+
+_VIEWS: tuple[By, ...] = ("kind", "round", "group")
+_KEYS: Mapping[str, Callable[[Charge], str]] = {
+    "kind": lambda charge: (
+        charge.function if charge.item in ("work", "machine") else f"{charge.function}: {charge.item}"
+    ),
+    "group": lambda charge: charge.group or SHARED,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,7 @@ class Bill:
     @property
     def accountings(self) -> tuple[Accounting, ...]:
         """The accountings that the records allow; `machines` needs the machines that workers ran on."""
-        return ALL if self.machines else ACCOUNTINGS
+        return ALL_ACCOUNTINGS if self.machines else ACCOUNTINGS
 
     def picos(self, accounting: Accounting) -> int:
         """Cost of the run in picodollars; by accounting `machines`, of those machines whose price is known."""
@@ -79,8 +84,16 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
     machine = ledger.machine if known else None
     if machine:
         # Which machine the run needs is known at its end: until then rounds were priced by what was needed so far.
-        rounds = tuple(_reserved(rounds, known, machine, spec))
-    after = _after(ledger, kept) if kept else ()
+        modelled, costs = ModelledRounds(spec.functions, made(spec.schedule)), []
+        for cost, record in zip(rounds, known, strict=True):
+            phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
+            costs.append(replace(cost, charges={**cost.charges, "serverful": serverful_charges(phases, machine)}))
+        rounds = tuple(costs)
+    after: tuple[Charge, ...] = ()
+    if kept:
+        # What machines had done at the job's end is charged before what they were kept for since then.
+        ended = ledger.machines.charges(kept.end)
+        after = merged((*ended, *ledger.machines.charges(kept.now, after=True)))
     return Bill(
         rounds=rounds,
         machine=machine,
@@ -89,12 +102,6 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
         time=ledger.machines.time,
         machines=tuple(ledger.machines.machines),
     )
-
-
-def _after(ledger: Ledger, kept: Kept) -> tuple[Charge, ...]:
-    # What machines had done at the job's end is charged before what they were kept for since then.
-    ended = ledger.machines.charges(kept.end)
-    return merged((*ended, *ledger.machines.charges(kept.now, after=True)))
 
 
 def to_dict(found: Bill, prices: Prices) -> dict[str, Any]:  # Any: JSON
@@ -119,22 +126,3 @@ def to_dict(found: Bill, prices: Prices) -> dict[str, Any]:  # Any: JSON
             for what in _VIEWS
         },
     }
-
-
-_VIEWS: tuple[By, ...] = ("kind", "round", "group")
-_KEYS: Mapping[str, Callable[[Charge], str]] = {
-    "kind": lambda charge: (
-        charge.function if charge.item in ("work", "machine") else f"{charge.function}: {charge.item}"
-    ),
-    "group": lambda charge: charge.group or SHARED,
-}
-
-
-def _reserved(
-    rounds: Iterable[RoundCost], records: Iterable[RoundRecord], machine: ReservedMachines, spec: JobSpec
-) -> Iterator[RoundCost]:
-    """The costs of rounds, with the serverful cost on the machine that the whole run needs."""
-    modelled = ModelledRounds(spec.functions, made(spec.schedule))
-    for cost, record in zip(rounds, records, strict=True):
-        phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
-        yield replace(cost, charges={**cost.charges, "serverful": serverful.charges(phases, machine)})

@@ -15,8 +15,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from marless.core.settings import FunctionSize, FunctionsSpec
-from marless.cost.pricing.charges import Charge
-from marless.cost.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
+from marless.cost.pricing import GB_MB, Charge, Rate, milliseconds, per_gb_s, per_h
 from marless.jobs.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
 from marless.jobs.record import RoundRecord
 from marless.jobs.usage import ACTOR, STARTED, WHOLE, FunctionUse
@@ -62,7 +61,6 @@ class ChargeMeter(Protocol):
 
     def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
         """The charges for the next round."""
-        ...
 
 
 class LambdaMeter:
@@ -169,10 +167,7 @@ class FargateMeter:
 
 
 class Ec2Meter:
-    """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round.
-
-    Actors of the next round and an evaluation during the update need room beside the learners.
-    """
+    """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round."""
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
         self._functions = functions
@@ -180,9 +175,12 @@ class Ec2Meter:
         self._machines = Slots(per_h(self._machine.usd_h), prices.ec2.minimum_s, prices.keep_alive_s)
 
     def charges(self, record: RoundRecord, uses: Sequence[FunctionUse], span: Span) -> Iterator[Charge]:
-        need = need_of(record, uses, self._functions) | _during_update(record, uses, self._functions)
-        count = machines(need, self._machine)
-        if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners_at_once(uses)):
+        learners = learners_at_once(uses)
+        # During the update, learners run beside actors of the next round and an evaluation of earlier policies.
+        actors = record.ahead + sum(each.during_update for each in record.invocations)
+        during_update = _capacity(self._functions, actors=actors, learners=len(learners))
+        count = machines(need_of(record, uses, self._functions) | during_update, self._machine)
+        if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners):
             self._machines.keep(0)
         used, idle = self._machines.spend(count, span)
         yield Charge("machine", "", "machine", sum(used))
@@ -223,14 +221,6 @@ def need_of(record: RoundRecord, uses: Sequence[FunctionUse], functions: Functio
     """
     actors, learners = max(actors_at_once(record), 1), max(len(learners_at_once(uses)), 1)
     return _capacity(functions, actors=actors) | _capacity(functions, learners=learners)
-
-
-def _during_update(record: RoundRecord, uses: Sequence[FunctionUse], functions: FunctionsSpec) -> Need:
-    """The capacity for all functions that ran during the update: learners, actors of the next round, and an evaluation
-    of earlier policies.
-    """
-    evaluations = sum(each.during_update for each in record.invocations)
-    return _capacity(functions, actors=evaluations + record.ahead, learners=len(learners_at_once(uses)))
 
 
 def _capacity(functions: FunctionsSpec, *, actors: int = 0, learners: int = 0) -> Need:

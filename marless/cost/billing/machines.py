@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
-from marless.core.errors import SpecError
 from marless.core.machine import MachineRecord
-from marless.cost.pricing.charges import Charge
-from marless.cost.pricing.money import Rate
+from marless.cost.pricing import Charge, Rate
 from marless.jobs.prices import Prices
 
 STARTING, WORK, WAITING, KEPT, MINIMUM = "starting", "work", "waiting", "kept", "minimum"
@@ -76,11 +73,6 @@ class MachineMeter:
         return made
 
     @property
-    def knows(self) -> bool:
-        """True if a record named a machine."""
-        return bool(self._known)
-
-    @property
     def machines(self) -> Sequence[MachineRecord]:
         """The newest record of each machine, in the order in which they were first named."""
         return tuple(self._known.values())
@@ -94,12 +86,15 @@ class MachineMeter:
             present = [self._grown(row, "present_s") for row in rows]
             # A machine that two pools have is paid once: together they pay for the longer presence, each in proportion.
             share = (max(present), sum(present)) if sum(present) else (1, 1)
-            gone = [row for row in rows if row.released and not self._was_released(row)]
+            before = self._known
+            gone = [row for row in rows if row.released and not (row.key in before and before[row.key].released)]
             for row in rows:
                 yield from self._of(row.after(self._known.get(row.key)), share, after)
-            if gone and not self._is_elsewhere(gone[-1]):
+            if gone:
                 last = self._known[gone[-1].key]
-                yield from self._charge(last, MINIMUM, self._rounded_up(last))
+                others = [each for each in self._known.values() if each.id == last.id and each.pool != last.pool]
+                if all(each.released for each in others):  # else another pool still has workers on the machine
+                    yield from self._charge(last, MINIMUM, self._rounded_up(last, others))
 
     def _of(self, row: MachineRecord, share: tuple[int, int], after: bool) -> Iterator[Charge]:
         part, whole = share
@@ -119,33 +114,21 @@ class MachineMeter:
             seen = self.time.unpriced.get(row.words)
             self.time.unpriced[row.words] = Unpriced(row.words, row.id, us + (seen.us if seen else 0))
         else:
-            yield Charge(row.pool or "machine", "", item, _rate(usd_h).of(us))
+            yield Charge(row.pool or "machine", "", item, Rate.per(usd_h, _HOUR_US).of(us))
 
     def _grown(self, row: MachineRecord, name: str) -> int:
         """Microseconds by which a figure has grown since the record before; never negative."""
         before = self._known.get(row.key)
         return max(_us(getattr(row, name)) - (_us(getattr(before, name)) if before else 0), 0)
 
-    def _was_released(self, row: MachineRecord) -> bool:
-        return row.key in self._known and self._known[row.key].released
-
-    def _is_elsewhere(self, row: MachineRecord) -> bool:
-        """True if another pool still has workers on the machine."""
-        return any(each.id == row.id and each.pool != row.pool and not each.released for each in self._known.values())
-
-    def _life(self, row: MachineRecord) -> int:
-        """Microseconds from when either pool had the machine until none has it any more."""
-        rows = [each for each in self._known.values() if each.id == row.id and each.pool != row.pool]
-        # A pool that was done with the machine before this one had it is another life,
-        # which has been rounded up already.
-        rows = [row, *(each for each in rows if _end_s(each) >= row.began_s)]
-        return _us(max(map(_end_s, rows)) - min(each.began_s for each in rows))
-
-    def _rounded_up(self, row: MachineRecord) -> int:
-        """Microseconds that a released machine is charged beyond its life."""
+    def _rounded_up(self, row: MachineRecord, others: Sequence[MachineRecord]) -> int:
+        """Microseconds that a released machine is charged beyond its life, in which `others` had it, too."""
         if row.market == OWN or not (row.type or row.provider or row.market):
             return 0
-        life = self._life(row)
+        # A pool that was done with the machine before this one had it is another life,
+        # which has been rounded up already.
+        rows = [row, *(each for each in others if _end_s(each) >= row.began_s)]
+        life = _us(max(map(_end_s, rows)) - min(each.began_s for each in rows))
         return max(-(-life // _MICRO) * _MICRO, self._prices.machines.minimum_s * _MICRO) - life
 
 
@@ -163,18 +146,6 @@ def problem(time: MachineTime, prices: Prices) -> str:
         f"no price is known for {', '.join(parts)} (such as machine {example.machine}), which are in no amount; start "
         f"workers there with --machine type=NAME, and add `machines: {{usd_h: {{NAME: …}}}}` to {prices.file}"
     )
-
-
-def check_known(meter: MachineMeter, prices: Prices) -> None:
-    """Raise SpecError if the cost of a job's machines is not known."""
-    if not meter.knows:
-        raise SpecError("the records name no machines: set bill.accounting to billed, paper or serverful")
-    if without := problem(meter.time, prices):
-        raise SpecError(without)
-
-
-def _rate(usd_h: Decimal) -> Rate:
-    return Rate.per(usd_h, _HOUR_US)
 
 
 def _us(seconds: float) -> int:

@@ -9,10 +9,10 @@ from operator import attrgetter
 from typing import Any
 
 from marless.cost.comparison import statistics
-from marless.cost.comparison.run_results import Figures
+from marless.cost.comparison.runs import Figures
 from marless.cost.comparison.statistics import MeanInterval
-from marless.jobs.accountings import ACCOUNTINGS, Accounting
 from marless.jobs.presets import Preset
+from marless.jobs.prices import ACCOUNTINGS, Accounting
 
 REFERENCES = ("vanilla", "marless-minus")
 """Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""

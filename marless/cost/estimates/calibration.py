@@ -21,7 +21,7 @@ from marless.core.documents import dataclass_of
 from marless.core.errors import CorruptError, MarlessError
 from marless.core.process_environment import stdout_for_data
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec, from_json
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes

@@ -15,9 +15,8 @@ from typing import Any
 
 from marless.cost.billing.bill import bill
 from marless.cost.billing.billed import Clock
-from marless.cost.pricing.money import usd
-from marless.jobs.accountings import ACCOUNTINGS, Accounting
-from marless.jobs.prices import Prices
+from marless.cost.pricing import usd
+from marless.jobs.prices import ACCOUNTINGS, Accounting, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 
@@ -111,7 +110,8 @@ def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Cos
     clock = Clock(prices.keep_alive_s)
     lengths_s = [clock.span(record).length_ms / 1000 for record in records]
     ends = list(accumulate(lengths_s, initial=0.0))
-    head = _head(ends, prices)
+    # The very first round starts all functions, and its minimum charges cover those that end within them.
+    head = max(sum(end <= ends[0] + minimum_s(prices) for end in ends[1:]), 1)
     rest = slice(head, None) if len(records) > head else slice(0, None)
     costs = {accounting: [usd(each.picos(accounting)) for each in made.rounds] for accounting in ACCOUNTINGS}
     return CostScenario(
@@ -170,11 +170,6 @@ def _rounds(spec: JobSpec, course: CostScenario) -> tuple[int, str]:
     if not rule or math.isinf(limits[rule]):
         return PER_ROUNDS, ""
     return max(math.ceil(limits[rule]), 1), rule
-
-
-def _head(ends: Sequence[float], prices: Prices) -> int:
-    paid_until = ends[0] + minimum_s(prices)
-    return max(sum(end <= paid_until for end in ends[1:]), 1)
 
 
 def _total(head_total: float, each: float, rounds: int, head: int) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TypedDict
 
-from marless.core.group import Group
 from marless.core.settings import FunctionsSpec
 from marless.cost.estimates.calibration import Calibration, FunctionSeconds
 from marless.cost.simulation.cluster import (
@@ -27,7 +26,7 @@ from marless.jobs.job import PreparedJob
 from marless.jobs.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import is_due
 from marless.jobs.schedules.registry import made
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST
 
@@ -59,16 +58,16 @@ def work_of(found: Calibration, job: PreparedJob) -> list[FunctionSeconds]:
     """Seconds of each function of an update: the shortest measured time, or estimated from the number of samples."""
     if found.updates:
         # The shortest, because whatever else the machine does only makes a measurement longer.
-        best = [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
-        return list(best)
-    spec, groups = job.spec, _groups(job)
+        return [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
+    spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     members = {group.policy: len(group.agents) if spec.sharing.samples == "pooled" else 1 for group in groups}
-    guessed = []
+    actors, guessed = spec.actors, []
+    of_agent = spec.algorithm.samples(actors.count * actors.envs * actors.steps, actors.steps)
     for each in job.functions(groups):
         node, agents = each.node, members.get(each.node.name, 1)
         if node.function in OF_SCOPE:
             agents = sum(len(served.agents) for served in each.scope.agent_classes(job.spaces))
-        seconds = _samples(spec) * agents * SECONDS_PER_SAMPLE[node.function]
+        seconds = of_agent * agents * SECONDS_PER_SAMPLE[node.function]
         guessed.append(FunctionSeconds(node.function, node.name, each.index, seconds, node.after))
     return guessed
 
@@ -90,43 +89,32 @@ def rounds(
     return [run.next() for _ in range(count)]
 
 
-def _groups(job: PreparedJob) -> tuple[Group, ...]:
-    """The groups of the first round."""
-    return initial_groups(job.spec.sharing.groups, job.spaces)
-
-
-def _samples(spec: JobSpec) -> int:
-    """Number of samples of each agent in an update."""
-    actors = spec.actors
-    return spec.algorithm.samples(actors.count * actors.envs * actors.steps, actors.steps)
-
-
 def _shared(work: Sequence[FunctionSeconds], job: PreparedJob) -> list[FunctionSeconds]:
     """The functions if each agent class shares one policy: one function of each kind per policy.
 
     Its time is the sum over the policies that it replaces; or that of one, if samples are drawn, or for measurements,
     which use a fixed number of samples. Functions that serve a whole scope, as mixers and joint critics, are unchanged.
     """
+
+    def renamed(function: str, name: str) -> str:
+        return name if function in OF_SCOPE else shared.get(name, name)
+
     shared: dict[str, str] = {}
     first: dict[str, str] = {}
-    for group in _groups(job):
+    for group in initial_groups(job.spec.sharing.groups, job.spaces):
         agents = job.spaces.class_of(group.agents[0]).name
         shared[group.policy] = first.setdefault(agents, group.policy)
     merged: dict[tuple[int, str, str], FunctionSeconds] = {}
     for each in work:
-        name = each.name if each.function in OF_SCOPE else shared.get(each.name, each.name)
+        name = renamed(each.function, each.name)
         key = each.index, each.function, name
         if key not in merged:
-            merged[key] = replace(each, name=name, after=tuple(dict.fromkeys(_renamed(each.after, shared))))
+            waits_for = (one.split("/", 1) for one in each.after)
+            after = dict.fromkeys(f"{function}/{renamed(function, other)}" for function, other in waits_for)
+            merged[key] = replace(each, name=name, after=tuple(after))
         elif job.spec.sharing.samples == "pooled" and each.function not in MEASUREMENTS:
             merged[key] = replace(merged[key], seconds=merged[key].seconds + each.seconds)
     return list(merged.values())
-
-
-def _renamed(after: Iterable[str], shared: Mapping[str, str]) -> Iterator[str]:
-    for each in after:
-        function, _, name = each.partition("/")
-        yield each if function in OF_SCOPE else f"{function}/{shared.get(name, name)}"
 
 
 class _Run:
@@ -196,8 +184,11 @@ class _Run:
         self._concurrent = (self._updated_s, free)
         evaluating: list[InvocationRecord] = []
         if is_due(spec.evaluation.every, number):
-            episode_s = self._actor_s * self._episode_steps / spec.actors.steps
-            tasks = [SimulatedFunction(each) for each in _evaluation_s(spec, episode_s)]
+            # Episodes are split over actors, which play one per copy at a time.
+            count = min(spec.actors.count, spec.evaluation.episodes)
+            batches = math.ceil(math.ceil(spec.evaluation.episodes / count) / spec.actors.envs)
+            batch_s = self._actor_s * self._episode_steps / spec.actors.steps
+            tasks = [SimulatedFunction(batch_s * batches)] * count
             found = _placed("evaluation", schedule(tasks, **self._slots(at, "evaluation")), at)
             evaluating = [replace(each, during_update=True, queued_s=at) for each in found]
         self._made |= {"update": learning, "evaluation": evaluating}
@@ -253,12 +244,6 @@ def _learning(
 def _end(invocations: Sequence[InvocationRecord], at: float) -> float:
     """End of a phase with these functions; `at` if there are none."""
     return max(each.end_s for each in invocations) + COORDINATOR_S if invocations else at
-
-
-def _evaluation_s(spec: JobSpec, batch_s: float) -> list[float]:
-    """Seconds of each actor in an evaluation: episodes are split over actors, which play one per copy at a time."""
-    count = min(spec.actors.count, spec.evaluation.episodes)
-    return [batch_s * math.ceil(math.ceil(spec.evaluation.episodes / count) / spec.actors.envs)] * count
 
 
 def _invocation(function: str, name: str, index: int, start_s: float, end_s: float, vcpu_s: float) -> InvocationRecord:

@@ -48,23 +48,19 @@ def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None
     gradients = sum(len(each.aggregation.gradients) for each in records if each.aggregation)
     if not gradients:
         raise SpecError("the run has no version yet: there is nothing to model")
-    actors = spec.actors.count if slots is None else min(spec.actors.count, _left(slots, spec, config.learners))
+    actors, sizes = spec.actors.count, spec.functions
+    if slots is not None:
+        left = math.floor((slots - config.learners * sizes.learner.vcpus) / sizes.actor.vcpus)
+        if left < 1:
+            least = math.ceil(config.learners * sizes.learner.vcpus + sizes.actor.vcpus)
+            raise SpecError(
+                f"--slots {slots}: {config.learners} learners and an actor need {least} vCPUs; give as many, or fewer "
+                "learners (--set schedule.learners=N)"
+            )
+        actors = min(actors, left)
     rule = StellarisSchedule(config).rule(actors)
     course = simulate(rule, recorded(records), SpeedSpread(), gradients=gradients, seed=seed)
     return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
-
-
-def _left(slots: int, spec: JobSpec, learners: int) -> int:
-    """Actors that fit beside the learners."""
-    sizes = spec.functions
-    left = math.floor((slots - learners * sizes.learner.vcpus) / sizes.actor.vcpus)
-    if left < 1:
-        least = math.ceil(learners * sizes.learner.vcpus + sizes.actor.vcpus)
-        raise SpecError(
-            f"--slots {slots}: {learners} learners and an actor need {least} vCPUs; give as many, or fewer learners "
-            "(--set schedule.learners=N)"
-        )
-    return left
 
 
 def recorded(records: Sequence[RoundRecord]) -> SlotSeconds:

@@ -20,18 +20,17 @@ from dataclasses import dataclass, replace
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionsSpec
 from marless.cost.billing.ledger import Ledger, RoundCost
-from marless.cost.pricing.money import usd
+from marless.cost.pricing import usd
 from marless.cost.simulation import cluster
 from marless.cost.simulation.cluster import ModelledRun, Timelines
 from marless.cost.simulation.durations import DurationModel, LinearSeconds, sampled
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild
 from marless.cost.simulation.virtual import VirtualRun
 from marless.jobs import prices as price_tables
-from marless.jobs.accountings import ACCOUNTINGS, Accounting
-from marless.jobs.deciding import Budget, decide
-from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.job import Budget, PreparedJob, decide, prepare
+from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.record import Distances, PhaseSeconds, RoundRecord
-from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec
 
 HISTORY_ROUNDS = 512
@@ -227,7 +226,12 @@ class _Walk:
         recorded_s, self._recorded_run = self._recorded_run.after(recorded, functions, slots)
         replayed_s, self._replayed_run = self._replayed_run.after(replayed, functions, slots)
         self._cost, before_cost = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
-        self._history.append(_elsewhere(replayed, replayed_s) if self._elsewhere else replayed)
+        seen = replayed
+        if self._elsewhere:  # policies see the round with the times of the modelled cluster
+            around_s = max(replayed.took_s - cluster.total(replayed.phases), 0.0)
+            ended_s = replayed.started_s + cluster.total(replayed_s) + around_s
+            seen = replace(replayed, phases=replayed_s, ended_s=ended_s)
+        self._history.append(seen)
         return WhatIfRound(
             recorded=recorded,
             replayed=replayed,
@@ -240,8 +244,15 @@ class _Walk:
 
     def _plan(self, recorded: RoundRecord) -> tuple[PlannedRound, int]:
         """The plan of the next round, and the number of actors that is decided with it: its own, or the next one's."""
-        job, history = self._job, tuple(self._history)
-        decided = decide(job, history, self._budget())
+        job, history, budget = self._job, tuple(self._history), None
+        if job.spec.stop.cost_usd is not None:
+            accounting: Accounting = job.spec.bill.accounting
+            by_function: Counter[str] = Counter()
+            for charge in self._cost.charges[accounting] if self._cost else ():
+                by_function[charge.function] += charge.picos
+            remaining_usd = job.spec.stop.cost_usd - self.ledger.total_usd(accounting)
+            budget = Budget(remaining_usd, {function: usd(picos) for function, picos in by_function.items()})
+        decided = decide(job, history, budget)
         ahead = recorded.round > 0 and self._records[recorded.round - 1].ahead > 0
         actors, self._decided = (self._decided if ahead else decided.actors), decided.actors
         plan = PlannedRound(
@@ -254,17 +265,6 @@ class _Walk:
             pooling=job.spec.sharing.samples,
         )
         return plan, decided.actors
-
-    def _budget(self) -> Budget | None:
-        spec = self._job.spec
-        if spec.stop.cost_usd is None:
-            return None
-        accounting: Accounting = spec.bill.accounting
-        by_function: Counter[str] = Counter()
-        for charge in self._cost.charges[accounting] if self._cost else ():
-            by_function[charge.function] += charge.picos
-        last_usd = {function: usd(picos) for function, picos in by_function.items()}
-        return Budget(spec.stop.cost_usd - self.ledger.total_usd(accounting), last_usd)
 
     def _source(self, number: int, plan: PlannedRound) -> Source:
         import numpy as np
@@ -299,7 +299,7 @@ class _Walk:
 
     @staticmethod
     def _similarity(spec: JobSpec) -> object:
-        return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
+        return SHARING_POLICIES.find(spec.sharing.name).similarity(spec.sharing)
 
 
 def _check_signals(records: Sequence[RoundRecord], job: PreparedJob) -> None:
@@ -309,18 +309,12 @@ def _check_signals(records: Sequence[RoundRecord], job: PreparedJob) -> None:
         metric = _SIGNALS[signal]
         if not needed or any(metric in metrics for record in records for metrics in record.metrics.values()):
             continue
-        sharing = signal == "curvature" and sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
+        sharing = signal == "curvature" and SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
         section, name = ("sharing", spec.sharing.name) if sharing else ("scaling", spec.scaling.name)
         raise SpecError(
             f"{section} {name!r} decides from each policy's {signal.replace('noise', 'noise scale')}, which the "
             f"recorded run did not measure; record one that does: train the job with --set {section}.name={name}"
         )
-
-
-def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:
-    """The round with the times of the modelled cluster, as a policy would have seen it there."""
-    around_s = record.took_s - cluster.total(record.phases)
-    return replace(record, phases=phases, ended_s=record.started_s + cluster.total(phases) + max(around_s, 0.0))
 
 
 def _totals(ledger: Ledger) -> Mapping[Accounting, float]:

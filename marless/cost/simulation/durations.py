@@ -10,12 +10,12 @@ all rounds had the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from marless.jobs.record import GroupRecord, InvocationRecord, RoundRecord
+from marless.jobs.record import InvocationRecord, RoundRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,11 @@ class DurationModel:
         for record, env_steps in zip(records, sampled(records), strict=True):
             for each in record.invocations:
                 if each.function in points:
-                    points[each.function].append((self._samples(each, record.groups, env_steps, pooling), each.vcpu_s))
+                    members = 1
+                    if each.function not in OF_SCOPE:
+                        members = next((len(group.agents) for group in record.groups if group.policy == each.name), 1)
+                    samples = self.samples(each.function, members, env_steps, pooling)
+                    points[each.function].append((samples, each.vcpu_s))
         one_size: Literal["proportional", "constant"] = "proportional" if drawn is None else "constant"
         self.lines: Mapping[str, LinearSeconds] = {
             function: fit(found, one_size=one_size if function == "post_process" else "proportional")
@@ -115,17 +119,9 @@ class DurationModel:
                 return found
         return []
 
-    def _samples(
-        self, each: InvocationRecord, groups: Sequence[GroupRecord], env_steps: int, pooling: Pooling
-    ) -> float:
-        members = 1
-        if each.function not in OF_SCOPE:
-            members = next((len(group.agents) for group in groups if group.policy == each.name), 1)
-        return self.samples(each.function, members, env_steps, pooling)
-
-    def _nearest(self, number: int) -> Iterator[int]:
+    def _nearest(self, number: int) -> list[int]:
         """All rounds by distance from `number`, the earlier of two first."""
-        return iter(sorted(range(len(self._records)), key=lambda other: (abs(other - number), other)))
+        return sorted(range(len(self._records)), key=lambda other: (abs(other - number), other))
 
 
 def sampled(records: Sequence[RoundRecord]) -> list[int]:

@@ -24,8 +24,15 @@ from pydantic import Field
 from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal, remembered
-from marless.jobs.scaling.bounds import ActorRange, BoundedConfig
+from marless.jobs.scaling.base import (
+    ActorRange,
+    BoundedConfig,
+    ScalingConfig,
+    ScalingContext,
+    ScalingDecision,
+    ScalingKind,
+    remembered,
+)
 
 
 class AdaptConfig(BoundedConfig):
@@ -78,14 +85,10 @@ class AdaptScaling:
         return float(remembered(history, "adapt").get("baseline", first))
 
 
-class AdaptKind:
-    """See `ScalingKind`."""
+class AdaptKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
 
     config_type = AdaptConfig
-
-    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None: returns are always recorded."""
-        return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> AdaptScaling:
         own = AdaptConfig.model_validate(config)

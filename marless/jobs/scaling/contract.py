@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marless.core.group import Group
-from marless.jobs.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 from marless.learning.data.returns import EpisodeReturns
 

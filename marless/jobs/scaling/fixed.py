@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 
 
 class FixedScalingConfig(ScalingConfig):
@@ -24,23 +24,19 @@ class FixedScaling:
     """The same number of actors in every round."""
 
     actors: int
+    reason: str
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """Return `actors`, whatever the history."""
-        return ScalingDecision(self.actors, f"fixed: {self.actors} actors in every round")
+        return ScalingDecision(self.actors, self.reason)
 
 
-class FixedScalingKind:
-    """See `ScalingKind`."""
+class FixedScalingKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
 
     config_type = FixedScalingConfig
 
-    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None: it needs no measurements."""
-        return frozenset()
-
     def make(self, config: ScalingConfig, context: ScalingContext) -> FixedScaling:
-        return FixedScaling(context.max_actors)
+        return FixedScaling(context.max_actors, f"fixed: {context.max_actors} actors in every round")
 
 
 SCALING = FixedScalingKind()

@@ -24,8 +24,17 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Series, Signal, series
-from marless.jobs.scaling.bounds import ActorRange, BoundedConfig
+from marless.jobs.scaling.base import (
+    ActorRange,
+    BoundedConfig,
+    ScalingConfig,
+    ScalingContext,
+    ScalingDecision,
+    ScalingKind,
+    Series,
+    Signal,
+    series,
+)
 
 _MIN_SHARE = 8
 """I_max over I_min, as in Nitro's evaluation."""
@@ -48,7 +57,6 @@ class GnsConfig(BoundedConfig):
     window: int = Field(50, ge=2, le=512, description="number of past rounds that are used")
 
     def usual_min(self, context: ScalingContext) -> float:
-        """The default of I_min, I_max/8."""
         return context.max_actors / _MIN_SHARE
 
 
@@ -102,7 +110,10 @@ class GnsScaling:
                 before = smoothed[-2] if len(smoothed) > 1 else 0.0
                 return history[-1].actors * (max(smoothed[-1] / before, 1.0) if before > 0 else 1.0)
             case "samples":
-                per_actor = samples_per_actor(history) * (len(group.agents) if self.pooled else 1)
+                # Samples per agent of one actor in the newest round are its env steps.
+                before_steps = history[-2].env_steps if len(history) > 1 else 0
+                of_agent = (history[-1].env_steps - before_steps) / max(history[-1].actors, 1)
+                per_actor = of_agent * (len(group.agents) if self.pooled else 1)
                 return smoothed[-1] / per_actor if per_actor > 0 else float(self.bounds.high)
 
 
@@ -125,20 +136,12 @@ def deviations(values: Sequence[float]) -> float:
     return (values[-1] - mean) / spread if spread > _ROUNDING * abs(mean) else 0.0
 
 
-def samples_per_actor(history: Sequence[RoundRecord]) -> float:
-    """Samples per agent of one actor in the newest round, which is its number of env steps."""
-    last = history[-1]
-    before = history[-2].env_steps if len(history) > 1 else 0
-    return (last.env_steps - before) / max(last.actors, 1)
-
-
-class GnsKind:
-    """See `ScalingKind`."""
+class GnsKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
 
     config_type = GnsConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """Each policy's gradient noise scale."""
         return frozenset({"noise"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> GnsScaling:

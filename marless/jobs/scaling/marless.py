@@ -20,12 +20,22 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Series, Signal, series
-from marless.jobs.scaling.bounds import TOLERANCE, ActorRange, BoundedConfig
+from marless.jobs.scaling.base import (
+    TOLERANCE,
+    ActorRange,
+    BoundedConfig,
+    ScalingConfig,
+    ScalingContext,
+    ScalingDecision,
+    ScalingKind,
+    Series,
+    Signal,
+    series,
+)
 
 
 class MarlessScalingConfig(BoundedConfig):
-    """Settings of MARLess's actor scaling; I_min is I_max/N by default, N the number of agents."""
+    """Settings of MARLess's actor scaling; I_min is I_max/N by default, N the number of agents, as in the paper."""
 
     name: Literal["marless"] = "marless"
     window: int = Field(10, ge=2, le=512, description="W: number of rounds in a policy's window")
@@ -45,7 +55,6 @@ class MarlessScalingConfig(BoundedConfig):
     )
 
     def usual_min(self, context: ScalingContext) -> float:
-        """The default of I_min, I_max/N, as in the paper's evaluation."""
         return context.max_actors / context.agents
 
     def limit(self, bounds: ActorRange) -> float:
@@ -103,10 +112,16 @@ class MarlessScaling:
         if not history:
             return ScalingDecision(self.bounds.high, f"first round: {self.bounds.high} actors, the most allowed")
         windows = series(history, groups, "curvature", self.window)
-        compared = {policy: _logarithms(values) for policy, values in windows.items()} if self.logarithm else windows
+        compared = windows
+        if self.logarithm:
+            compared = {name: {k: math.log(c) for k, c in each.items() if c > 0} for name, each in windows.items()}
         scores = {policy: score(values, history[-1].round) for policy, values in compared.items()}
         members = {group.policy: len(group.agents) if self.per_member else 1 for group in groups}
-        needs = {policy: self._need(value, members[policy]) for policy, value in scores.items()}
+        # I^j; I_max if there is no score.
+        needs = {
+            policy: self.bounds.clip((1.0 if value is None else value) * self.bounds.high / members[policy])
+            for policy, value in scores.items()
+        }
         average = math.fsum(needs.values()) / len(needs)
         at_threshold = average >= self.threshold - TOLERANCE
         actors = self.bounds.whole(max(needs.values()) if at_threshold else average)
@@ -123,10 +138,6 @@ class MarlessScaling:
                 "max": self.bounds.high,
             },
         )
-
-    def _need(self, score: float | None, members: int) -> float:
-        """I^j; I_max if there is no score."""
-        return self.bounds.clip((1.0 if score is None else score) * self.bounds.high / members)
 
     def _reason(self, scores: dict[str, float | None], needs: dict[str, float], average: float, actors: int) -> str:
         unknown = sum(value is None for value in scores.values())
@@ -154,17 +165,12 @@ def score(values: Series, newest: int) -> float | None:
     return (high - values[newest]) / spread if 0 < spread < math.inf else None
 
 
-def _logarithms(values: Series) -> Series:
-    return {round_: math.log(value) for round_, value in values.items() if value > 0}
-
-
-class MarlessScalingKind:
-    """See `ScalingKind`."""
+class MarlessScalingKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
 
     config_type = MarlessScalingConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """Each policy's curvature."""
         return frozenset({"curvature"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MarlessScaling:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from marless.core.group import Group
-from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingKind
+from marless.jobs.scaling.fixed import FixedScaling
 
 
 class MaxConfig(ScalingConfig):
@@ -20,28 +17,14 @@ class MaxConfig(ScalingConfig):
         return 1 if self.within_budget else context.max_actors
 
 
-@dataclass(frozen=True)
-class MaxScaling:
-    """I_max in every round. It decides as `fixed`; the name marks it as the upper bound of comparisons."""
-
-    most: int
-
-    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """Return `most`, whatever the history."""
-        return ScalingDecision(self.most, f"max: {self.most} actors, the most allowed, in every round")
-
-
-class MaxKind:
-    """See `ScalingKind`."""
+class MaxKind(ScalingKind):
+    """Makes the policy, which decides as `fixed`; the name marks it as the upper bound of comparisons."""
 
     config_type = MaxConfig
 
-    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None: it needs no measurements."""
-        return frozenset()
-
-    def make(self, config: ScalingConfig, context: ScalingContext) -> MaxScaling:
-        return MaxScaling(context.max_actors)
+    def make(self, config: ScalingConfig, context: ScalingContext) -> FixedScaling:
+        most = context.max_actors
+        return FixedScaling(most, f"max: {most} actors, the most allowed, in every round")
 
 
 SCALING = MaxKind()

@@ -23,8 +23,18 @@ from pydantic import Field
 
 from marless.core.group import Group
 from marless.jobs.record import RoundRecord
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Series, Signal, series
-from marless.jobs.scaling.bounds import TOLERANCE, ActorRange, BoundedConfig
+from marless.jobs.scaling.base import (
+    TOLERANCE,
+    ActorRange,
+    BoundedConfig,
+    ScalingConfig,
+    ScalingContext,
+    ScalingDecision,
+    ScalingKind,
+    Series,
+    Signal,
+    series,
+)
 from marless.jobs.scaling.marless import score
 
 _MIN_SHARE = 8
@@ -44,7 +54,6 @@ class NitroConfig(BoundedConfig):
     )
 
     def usual_min(self, context: ScalingContext) -> float:
-        """The default of I_min, I_max/8."""
         return context.max_actors / _MIN_SHARE
 
 
@@ -63,7 +72,9 @@ class NitroScaling:
         windows = series(history, groups, "curvature", self.config.window)
         compare = _coded_score if coded else _printed_score
         scores = {policy: compare(values, history[-1].round, self.config) for policy, values in windows.items()}
-        floor = self._floor(k) if coded else self.bounds.low
+        floor = self.bounds.low
+        if coded:  # I_max · (d^k)^k, truncated to an integer
+            floor = float(max(math.floor(self.bounds.high * self.config.decay ** (k * k)), self.bounds.least))
         needs = {
             policy: self._cut(min(max(value * self.bounds.high, floor), float(self.bounds.high)))
             for policy, value in scores.items()
@@ -85,10 +96,6 @@ class NitroScaling:
                 "max": self.bounds.high,
             },
         )
-
-    def _floor(self, k: int) -> float:
-        """I_min of the variant "coded": I_max · (d^k)^k, truncated to an integer."""
-        return float(max(math.floor(self.bounds.high * self.config.decay ** (k * k)), self.bounds.least))
 
     def _cut(self, actors: float) -> float:
         """Truncate to an integer in the variant "coded"; the paper does not define the rounding."""
@@ -116,13 +123,12 @@ def _coded_score(values: Series, newest: int, config: NitroConfig) -> float:
     return (compared[-1] - min(compared)) / spread
 
 
-class NitroKind:
-    """See `ScalingKind`."""
+class NitroKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
 
     config_type = NitroConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """Each policy's curvature."""
         return frozenset({"curvature"})
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> NitroScaling:

@@ -1,25 +1,30 @@
 """The protocol of sharing policies: they decide which agents share a policy and its learner in the next round.
 
 A policy has a config (its settings), declares the measurements that it needs, refuses invalid settings, and decides.
+Policies are found by name: ours, and those of other packages, by entry points of the group "marless.sharing". Below
+are the first groups of a job, and their validation.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
+from marless.core.errors import SpecError, unknown_name
 from marless.core.group import Group
 from marless.core.limits import MAX_AGENTS
+from marless.core.registry import Registry
 from marless.core.settings import SimilarityConfig, Strict
 from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
-
 
 Members: TypeAlias = Annotated[tuple[str, ...], Field(max_length=MAX_AGENTS)]
 
@@ -64,28 +69,80 @@ class Sharing(Protocol):
 
         `returns` are those of that round's rollout; the measurement is for the decision on the round after it.
         """
-        ...
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
         """Groups for the round after `history`, which is empty before the first, and holds at least the newest 512
         rounds.
         """
-        ...
 
 
 class SharingKind(Protocol):
-    """A registered sharing policy: its config type, the measurements it needs, and how to make it."""
+    """A registered sharing policy: its config type, the measurements it needs (by default none), and how to make it."""
 
     config_type: type[SharingConfig]
 
     def curvature(self, config: SharingConfig) -> bool:
         """True if it needs each policy's curvature in every round."""
-        ...
+        return False
 
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
         """The similarity to measure when it asks for it; None if it never does."""
-        ...
+        return None
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> Sharing:
         """Make the policy of one job whose first groups are `groups`; raises SpecError for settings that do not fit."""
-        ...
+
+
+SHARING_POLICIES: Registry[SharingKind] = Registry(
+    "sharing policy",
+    "marless.sharing",
+    "SHARING",
+    {name: f"marless.jobs.sharing.{name}" for name in ("fixed", "marless")},
+)
+
+_POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def initial_groups(asked: str | Mapping[str, Sequence[str]], spaces: EnvSpaces) -> tuple[Group, ...]:
+    """The groups of `sharing.groups`: "independent", "shared" (one per agent class), or policy name → agents.
+
+    Raises SpecError for an invalid policy name, an unknown agent, an agent in several groups or in none, and a group of
+    agents of several classes.
+    """
+    if asked == "independent":
+        groups = tuple(Group(agent, (agent,)) for agent in spaces.agents)
+    elif asked == "shared":
+        groups = tuple(Group(agents.name, agents.agents) for agents in spaces.classes)
+    elif isinstance(asked, str):
+        raise SpecError(f"sharing.groups: {asked!r}; allowed: independent, shared, or policy name → agents")
+    else:
+        groups = tuple(Group(policy, tuple(agents)) for policy, agents in asked.items())
+    _check_groups(groups, spaces)
+    return groups
+
+
+def _check_groups(groups: Sequence[Group], spaces: EnvSpaces) -> None:
+    for group in groups:
+        if not _POLICY_NAME.fullmatch(group.policy):
+            raise SpecError(
+                f"sharing.groups: {group.policy!r} cannot be the name of a policy, which is also a file name; give a "
+                "mapping policy name → agents with names of letters, digits, '_', '.' and '-'"
+            )
+        if not group.agents:
+            raise SpecError(f"sharing.groups: {group.policy} holds no agent; leave it out or give it one")
+    times = Counter(agent for group in groups for agent in group.agents)
+    for agent, count in times.items():
+        if agent not in spaces.agents:
+            raise SpecError(f"sharing.groups: {unknown_name('agent', agent, spaces.agents)}")
+        if count > 1:
+            raise SpecError(f"sharing.groups: {agent} is in {count} groups; an agent has one policy at a time")
+    missing = [agent for agent in spaces.agents if agent not in times]
+    if missing:
+        raise SpecError(f"sharing.groups: no group holds {', '.join(missing)}; every agent needs a policy")
+    for group in groups:
+        classes = sorted({spaces.class_of(agent).name for agent in group.agents})
+        if len(classes) != 1:
+            raise SpecError(
+                f"sharing.groups: {group.policy} mixes agents with different spaces "
+                f"(classes {', '.join(classes)}); only agents of one class can share a policy"
+            )

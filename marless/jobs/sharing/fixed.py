@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marless.core.group import Group
-from marless.core.settings import SimilarityConfig
 from marless.jobs.record import RoundRecord
-from marless.jobs.sharing.base import SharingConfig, SharingDecision
+from marless.jobs.sharing.base import SharingConfig, SharingDecision, SharingKind
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
@@ -29,26 +28,16 @@ class FixedSharing:
     groups: tuple[Group, ...]
 
     def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
-        """False: similarity is not used."""
         return False
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
-        """Return `groups`, whatever the history."""
         return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
 
 
-class FixedSharingKind:
-    """See `SharingKind`."""
+class FixedSharingKind(SharingKind):
+    """Makes the policy; see `SharingKind`."""
 
     config_type = FixedSharingConfig
-
-    def curvature(self, config: SharingConfig) -> bool:
-        """False: curvature is not used."""
-        return False
-
-    def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
-        """None: similarity is not used."""
-        return None
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> FixedSharing:
         return FixedSharing(groups)

@@ -1,8 +1,10 @@
 """Sharing policy `marless`: agents that behave alike share a learner while the trend of returns allows it.
 
 Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent starts with a policy of its own. When the slope of the
-trend falls below the threshold, agents are grouped by similarity, and each group trains one policy. When it does so
-again, all groups are split. docs/sharing.md lists what is printed in the paper and what is inferred.
+trend falls below the threshold, agents are grouped by similarity, and each group trains one policy: on the j-th time
+N' = min(2^j, 2^(⌊log2 N⌋ + 1)) groups of N agents, by K-Means. When it falls below again, all groups are split.
+Inferred: the clamp to N, how N' is divided among agent classes, and the input of K-Means; docs/sharing.md lists all
+that is printed in the paper and all that is inferred. Importing this module does not import NumPy.
 """
 
 from __future__ import annotations
@@ -19,14 +21,20 @@ from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.core.settings import SimilarityConfig
 from marless.jobs.record import RoundRecord
-from marless.jobs.sharing.base import SharingConfig, SharingDecision
-from marless.jobs.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
+from marless.jobs.sharing.base import SharingConfig, SharingDecision, SharingKind
 from marless.jobs.sharing.trend import Detector, Range, TrendState
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.similarity.measures import check_similarity, needs, read_similarity
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import AgentClass, EnvSpaces
+
+
+Schedule = Literal["printed", "figure"]
+"""Largest number of groups: printed: 2^(⌊log2 N⌋ + 1), clamped to N; figure: 2^⌊log2 N⌋, as in the paper's fig. 12."""
+Method = Literal["kmeans", "kmedoids"]
+Matrix = Sequence[Sequence[float]]
+"""[N, N] distances: symmetric, 0 on the diagonal."""
 
 
 class MarlessSharingConfig(SharingConfig):
@@ -115,7 +123,8 @@ class MarlessSharing:
             return self._stay(memory, groups, f"{what}; it is asked for again")
         counts = self._counts(memory.enablings + 1)
         distances = {each.name: _distances(newest, each, counts[each.name]) for each in self.classes}
-        curvature = _curvature(newest)
+        known = {group.policy: newest.metrics.get(group.policy, {}).get("curvature") for group in newest.groups}
+        curvature = {policy: c if c is not None and math.isfinite(c) else None for policy, c in known.items()}
         found, chosen = {}, []
         for each in self.classes:
             found[each.name] = labels(distances[each.name] or (), counts[each.name], self.config.grouping)
@@ -176,14 +185,8 @@ class MarlessSharing:
 
     def _after(self, history: Sequence[RoundRecord]) -> _Memory:
         """The state after the newest round, before the decision."""
-        memory = self._memory(history)
-        if not history or history[-1].returns is None:
-            return memory
-        seen = self.detector.see(memory.seen, history[-1].returns.per_agent)
-        return _Memory(memory.sharing, memory.enablings, seen)
-
-    def _memory(self, history: Sequence[RoundRecord]) -> _Memory:
-        """The state after the rounds before the newest one, from the inputs of the newest round's decision."""
+        memory = _Memory()
+        # The state after the rounds before the newest one is in the inputs of the newest round's decision.
         for decision in history[-1].decisions if history else ():
             if decision.kind == "sharing" and decision.rule == self.config.name:
                 kept, agents = decision.inputs, self.detector.agents
@@ -191,8 +194,12 @@ class MarlessSharing:
                     tuple(kept[name][agent] for agent in agents) if kept[name] else () for name in ("lowest", "highest")
                 )
                 seen = TrendState(tuple(tuple(row) for row in kept["window"]), lowest, highest)
-                return _Memory(kept["sharing"], kept["enablings"], seen)
-        return _Memory()
+                memory = _Memory(kept["sharing"], kept["enablings"], seen)
+                break
+        if not history or history[-1].returns is None:
+            return memory
+        seen = self.detector.see(memory.seen, history[-1].returns.per_agent)
+        return _Memory(memory.sharing, memory.enablings, seen)
 
     def _missing(self, memory: _Memory, newest: RoundRecord) -> list[str]:
         """The classes whose similarity the next enabling needs, but which was not measured."""
@@ -218,12 +225,6 @@ def _distances(record: RoundRecord, agents: AgentClass, groups: int) -> Matrix |
     return None
 
 
-def _curvature(record: RoundRecord) -> dict[str, float | None]:
-    """C of each policy of the round; None if it is unknown."""
-    found = {group.policy: record.metrics.get(group.policy, {}).get("curvature") for group in record.groups}
-    return {policy: c if c is not None and math.isfinite(c) else None for policy, c in found.items()}
-
-
 def _clustered(
     agents: AgentClass, found: Sequence[int], groups: Sequence[Group], curvature: Mapping[str, float | None]
 ) -> list[Group]:
@@ -236,24 +237,67 @@ def _clustered(
     return made
 
 
-class MarlessSharingKind:
-    """See `marless.jobs.sharing.base.SharingKind`."""
+def groups_wanted(enabling: int, agents: int, schedule: Schedule) -> int:
+    """N' at the `enabling`-th time (from 1) that sharing begins among `agents` agents."""
+    highest = agents.bit_length() - (schedule == "figure")  # ⌊log2 N⌋ + 1, or ⌊log2 N⌋
+    return min(1 << min(enabling, highest), agents)
+
+
+def divided(groups: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Number of groups of each agent class: one each, the others to the classes with the most agents per group.
+
+    A class never has more groups than agents; ties go to the first class. The sum exceeds `groups` only if there are
+    more classes than that.
+    """
+    counts = [1] * len(sizes)
+    while sum(counts) < min(groups, sum(sizes)):
+        crowded = max(range(len(sizes)), key=lambda i: (sizes[i] / counts[i], -i))
+        counts[crowded] += 1
+    return tuple(counts)
+
+
+def labels(distances: Matrix, groups: int, method: Method) -> tuple[int, ...]:
+    """The group of each agent, numbered in order of appearance; fewer groups if fewer agents differ.
+
+    For one group, or one per agent, only the size of `distances` is used.
+    """
+    if groups >= len(distances):
+        return tuple(range(len(distances)))
+    if groups == 1:
+        return (0,) * len(distances)
+    from marless.jobs.sharing import clustering
+
+    found = (clustering.kmeans if method == "kmeans" else clustering.kmedoids)(distances, groups)
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(found))}
+    return tuple(numbers[label] for label in found)
+
+
+def highest_curvature(policies: Sequence[str], curvature: Mapping[str, float | None]) -> str:
+    """The policy with the highest C = −λ_max/λ_min, whose weights a group starts from (§4.2).
+
+    Ties go to the first. A policy with unknown C is returned only if all are unknown.
+    """
+    known = [policy for policy in policies if curvature.get(policy) is not None]
+    return max(known, key=lambda policy: curvature[policy] or 0.0) if known else policies[0]
+
+
+class MarlessSharingKind(SharingKind):
+    """Makes the policy; see `SharingKind`."""
 
     config_type = MarlessSharingConfig
 
     def curvature(self, config: SharingConfig) -> bool:
-        """True: a group starts from its member with the highest C."""
-        return True
+        return True  # a group starts from its member with the highest C
 
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
-        """The similarity of the config."""
-        return _checked(config).similarity
+        assert isinstance(config, MarlessSharingConfig), config  # the registry pairs this kind with its config type
+        return config.similarity
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> MarlessSharing:
         """Make the policy; raises SpecError for a threshold that no slope can reach, first groups of several agents,
         classes in which no agents could ever share, and missing packages.
         """
-        config = _checked(config)
+        assert isinstance(config, MarlessSharingConfig), config  # as above
         if config.groups != "independent":
             raise SpecError(
                 f"sharing.groups: {config.name} begins with a policy per agent and decides on groups by itself; "
@@ -269,28 +313,19 @@ class MarlessSharingKind:
         )
         detector.check()
         made = MarlessSharing(config, groups, spaces.classes, detector)
-        _check_sharable(made)
+        counts = made._counts(1)  # later enablings make more groups
+        if all(counts[each.name] >= len(each.agents) for each in spaces.classes):
+            sizes = ", ".join(f"{each.name} {len(each.agents)}" for each in spaces.classes)
+            raise SpecError(
+                f"sharing.name: {config.name} would never share: the first time it makes {sum(counts.values())} "
+                f"groups, as many as there are agents that could be in them (agents of each class: {sizes}); "
+                "take sharing.name: fixed"
+            )
         check_similarity(config.similarity)
         if config.grouping == "kmeans":
             needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
             from marless.jobs.sharing import clustering  # noqa: F401  # imported now, so that no round waits for it
         return made
-
-
-def _checked(config: SharingConfig) -> MarlessSharingConfig:
-    assert isinstance(config, MarlessSharingConfig), config  # the registry pairs this kind with its config type
-    return config
-
-
-def _check_sharable(sharing: MarlessSharing) -> None:
-    counts = sharing._counts(1)  # later enablings make more groups
-    if all(counts[each.name] >= len(each.agents) for each in sharing.classes):
-        sizes = ", ".join(f"{each.name} {len(each.agents)}" for each in sharing.classes)
-        raise SpecError(
-            f"sharing.name: {sharing.config.name} would never share: the first time it makes {sum(counts.values())} "
-            f"groups, as many as there are agents that could be in them (agents of each class: {sizes}); "
-            "take sharing.name: fixed"
-        )
 
 
 SHARING = MarlessSharingKind()

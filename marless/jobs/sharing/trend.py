@@ -54,20 +54,15 @@ class Detector:
 
     def check(self) -> None:
         """Raise SpecError for a threshold outside the range of possible slopes, which would have no effect."""
-        for name, sharing in (("threshold", False), ("split_threshold", True)):
-            self._check(name, self.below(sharing))
-
-    def _check(self, name: str, threshold: float) -> None:
-        count = len(self.agents) if self.aggregate == "sum" else 1
-        limit = count * steepest(self.window)
-        if abs(threshold) < limit:
-            return
-        effect = "every full window" if threshold > 0 else "no window ever"
-        raise SpecError(
-            f"sharing.{name}: got {threshold:g}, but with {len(self.agents)} agents ({self.aggregate}) and a "
-            f"window of {self.window} rounds a slope lies between {-limit:.4g} and {limit:.4g}, so {effect} would be "
-            "below it; give a number in between"
-        )
+        limit = (len(self.agents) if self.aggregate == "sum" else 1) * steepest(self.window)
+        for name, threshold in (("threshold", self.below(False)), ("split_threshold", self.below(True))):
+            if abs(threshold) >= limit:
+                effect = "every full window" if threshold > 0 else "no window ever"
+                raise SpecError(
+                    f"sharing.{name}: got {threshold:g}, but with {len(self.agents)} agents ({self.aggregate}) and a "
+                    f"window of {self.window} rounds a slope lies between {-limit:.4g} and {limit:.4g}, so {effect} "
+                    "would be below it; give a number in between"
+                )
 
     def see(self, seen: TrendState, returns: Mapping[str, float]) -> TrendState:
         """The state after a round with these mean returns per agent."""
@@ -80,7 +75,14 @@ class Detector:
     def trend(self, seen: TrendState) -> tuple[float, ...]:
         """R', the aggregate of scaled returns, of each round in the window, oldest first."""
         total = sum if self.aggregate == "sum" else statistics.fmean
-        return tuple(float(total(row)) for row in self._rows(seen))
+        rows = seen.window
+        if rows and self.range != "then":
+            lowest, highest = seen.lowest, seen.highest
+            if self.range == "window":
+                per_agent = list(zip(*rows, strict=True))
+                lowest, highest = tuple(map(min, per_agent)), tuple(map(max, per_agent))
+            rows = tuple(_scaled(row, lowest, highest) for row in rows)
+        return tuple(float(total(row)) for row in rows)
 
     def slope(self, seen: TrendState) -> float | None:
         """k, the least-squares slope per round; None until the window is full."""
@@ -96,15 +98,6 @@ class Detector:
         """True if the strategy is to change: the window is full, and k < γ."""
         slope = self.slope(seen)
         return slope is not None and slope < self.below(sharing)
-
-    def _rows(self, seen: TrendState) -> tuple[Row, ...]:
-        if self.range == "then" or not seen.window:
-            return seen.window
-        lowest, highest = seen.lowest, seen.highest
-        if self.range == "window":
-            per_agent = list(zip(*seen.window, strict=True))
-            lowest, highest = tuple(map(min, per_agent)), tuple(map(max, per_agent))
-        return tuple(_scaled(row, lowest, highest) for row in seen.window)
 
 
 def steepest(window: int) -> float:

@@ -1,17 +1,22 @@
-"""The protocol of metrics sinks. Importing this module, or any sink's config, does not import a vendor's package.
+"""The protocol of metrics sinks, and their registry. No vendor's package is imported with it or a sink's config.
 
 A sink shows the rounds of one job as curves over env steps. It runs in a thread of its own, so it may block. Its
 exceptions are logged, and a new sink is opened a little later. The caller tracks which rounds a sink has written: after
 a crash the newest may be written again, and after a resume from a checkpoint, rounds that ran again.
+
+Sinks are found by name: marless's own, and those of other packages, as entry points of the group "marless.sinks".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from marless.core.errors import SpecError
+from marless.core.registry import Registry
 from marless.core.settings import Strict
 from marless.jobs.record import RoundRecord
 
@@ -55,10 +60,6 @@ class Sink(Protocol):
         """Finish. `state` is SUCCEEDED, FAILED or CANCELLED, or RUNNING if another process continues the job."""
 
 
-def _nothing(_: Any) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class SinkKind:
     """A kind of sink, as entered in the registry."""
@@ -69,5 +70,30 @@ class SinkKind:
     """Top-level module that must be importable by the coordinator; "": none."""
     install: str = ""
     """The requirement to install for it, in pip's notation."""
-    check: Callable[[Any], None] = _nothing  # Any: as above
+    check: Callable[[Any], None] = lambda _: None  # Any: as above
     """Called by the coordinator before the job starts; raises SpecError if the sink cannot work there."""
+
+
+SINKS: Registry[SinkKind] = Registry(
+    "sink",
+    "marless.sinks",
+    "SINK",
+    {name: f"marless.jobs.sinks.{name}" for name in ("tensorboard", "wandb", "mlflow")},
+)
+
+
+def check_sinks(*configs: SinkConfig) -> None:
+    """Raise SpecError, saying what to do, if one of a job's sinks cannot work in this process."""
+    for config in configs:
+        kind = SINKS.find(config.name)
+        if kind.package and find_spec(kind.package) is None:
+            raise SpecError(
+                f"sinks: {config.name} needs the package {kind.package!r} where the coordinator runs: "
+                f"pip install '{kind.install}'"
+            )
+        kind.check(config)
+
+
+def make_sink(config: SinkConfig) -> Sink:
+    """Create a sink for one job."""
+    return SINKS.find(config.name).make(config)

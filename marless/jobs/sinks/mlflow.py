@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 
 from marless.core.errors import SpecError
 from marless.jobs.record import RoundRecord
-from marless.jobs.sinks.base import Setting, SinkConfig, SinkJob, SinkKind
+from marless.jobs.sinks.base import SinkConfig, SinkJob, SinkKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,7 @@ class MlflowSink:
     def open(self, job: SinkJob) -> None:
         """Create the run, or continue it."""
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient(tracking_uri=self._config.tracking_uri)
         path = job.folder / _RUN_FILE
@@ -91,7 +92,13 @@ class MlflowSink:
             self._run = created.info.run_id
             # Kept before anything else is sent: if that fails, the next attempt continues this run, not a second one.
             self._keep(path, has_settings=False)
-        self._log_settings(job)
+        # PostgreSQL stores no NUL.
+        texts = {name: str(value).replace("\0", "\\0")[:_LONGEST_SETTING] for name, value in job.settings.items()}
+        settings = [Param(name_of(name), text) for name, text in texts.items()]
+        for some in _batches(settings, _SETTINGS_A_CALL):
+            if not self._is_taken(some):
+                for each in some:  # one by one, without those that this server refuses
+                    self._is_taken([each])
         self._keep(path, has_settings=True)
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
@@ -113,15 +120,6 @@ class MlflowSink:
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps({"run_id": self._run, "has_settings": has_settings}), encoding="utf-8")
         partial.replace(path)
-
-    def _log_settings(self, job: SinkJob) -> None:
-        from mlflow.entities import Param
-
-        settings = [Param(name_of(name), _text(value)) for name, value in job.settings.items()]
-        for some in _batches(settings, _SETTINGS_A_CALL):
-            if not self._is_taken(some):
-                for each in some:  # one by one, without those that this server refuses
-                    self._is_taken([each])
 
     def _is_taken(self, settings: list[Param]) -> bool:
         """Send settings; False if the server refuses one. Older servers take shorter values, for example."""
@@ -160,10 +158,6 @@ def name_of(name: str) -> str:
         return escaped
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
     return f"{escaped[: _LONGEST_NAME - _DIGEST - 1]}-{digest}"
-
-
-def _text(value: Setting) -> str:
-    return str(value).replace("\0", "\\0")[:_LONGEST_SETTING]  # PostgreSQL stores no NUL
 
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:

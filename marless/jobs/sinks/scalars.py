@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from marless.jobs import version_report
-from marless.jobs.record import RoundRecord
+from marless.jobs.record import AggregationRecord, RoundRecord
 from marless.jobs.sinks.base import Setting
 from marless.learning.data.returns import EpisodeReturns
 
@@ -42,21 +41,31 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: EpisodeRetu
     if round_s > 0:
         numbers["speed/env_steps_per_s"] = steps / round_s
     for kind, returns in (("exploring", record.returns), ("greedy", record.evaluation), ("random", random)):
-        numbers |= _returns(kind, returns)
+        if returns:
+            numbers |= {f"agents/{agent}/{kind}": value for agent, value in returns.per_agent.items()}
+            numbers |= {} if returns.win_rate is None else {f"wins/{kind}": returns.win_rate}
+            numbers[f"returns/{kind}"] = returns.mean
     for policy, metrics in record.metrics.items():
         numbers |= {f"policies/{policy}/{name}": value for name, value in metrics.items()}
     if record.aggregation:
-        numbers |= version_report.scalars(record.aggregation)
+        numbers |= _of_version(record.aggregation)
     return numbers | _functions(record)
 
 
-def _returns(kind: str, returns: EpisodeReturns | None) -> dict[str, float]:
-    if returns is None:
-        return {}
-    numbers = {f"agents/{agent}/{kind}": value for agent, value in returns.per_agent.items()}
-    if returns.win_rate is not None:
-        numbers[f"wins/{kind}"] = returns.win_rate
-    return numbers | {f"returns/{kind}": returns.mean}
+def _of_version(aggregation: AggregationRecord) -> dict[str, float]:
+    gradients, count = aggregation.gradients, max(len(aggregation.gradients), 1)
+    return {
+        "versions/gradients": len(gradients),
+        "versions/staleness": aggregation.mean_staleness,
+        "versions/stalest": max((each.staleness for each in gradients), default=0),
+        "versions/weight": sum(each.weight for each in gradients) / count,
+        "versions/waited_s": sum(each.waited_s for each in gradients) / count,
+        "versions/sampling": aggregation.sampling,
+        "versions/waiting": aggregation.waiting,
+        "versions/learning": aggregation.learning,
+        "versions/dropped": aggregation.dropped,
+        "versions/lost": aggregation.lost,
+    }
 
 
 def _functions(record: RoundRecord) -> dict[str, float]:

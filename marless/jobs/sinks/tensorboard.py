@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from marless.jobs.record import RoundRecord
@@ -17,7 +16,6 @@ from marless.jobs.sinks.base import SinkConfig, SinkJob, SinkKind
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
 DIRECTORY = "tensorboard"
@@ -38,17 +36,23 @@ class TensorBoardSink:
     def open(self, job: SinkJob) -> None:
         """Create the next event file in the job's directory."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         directory = job.folder / DIRECTORY
         directory.mkdir(exist_ok=True)
-        self._writer = RecordWriter(_next_file(directory).open("xb"))
+        serials = [int(path.name.removeprefix(_FILE)) for path in directory.glob(f"{_FILE}*")]
+        self._writer = RecordWriter((directory / f"{_FILE}{max(serials, default=-1) + 1:06d}").open("xb"))
         step, time_s = (job.last.env_steps + 1, job.last.ended_s) if job.last else (0, time.time())
         self._put(Event(file_version="brain.Event:2", wall_time=time_s))
         self._put(Event(session_log=SessionLog(status=SessionLog.START), step=step, wall_time=time_s))
         if job.last is None:
-            self._put(Event(summary=_text("spec", job.spec_yaml), wall_time=time_s))
-            self._put(Event(summary=_settings(job), wall_time=time_s))
+            spec = text_pb("spec", f"```yaml\n{job.spec_yaml}\n```")
+            # TensorBoard's own id is a digest of the settings, by which jobs with equal ones would be one trial.
+            settings = hparams_pb(dict(job.settings), trial_id=job.id)
+            for summary in (spec, settings):
+                self._put(Event(summary=summary, wall_time=time_s))
         self._writer.flush()
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
@@ -66,24 +70,6 @@ class TensorBoardSink:
 
     def _put(self, event: Event) -> None:
         self._writer.write(event.SerializeToString())
-
-
-def _next_file(directory: Path) -> Path:
-    serials = [int(path.name.removeprefix(_FILE)) for path in directory.glob(f"{_FILE}*")]
-    return directory / f"{_FILE}{max(serials, default=-1) + 1:06d}"
-
-
-def _text(tag: str, text: str) -> Summary:
-    from tensorboard.plugins.text.summary_v2 import text_pb
-
-    return text_pb(tag, f"```yaml\n{text}\n```")
-
-
-def _settings(job: SinkJob) -> Summary:
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-    # TensorBoard's own id is a digest of the settings, by which jobs with equal ones would be one trial.
-    return hparams_pb(dict(job.settings), trial_id=job.id)
 
 
 SINK = SinkKind(

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from marless.core.errors import InternalError
 from marless.core.group import Group, LaneRecord, Versions
 from marless.core.settings import Measure
-from marless.jobs.deciding import Budget, decide
-from marless.jobs.job import PreparedJob
+from marless.jobs.job import Budget, PreparedJob, decide
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.sections import StopSpec
-from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.state.journal import Journal
 
@@ -111,7 +110,7 @@ class Planner:
         return Measure(
             curvature=job.spec.curvature if job.curvature else None,
             noise=job.noise,
-            similarity=sharing_policies.sharing(sharing.name).similarity(sharing) if similarity else None,
+            similarity=SHARING_POLICIES.find(sharing.name).similarity(sharing) if similarity else None,
         )
 
 

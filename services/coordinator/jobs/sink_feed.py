@@ -25,8 +25,7 @@ from marless.core import regular_files
 from marless.core.errors import CorruptError, MarlessError
 from marless.core.limits import MAX_SMALL_BYTES
 from marless.jobs.record import RoundRecord
-from marless.jobs.sinks import registry
-from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob
+from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob, make_sink
 from marless.jobs.sinks.scalars import scalars, settings
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
@@ -56,7 +55,7 @@ class SinkFeed:
         spec: JobSpec,
         folder: Path,
         log: JobLog,
-        make: Callable[[SinkConfig], Sink] = registry.make,
+        make: Callable[[SinkConfig], Sink] = make_sink,
     ) -> None:
         self._notifier = _Notifier(spec.evaluation.every)
         # Called in threads: a large spec is slow to write.

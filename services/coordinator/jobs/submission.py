@@ -19,7 +19,7 @@ from marless.core.errors import AlreadyExistsError, OverloadedError, SpecError, 
 from marless.core.limits import MAX_NAME
 from marless.jobs.examining import examined
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.sinks import registry as sinks
+from marless.jobs.sinks.base import check_sinks
 from marless.jobs.spec import JobSpec, with_stop
 from services.coordinator.state.journal import check_costs
 from services.coordinator.state.status import JobStatus
@@ -155,7 +155,7 @@ class Preparing:
 
 
 def _checked(spec: JobSpec, make: Callable[[JobSpec], PreparedJob]) -> PreparedJob:
-    sinks.check(*spec.sinks)
+    check_sinks(*spec.sinks)
     check_costs(spec)
     return make(spec)
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from marless.core.errors import CorruptError, MarlessError
 from marless.cost.billing.ledger import Ledger, RoundCost
-from marless.cost.pricing.money import usd
+from marless.cost.pricing import usd
 from marless.jobs import prices
-from marless.jobs.accountings import Accounting
-from marless.jobs.prices import Prices
+from marless.jobs.prices import Accounting, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns

@@ -8,7 +8,7 @@ import pytest
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionsSpec
 from marless.jobs.job import prepare
-from marless.jobs.record_json import from_json
+from marless.jobs.record import from_json
 from marless.jobs.scaling.contract import check_scaling
 from marless_minions.features import FEATURES, observe
 from marless_minions.kind import SCALING, MinionsConfig

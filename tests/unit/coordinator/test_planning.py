@@ -8,7 +8,7 @@ import pytest
 from marless.core.errors import InternalError
 from marless.core.group import Group
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.record_json import from_json
+from marless.jobs.record import from_json
 from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.sharing.base import SharingDecision
 from marless.jobs.spec import parse

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from marless.core import columns
 from marless.core.group import LaneRecord
-from marless.jobs.record import InvocationRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import InvocationRecord, from_json
 from tests.unit.jobs.test_record import record
 
 

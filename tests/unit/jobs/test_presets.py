@@ -10,7 +10,7 @@ from marless.jobs import presets
 from marless.jobs import spec as specs
 from marless.jobs.job import prepare
 from marless.jobs.presets import PRESETS
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import parse
 from marless.learning.algos.registry import ALGORITHMS
 from tests.unit.cost.comparison.synthetic import spec

@@ -16,8 +16,8 @@ from marless.jobs.record import (
     PhaseSeconds,
     RoundRecord,
     Summary,
+    from_json,
 )
-from marless.jobs.record_json import from_json
 from marless.learning.data.returns import EpisodeReturns, returns_of
 
 WON = EpisodeReturns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)

@@ -7,7 +7,7 @@ import yaml
 
 from marless.core.errors import SpecError
 from marless.jobs import spec
-from marless.jobs.rerun import replayed
+from marless.jobs.asynchronous_run import replayed
 from marless.jobs.schedules.arrivals import read
 from marless.jobs.schedules.stellaris_config import MAX_ORDER, StellarisConfig
 from tests.unit.cost.billing.rounds import job

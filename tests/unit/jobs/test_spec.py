@@ -15,7 +15,7 @@ from marless.core.errors import SpecError
 from marless.core.limits import check_id
 from marless.jobs import spec
 from marless.jobs.job import advice, prepare
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.learning.envs import registry
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from tests.scripted_env import ScriptedEnv

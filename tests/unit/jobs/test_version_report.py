@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from marless.jobs.record import AggregationRecord, GradientRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.asynchronous_run import busy, unused, version_report
+from marless.jobs.record import AggregationRecord, GradientRecord, from_json
 from marless.jobs.sinks.scalars import scalars
-from marless.jobs.version_report import busy, unused, version_report
 from tests.unit.cost.billing.rounds import invocation
 from tests.unit.jobs.test_record import record
 

@@ -6,7 +6,7 @@ import torch
 
 from marless.core.state import PolicyState
 from marless.jobs.job import prepare
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import parse
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes

@@ -1,8 +1,9 @@
-"""The command `doctor`."""
+"""The command `doctor`, and the findings that it shows."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,42 @@ from marless.app.cli.working import Working
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from marless.app.cli.doctor.finding import Finding
-    from marless.jobs.job import PreparedJob
+
+class Level(StrEnum):
+    """Severity of a finding."""
+
+    ok = "ok"
+    warn = "warn"
+    """Jobs can run, but not as well as possible, or not all of them."""
+    fail = "fail"
+    """Jobs cannot run on this machine, or not reliably."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    check: str
+    level: Level
+    found: str
+    advice: str = ""
+    """What to do; "" if nothing."""
+
+
+def ok(check: str, found: str) -> Finding:
+    """A finding that needs no action."""
+    return Finding(check=check, level=Level.ok, found=found)
+
+
+def warn(check: str, found: str, advice: str) -> Finding:
+    """A finding of something that could be improved."""
+    return Finding(check=check, level=Level.warn, found=found, advice=advice)
+
+
+def fail(check: str, found: str, advice: str) -> Finding:
+    """A finding of a problem that must be solved."""
+    return Finding(check=check, level=Level.fail, found=found, advice=advice)
+
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -32,24 +67,19 @@ def doctor(
 ) -> None:
     """Check this machine, and say what to do; exit code 1 if a problem keeps jobs from running."""
     from marless.app.cli.doctor.examination import examine
-    from marless.app.cli.doctor.finding import Level
+    from marless.jobs import spec as specs
+    from marless.jobs.examining import examined
+    from marless.jobs.job import prepare
 
     with Working("examining this machine"):
-        findings = list(examine(runs, _job(job_file) if job_file else None, deep=deep))
+        job = prepare(specs.load(job_file, []), examined) if job_file else None
+        findings = list(examine(runs, job, deep=deep))
     if output is Output.table:
         _show(findings)
     else:
         show_objects([(finding.check, asdict(finding)) for finding in findings], output)
     if any(finding.level is Level.fail for finding in findings):
         raise typer.Exit(exits.ExitCode.ERROR)
-
-
-def _job(file: Path) -> PreparedJob:
-    from marless.jobs import spec as specs
-    from marless.jobs.examining import examined
-    from marless.jobs.job import prepare
-
-    return prepare(specs.load(file, []), examined)
 
 
 def _show(findings: Sequence[Finding]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from marless.app.cli import answering
-from marless.app.cli.answering import Endpoint, Patience, no_answer, starved_s
+from marless.app.cli import supervision
+from marless.app.cli.supervision import Endpoint, Patience, no_answer, starved_s
 from marless.rpc.security import Security
 
 IMPATIENT = Patience(question_s=0.2, silent_s=1.2)
@@ -51,11 +51,11 @@ async def test_a_service_that_waits_for_a_cpu_is_not_silent(tmp_path, monkeypatc
     """All the time of each question, one of its threads waited for a CPU; then it had one, and still did not answer."""
     (tmp_path / "s.sock").touch()  # nobody answers there
     address, seconds = f"unix:{tmp_path / 's.sock'}", count(step=IMPATIENT.question_s)
-    monkeypatch.setattr(answering, "starved_s", lambda _pid: {"1": 0.0, "2": next(seconds)})
+    monkeypatch.setattr(supervision, "starved_s", lambda _pid: {"1": 0.0, "2": next(seconds)})
     waiting = asyncio.create_task(no_answer(Endpoint(address, address, Security()), os.getpid(), IMPATIENT))
     await asyncio.sleep(4 * IMPATIENT.silent_s)
     assert not waiting.done()
-    monkeypatch.setattr(answering, "starved_s", lambda _pid: {})
+    monkeypatch.setattr(supervision, "starved_s", lambda _pid: {})
     async with asyncio.timeout(LATE_S):
         assert await waiting
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marless.app.cli.main import main
-from marless.jobs.scaling import registry as scaling_policies
+from marless.jobs.scaling.base import SCALING_POLICIES
 from marless.jobs.schedules import registry as schedules
-from marless.jobs.sharing import registry as sharing_policies
+from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
 from tests.scripted_coordinator import ScriptedCoordinator
@@ -31,8 +31,8 @@ JOB = {
 NAMED = {
     "algorithm": algorithms.algorithm(JOB["algorithm"]["name"]).config_type,
     "schedule": schedules.schedule("synchronous").config_type,
-    "scaling": scaling_policies.scaling("gns").config_type,
-    "sharing": sharing_policies.sharing("fixed").config_type,
+    "scaling": SCALING_POLICIES.find("gns").config_type,
+    "sharing": SHARING_POLICIES.find("fixed").config_type,
 }
 """Sections whose name decides which fields they have; without a usable one, the section is what is wrong."""
 Path = tuple[str, ...]

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from marless.app.cli.background import RunningStack
-from marless.app.cli.doctor import launchers, machine, places, software, standing
-from marless.app.cli.doctor.finding import Finding, Level
+from marless.app.cli.doctor import machine, services
+from marless.app.cli.doctor.verb import Finding, Level
 from marless.app.cli.main import app
-from marless.app.cli.runs import Unfinished
+from marless.app.cli.recorded import Unfinished
 from marless.app.client import Info, Service
 from marless.core.errors import SpecError, UnavailableError
 from marless.fleet.launchers.external import ExternalLauncher
@@ -40,7 +40,7 @@ def check(finding: Finding, level: Level, *parts: str) -> None:
 
 @pytest.mark.parametrize(("version", "level"), [((3, 10, 14), FAIL), ((3, 11, 0), OK), ((4, 0, 0), OK)])
 def test_python(version, level):
-    check(software.python(version), level, ".".join(map(str, version)))
+    check(machine.python(version), level, ".".join(map(str, version)))
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_python(version, level):
     ],
 )
 def test_packages(installed, level, part):
-    check(software.packages(NEEDS, installed), level, part)
+    check(machine.packages(NEEDS, installed), level, part)
 
 
 def test_learners():
-    check(software.learners("2.13.0+cpu"), OK, "torch 2.13.0+cpu")
-    check(software.learners(None), WARN, "pip install 'marless[learner]'")
+    check(machine.learners("2.13.0+cpu"), OK, "torch 2.13.0+cpu")
+    check(machine.learners(None), WARN, "pip install 'marless[learner]'")
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_learners():
     [("Redis", (6, 0, 16), FAIL), ("Redis", (6, 2, 0), OK), ("Redis", (7, 4, 1), OK), ("Valkey", (8, 0, 1), OK)],
 )
 def test_redis_version(name, version, level):
-    check(software.redis_version(name, version, "/usr/bin/redis-server"), level, name, "/usr/bin/redis-server")
+    check(machine.redis_version(name, version, "/usr/bin/redis-server"), level, name, "/usr/bin/redis-server")
 
 
 def test_redis_is_found_and_asked(monkeypatch, tmp_path):
-    check(software.redis(), OK, "Redis ")
+    check(machine.redis(), OK, "Redis ")
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\necho 'Redis server v=5.0.7 sha=0:0'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    check(software.redis(), FAIL, f"Redis 5.0.7 ({program})")
+    check(machine.redis(), FAIL, f"Redis 5.0.7 ({program})")
     program.write_text("#!/bin/sh\necho hello\n")
-    check(software.redis(), FAIL, "does not print its version: 'hello'")
+    check(machine.redis(), FAIL, "does not print its version: 'hello'")
 
 
 def test_without_any_redis(monkeypatch):
@@ -85,7 +85,7 @@ def test_without_any_redis(monkeypatch):
         raise UnavailableError("no Redis")
 
     monkeypatch.setattr(own_redis, "find_binary", none)
-    check(software.redis(), FAIL, "no Redis", "marless[embedded]")
+    check(machine.redis(), FAIL, "no Redis", "marless[embedded]")
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ def test_without_any_redis(monkeypatch):
     ],
 )
 def test_threads(name, value, level):
-    check(software.threads({name: value}), level, name if level is not OK else "")
+    check(machine.threads({name: value}), level, name if level is not OK else "")
 
 
 def test_secrets_are_checked_and_never_shown(tmp_path):
-    check(software.secrets({}), OK, "token not set")
+    check(machine.secrets({}), OK, "token not set")
     key, ca = tmp_path / "key.pem", tmp_path / "ca.pem"
     secret = {"MARLESS_TOKEN": "canary", "MARLESS_TLS_CA": str(ca)}
-    check(software.secrets(secret), FAIL, "$MARLESS_TLS_CA", str(ca))
+    check(machine.secrets(secret), FAIL, "$MARLESS_TLS_CA", str(ca))
     ca.touch()
-    found = software.secrets(secret)
+    found = machine.secrets(secret)
     check(found, OK, "token set", "MARLESS_TLS_CA")
     assert "canary" not in repr(found)
-    check(software.secrets({"MARLESS_TLS_CA": str(ca)}), WARN, "set MARLESS_TOKENS")
+    check(machine.secrets({"MARLESS_TLS_CA": str(ca)}), WARN, "set MARLESS_TOKENS")
     held = tmp_path / "tokens"
     services = {"MARLESS_TOKENS": str(held), "MARLESS_TLS_CA": str(ca)}
-    check(software.secrets(services), FAIL, str(held), "`marless tokens")
+    check(machine.secrets(services), FAIL, str(held), "`marless tokens")
     tokens.made(held)
-    found = software.secrets(services)
+    found = machine.secrets(services)
     check(found, OK, f"tokens {held}")
     assert "canary" not in repr(found)
     (held / "actor").chmod(0o640)
-    check(software.secrets(services), FAIL, f"chmod 600 {held / 'actor'}")
+    check(machine.secrets(services), FAIL, f"chmod 600 {held / 'actor'}")
     key.touch(mode=0o644)
-    check(software.secrets(secret | {"MARLESS_TLS_KEY": str(key)}), WARN, f"chmod 600 {key}")
+    check(machine.secrets(secret | {"MARLESS_TLS_KEY": str(key)}), WARN, f"chmod 600 {key}")
     key.chmod(0o600)
-    check(software.secrets(secret | {"MARLESS_TLS_KEY": str(key)}), OK)
+    check(machine.secrets(secret | {"MARLESS_TLS_KEY": str(key)}), OK)
 
 
 def test_cores():
@@ -210,29 +210,31 @@ def test_clock():
     ("free", "fsync_s", "level"), [(1e6, 1e-3, FAIL), (5e8, 1e-3, WARN), (5e9, 0.1, WARN), (5e9, 1e-3, OK)]
 )
 def test_disk(free, fsync_s, level):
-    check(places.disk(Path("/runs"), free, fsync_s), level, "/runs", "GB free", "ms")
+    check(services.disk(Path("/runs"), free, fsync_s), level, "/runs", "GB free", "ms")
 
 
 def test_the_disk_is_measured(tmp_path):
-    assert places.existing(tmp_path / "not" / "there") == tmp_path
-    assert 0 < places.fsync_s(tmp_path) < 10
+    assert services.existing(tmp_path / "not" / "there") == tmp_path
+    assert 0 < services.fsync_s(tmp_path) < 10
     with pytest.raises(OSError):
-        places.fsync_s(tmp_path / "not")
-    check(places.unusable_disk(Path("/runs"), "Read-only file system"), FAIL, "/runs: Read-only file system", "--runs")
+        services.fsync_s(tmp_path / "not")
+    check(
+        services.unusable_disk(Path("/runs"), "Read-only file system"), FAIL, "/runs: Read-only file system", "--runs"
+    )
 
 
 @pytest.mark.parametrize(
     ("free", "memory", "level"), [(1e6, True, FAIL), (1e9, True, WARN), (5e9, False, WARN), (5e9, True, OK)]
 )
 def test_spool(free, memory, level):
-    check(places.spool(Path("/dev/shm"), free, memory_backed=memory), level, "/dev/shm")
+    check(services.spool(Path("/dev/shm"), free, memory_backed=memory), level, "/dev/shm")
 
 
 def test_where_the_spool_is(monkeypatch, tmp_path):
-    assert places.spool_directory(tmp_path / "not") == Path(os.environ.get("TMPDIR", "/tmp"))
-    assert places.spool_directory(tmp_path) == tmp_path
+    assert services.spool_directory(tmp_path / "not") == Path(os.environ.get("TMPDIR", "/tmp"))
+    assert services.spool_directory(tmp_path) == tmp_path
     monkeypatch.setenv("MARLESS_SPOOL", "/spool")
-    assert places.spool_directory(tmp_path) == Path("/spool")
+    assert services.spool_directory(tmp_path) == Path("/spool")
 
 
 def refuse(*_: str) -> None:
@@ -240,15 +242,15 @@ def refuse(*_: str) -> None:
 
 
 def test_sockets(monkeypatch):
-    check(places.sockets(Path("/data"), places.bind_unix), OK, "of 107 bytes")
-    check(places.sockets(Path("/data"), refuse), FAIL, "Permission denied", "TMPDIR")
-    monkeypatch.setattr(places, "SOCKET_PATH_BYTES", 20)
-    check(places.sockets(Path("/data"), places.bind_unix), FAIL, "of 20", "TMPDIR")
+    check(services.sockets(Path("/data"), services.bind_unix), OK, "of 107 bytes")
+    check(services.sockets(Path("/data"), refuse), FAIL, "Permission denied", "TMPDIR")
+    monkeypatch.setattr(services, "SOCKET_PATH_BYTES", 20)
+    check(services.sockets(Path("/data"), services.bind_unix), FAIL, "of 20", "TMPDIR")
 
 
 def test_ports():
-    check(places.loopback(places.bind_loopback), OK)
-    check(places.loopback(refuse), WARN, "Permission denied")
+    check(services.loopback(services.bind_loopback), OK)
+    check(services.loopback(refuse), WARN, "Permission denied")
 
 
 UP = RunningStack(pid=7, coordinator="unix:/c.sock", version="0.1.0")
@@ -266,7 +268,7 @@ UP = RunningStack(pid=7, coordinator="unix:/c.sock", version="0.1.0")
     ],
 )
 def test_stack(noted, supervisor, words, level, part):
-    check(standing.stack(noted, supervisor, words), level, part)
+    check(services.stack(noted, supervisor, words), level, part)
 
 
 def info(*, serving: bool) -> Info:
@@ -275,9 +277,9 @@ def info(*, serving: bool) -> Info:
 
 
 def test_coordinator():
-    check(standing.coordinator("unix:/c", info(serving=True), ""), OK, "unix:/c", "/runs")
-    check(standing.coordinator("unix:/c", info(serving=False), ""), FAIL, "cannot use actor_pool")
-    check(standing.coordinator("unix:/c", None, "nobody answers"), FAIL, "unix:/c: nobody answers", "`marless up`")
+    check(services.coordinator("unix:/c", info(serving=True), ""), OK, "unix:/c", "/runs")
+    check(services.coordinator("unix:/c", info(serving=False), ""), FAIL, "cannot use actor_pool")
+    check(services.coordinator("unix:/c", None, "nobody answers"), FAIL, "unix:/c: nobody answers", "`marless up`")
 
 
 def left(name: str, *, attached: bool = False, run: bool = False) -> Unfinished:
@@ -296,7 +298,7 @@ def left(name: str, *, attached: bool = False, run: bool = False) -> Unfinished:
     ],
 )
 def test_jobs(unfinished, is_up, level, part):
-    check(standing.jobs(unfinished, is_up=is_up), level, part)
+    check(services.jobs(unfinished, is_up=is_up), level, part)
 
 
 # The verb
@@ -345,7 +347,7 @@ def test_the_chosen_launcher_is_checked(alone, monkeypatch, chosen, level, found
         monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(**theirs))
         entries = EntryPoints(EntryPoint(each, f"their_package:{each}", "marless.launchers") for each in theirs)
         monkeypatch.setattr("marless.core.registry.entry_points", lambda group: entries.select(group=group))
-        findings = {each.check: each for each in launchers.launchers()}
+        findings = {each.check: each for each in services.launchers()}
     assert {"launcher-docker", "launcher-ec2", "launcher-external", "launcher-local", "launcher-ray"} <= findings.keys()
     name = chosen.partition(",")[0]
     mine = findings.pop(f"launcher-{name}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from marless.app.cli.extensions import GROUP, PANEL
+from marless.app.cli.main import GROUP, PANEL
 from tests.unit.cost.billing.rounds import paper_round
 from tests.unit.jobs.test_record import RETURNS
 

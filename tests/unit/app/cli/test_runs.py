@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from marless.app.cli.runs import Unfinished, unfinished
+from marless.app.cli.recorded import Unfinished, unfinished
 from marless.app.cli.train import claim_job_id
 from marless.core.errors import UnavailableError
 

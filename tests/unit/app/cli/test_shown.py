@@ -10,8 +10,8 @@ from rich.console import Console
 
 from marless.app.cli import output
 from marless.app.cli import progress as progress_module
-from marless.app.cli.curve import draw
 from marless.app.cli.options import Output
+from marless.app.cli.picture import draw_curve
 from marless.app.cli.progress import TrainingProgress, fraction_done, summary_table
 from marless.app.client import Job, JobState
 from marless.core.errors import CorruptError
@@ -182,7 +182,7 @@ def folder(tmp_path):
 def test_a_curve_is_drawn_even_if_the_last_line_was_cut_short(folder):
     whole = [record(n, evaluation=RETURNS if n % 2 else None).to_json() for n in range(4)]
     (folder / "rounds.jsonl").write_text("\n".join([*whole, whole[0][:50]]))
-    target = draw(folder)
+    target = draw_curve(folder)
     assert target == folder / "curve.png"
     assert target.read_bytes().startswith(b"\x89PNG")
 
@@ -193,7 +193,7 @@ def test_a_curve_has_each_evaluation_at_the_env_steps_of_its_policies(folder, mo
     (folder / "rounds.jsonl").write_text("".join(each.to_json() + "\n" for each in rounds))
     drawn = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
-    draw(folder)
+    draw_curve(folder)
     _, greedy, *_ = drawn[0].axes[0].get_lines()
     assert greedy.get_xydata().tolist() == [[300, 7.0], [400, -20.5]]
 
@@ -205,16 +205,16 @@ def test_a_log_gets_a_line_for_an_evaluation_of_an_earlier_round():
 
 
 def test_without_records_there_is_no_curve(folder):
-    assert draw(folder) is None
+    assert draw_curve(folder) is None
     (folder / "rounds.jsonl").touch()
-    assert draw(folder) is None
+    assert draw_curve(folder) is None
     assert not (folder / "curve.png").exists()
 
 
 def test_records_that_cannot_be_read_are_named(folder):
     (folder / "rounds.jsonl").write_text("{}\n")
     with pytest.raises(CorruptError, match="line 1"):
-        draw(folder)
+        draw_curve(folder)
 
 
 def test_a_list_says_what_jobs_wait_for(capsys):

@@ -4,7 +4,6 @@ import pytest
 
 from marless.app.cli import train
 from marless.jobs import examining
-from marless.jobs.sinks import registry
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def nothing_begins(monkeypatch, tmp_path):
 
     monkeypatch.setattr(train, "train", begun)
     monkeypatch.setattr(examining, "examined", begun)
-    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "wandb" else "installed")
+    monkeypatch.setattr("marless.jobs.sinks.base.find_spec", lambda name: None if name == "wandb" else "installed")
     for name in ("MLFLOW_TRACKING_URI", "MARLESS_MLFLOW_URIS", "MARLESS_COORDINATOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marless.cost.billing.bill import Bill, bill
-from marless.jobs.accountings import ACCOUNTINGS
+from marless.jobs.prices import ACCOUNTINGS
 from marless.jobs.record import RoundRecord
 from tests.unit.cost.billing.rounds import job
 from tests.unit.cost.billing.test_ledger import prices, small_round

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from marless.core.errors import SpecError
 from marless.cost.billing.bill import bill, to_dict
 from marless.cost.billing.ledger import Ledger
-from marless.jobs.accountings import ACCOUNTINGS
-from marless.jobs.prices import Prices, load
+from marless.jobs.prices import ACCOUNTINGS, Prices, load
 from marless.jobs.record import PhaseSeconds
 from tests.unit.cost.billing.rounds import invocation, job, paper_round, round_of
 

@@ -12,8 +12,7 @@ from marless.cost.billing.bill import bill, to_dict
 from marless.cost.billing.ledger import Ledger, starts
 from marless.cost.billing.machines import MachineMeter
 from marless.jobs import prices
-from marless.jobs.record import InvocationRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import InvocationRecord, from_json
 from tests.unit.cost.billing.rounds import invocation, job, paper_round, round_of
 
 PLAIN = prices.merged(None)

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core.errors import SpecError
-from marless.cost.comparison import document
+from marless.cost.comparison import report
 from tests.unit.cost.comparison.test_table import two
 
 
@@ -15,15 +15,15 @@ def page(tmp_path):
 
 
 def test_a_block_is_replaced_and_the_rest_stays(page):
-    document.write(page, "tiny", "new \\g<0>")
-    document.write(page, "tiny", "newer \\g<0>")
+    report.write_block(page, "tiny", "new \\g<0>")
+    report.write_block(page, "tiny", "newer \\g<0>")
     assert page.read_text() == (
         "# Results\n<!-- tiny -->\nnewer \\g<0>\n<!-- /tiny -->\nafter \\1\n<!-- tiny2 -->\nkept\n<!-- /tiny2 -->\n"
     )
 
 
 def test_a_block_says_what_was_run_and_what_came_of_it(page):
-    block = document.block(
+    block = report.block(
         two([-20.0, -22.0], [-20.0, -22.0]), ["one.", "two."], command="marless compare x", picture="a.png"
     )
     assert block.startswith("```sh\nmarless compare x\n```\n\n|  | vanilla | marless |\n")
@@ -34,7 +34,7 @@ def test_a_block_says_what_was_run_and_what_came_of_it(page):
 
 def test_a_document_without_the_block_says_what_to_put_there(page, tmp_path):
     with pytest.raises(SpecError, match="no block for the job other; put the lines <!-- other --> and <!-- /other -->"):
-        document.check(page, "other")
+        report.check_document(page, "other")
     with pytest.raises(SpecError, match=r"nowhere\.md: cannot be read"):
-        document.check(tmp_path / "nowhere.md", "tiny")
-    document.check(page, "tiny")
+        report.check_document(tmp_path / "nowhere.md", "tiny")
+    report.check_document(page, "tiny")

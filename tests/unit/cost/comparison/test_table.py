@@ -7,8 +7,8 @@ import pytest
 
 from marless.core.errors import CorruptError
 from marless.cost.comparison import table
-from marless.cost.comparison.run_results import Figures, RunCurves, curves, figures, learners_of
-from marless.cost.comparison.statements import above_random, equal, statements
+from marless.cost.comparison.report import above_random, equal, statements
+from marless.cost.comparison.runs import Figures, RunCurves, curves, figures, learners_of
 from marless.jobs.presets import presets
 from marless.jobs.record import Evaluation
 from tests.unit.cost.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, record, returns, spec

@@ -6,8 +6,7 @@ import numpy as np
 
 from marless.core.group import Group
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.jobs.record_json import from_json
+from marless.jobs.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.spec import JobSpec, parse
 from marless.learning.data.returns import EpisodeReturns
 from services.coordinator.execution.planning import Planner

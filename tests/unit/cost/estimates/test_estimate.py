@@ -17,7 +17,7 @@ from marless.cost.estimates.estimate import course, courses_of_run, estimate, sa
 from marless.cost.estimates.forecast import Pace, rounds, work_of
 from marless.cost.simulation.cluster import modelled, total
 from marless.jobs.job import Function, prepare
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.ppo.ippo import IPPOConfig

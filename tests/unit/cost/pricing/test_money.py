@@ -5,7 +5,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.cost.pricing.money import Rate, milliseconds, per_gb_s, per_h
+from marless.cost.pricing import Rate, milliseconds, per_gb_s, per_h
 
 
 def test_a_gb_second_of_lambda():

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.jobs.scaling.base import ScalingDecision
-from marless.jobs.scaling.bounds import within_budget
+from marless.jobs.scaling.base import ScalingDecision, within_budget
 from tests.unit.jobs.scaling.rounds import record
 
 WANTED = ScalingDecision(50, "fixed: 50 actors in every round", {"of": "the policy"})

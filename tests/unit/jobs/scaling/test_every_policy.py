@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from marless.jobs.record import RoundRecord
 from marless.jobs.scaling import contract
-from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision
-from marless.jobs.scaling.registry import scaling
+from marless.jobs.scaling.base import SCALING_POLICIES, ScalingConfig, ScalingContext, ScalingDecision
 from tests.unit.jobs.scaling.rounds import groups, record
 
 POLICIES: dict[str, ScalingConfig] = {
-    name: scaling(name.split()[0]).config_type.model_validate({"name": name.split()[0]} | settings)
+    name: SCALING_POLICIES.find(name.split()[0]).config_type.model_validate({"name": name.split()[0]} | settings)
     for name, settings in {
         "fixed": {},
         "max": {},
@@ -35,7 +34,7 @@ LOOKS_BACK = {"fixed": 0, "max": 0, "adapt": 5, "nitro": 6, "gns": 50, "marless"
 
 def made(config: ScalingConfig, most: int = 50):
     context = ScalingContext(max_actors=most, agents=2, groups=groups("a", "b"), rounds=None)
-    return scaling(config.name).make(config, context)
+    return SCALING_POLICIES.find(config.name).make(config, context)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -43,7 +42,7 @@ def made(config: ScalingConfig, most: int = 50):
 def test_keeps_the_contract(name, most):
     config = POLICIES[name]
     if getattr(config, "min_actors", None) is None or config.min_actors <= most:
-        contract.check_scaling(scaling(config.name), config, max_actors=most)
+        contract.check_scaling(SCALING_POLICIES.find(config.name), config, max_actors=most)
 
 
 VALUE = st.one_of(st.none(), st.floats(0.01, 100), st.floats())

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from marless.core.errors import SpecError
-from marless.jobs.scaling.bounds import ActorRange
+from marless.jobs.scaling.base import ActorRange
 from marless.jobs.scaling.marless import SCALING, MarlessScalingConfig, lone_average, outlier_safe, score
 from tests.unit.jobs.scaling.rounds import actors, context, groups, measured
 

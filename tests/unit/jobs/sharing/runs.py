@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord
-from marless.jobs.record_json import from_json
-from marless.jobs.sharing.base import Sharing, SharingDecision
-from marless.jobs.sharing.groups import initial_groups
+from marless.jobs.record import Decision, Distances, GroupRecord, PhaseSeconds, RoundRecord, from_json
+from marless.jobs.sharing.base import Sharing, SharingDecision, initial_groups
 from marless.jobs.sharing.marless import SHARING
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.jobs.sharing.grouping import divided, groups_wanted, highest_curvature, labels
+from marless.jobs.sharing.marless import divided, groups_wanted, highest_curvature, labels
 
 METHODS = pytest.mark.parametrize("method", ["kmeans", "kmedoids"])
 
@@ -117,6 +117,6 @@ def test_another_process_finds_the_same_groups():
     rng = np.random.default_rng(0)
     far = rng.random((12, 12))
     matrix = ((far + far.T) * (1 - np.eye(12))).tolist()
-    program = f"from marless.jobs.sharing.grouping import labels; print(labels({matrix}, 4, 'kmeans'))"
+    program = f"from marless.jobs.sharing.marless import labels; print(labels({matrix}, 4, 'kmeans'))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(labels(matrix, 4, "kmeans"))

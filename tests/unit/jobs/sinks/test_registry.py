@@ -9,8 +9,7 @@ from typing import Literal
 import pytest
 
 from marless.core.errors import SpecError
-from marless.jobs.sinks import registry
-from marless.jobs.sinks.base import SinkConfig, SinkKind
+from marless.jobs.sinks.base import SinkConfig, SinkKind, check_sinks, make_sink
 from marless.jobs.spec import from_json, parse
 from tests.contract.test_sink_contract import Lines
 
@@ -36,8 +35,8 @@ def installed(monkeypatch):
 def test_entry_points_add_sinks_with_fields_of_their_own(installed):
     spec = parse({**SPEC, "sinks": [{"name": "lines", "width": 9}]}, "job.yaml")
     assert from_json(spec.to_json()).sinks == (LinesConfig(width=9),)
-    registry.check(spec.sinks[0])
-    assert isinstance(registry.make(spec.sinks[0]), Lines)
+    check_sinks(spec.sinks[0])
+    assert isinstance(make_sink(spec.sinks[0]), Lines)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +71,19 @@ def sinks(*sections) -> tuple[SinkConfig, ...]:
 
 
 def test_a_sink_whose_package_is_missing_is_refused(monkeypatch):
-    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "wandb" else "installed")
-    registry.check(*sinks("tensorboard"))
+    monkeypatch.setattr("marless.jobs.sinks.base.find_spec", lambda name: None if name == "wandb" else "installed")
+    check_sinks(*sinks("tensorboard"))
     with pytest.raises(SpecError, match=r"wandb needs the package 'wandb'.*pip install 'marless\[wandb\]'"):
-        registry.check(*sinks("tensorboard", "wandb"))
+        check_sinks(*sinks("tensorboard", "wandb"))
 
 
 def test_mlflow_needs_to_know_where_to(monkeypatch):
-    monkeypatch.setattr(registry, "find_spec", lambda _: "installed")
+    monkeypatch.setattr("marless.jobs.sinks.base.find_spec", lambda _: "installed")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(SpecError, match="needs MLFLOW_TRACKING_URI where the coordinator runs"):
-        registry.check(*sinks("mlflow"))
+        check_sinks(*sinks("mlflow"))
     monkeypatch.setenv("MARLESS_MLFLOW_URIS", "http://there:5000, sqlite:///m.db")
-    registry.check(*sinks({"name": "mlflow", "tracking_uri": "sqlite:///m.db"}))
+    check_sinks(*sinks({"name": "mlflow", "tracking_uri": "sqlite:///m.db"}))
 
 
 def test_a_password_does_not_belong_in_a_spec():

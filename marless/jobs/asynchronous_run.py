@@ -1,13 +1,23 @@
-"""How an asynchronous run went: staleness of its gradients, what waited, what was lost, and how busy its slots were."""
+"""How an asynchronous run went: staleness of its gradients, what waited, what was lost, and how busy its slots were.
+
+Also the job that repeats such a run: the same events in the same order, and so the same weights.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marless.jobs.record import AggregationRecord, GradientRecord, InvocationRecord, RoundRecord
+from marless.core.documents import MAX_TEXT
+from marless.core.errors import SpecError
+from marless.core.state import REPLAY
+from marless.jobs.record import RoundRecord
 from marless.jobs.schedules import arrivals
+from marless.jobs.schedules.stellaris_config import MAX_ORDER, StellarisConfig
+from marless.jobs.sections import StopSpec
+from marless.jobs.spec import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +98,10 @@ def unused(records: Sequence[RoundRecord]) -> Unused | None:
     seconds = {True: 0.0, False: 0.0}
     for each in (invocation for record in records for invocation in record.invocations):
         if each.function == "actor":
-            seconds[_rollout(each) in used] += max(each.end_s - each.start_s, 0.0)
+            rollout = int(each.id.split("/")[-3])  # of "<job>/<rollout>/train/0"
+            seconds[rollout in used] += max(each.end_s - each.start_s, 0.0)
     total = sum(seconds.values())
     return Unused(rollouts=len(ended - used), of=len(ended), share=seconds[False] / total if total else 0.0)
-
-
-def _rollout(actor: InvocationRecord) -> int:
-    """The number of an actor's rollout, from its id: "<job>/<rollout>/train/0"."""
-    return int(actor.id.split("/")[-3])
 
 
 def busy(records: Sequence[RoundRecord], function: str) -> float:
@@ -113,22 +119,30 @@ def busy(records: Sequence[RoundRecord], function: str) -> float:
     return min(ran_s / slots_s, 1.0) if slots_s > 0 else 0.0
 
 
-def scalars(aggregation: AggregationRecord) -> dict[str, float]:
-    """The numbers of one version, for sinks."""
-    gradients = aggregation.gradients
-    return {
-        "versions/gradients": len(gradients),
-        "versions/staleness": aggregation.mean_staleness,
-        "versions/stalest": max((each.staleness for each in gradients), default=0),
-        "versions/weight": _mean(gradients, "weight"),
-        "versions/waited_s": _mean(gradients, "waited_s"),
-        "versions/sampling": aggregation.sampling,
-        "versions/waiting": aggregation.waiting,
-        "versions/learning": aggregation.learning,
-        "versions/dropped": aggregation.dropped,
-        "versions/lost": aggregation.lost,
-    }
+def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
+    """A job that takes the order of these records, from its first version to the last one that they have.
 
-
-def _mean(gradients: Sequence[GradientRecord], name: str) -> float:
-    return sum(float(getattr(each, name)) for each in gradients) / max(len(gradients), 1)
+    Raises SpecError for a run of another schedule, without a round, or too long, and for one whose replay lost samples.
+    """
+    schedule = spec.schedule
+    if not isinstance(schedule, StellarisConfig):
+        raise SpecError(
+            f"--replay: the run is of schedule {schedule.name}, whose results do not depend on the order in which "
+            "functions end; train from its spec.yaml to get the same weights"
+        )
+    order = " ".join(each.aggregation.arrivals for each in records if each.aggregation)
+    if not order:
+        raise SpecError("--replay: the run has no version yet")
+    if len(order) > MAX_ORDER:
+        raise SpecError(f"--replay: the run's events take {len(order):,} characters; at most {MAX_ORDER:,} are taken")
+    # Nothing would lose the samples that a replay file has lost in the same way once more.
+    for name, metrics in records[-1].metrics.items():
+        if name.startswith(f"{REPLAY}.") and (lost := metrics.get("lost")):
+            raise SpecError(
+                f"--replay: {name} of the run has lost {lost:,.0f} env steps, as after the loss of its file; a "
+                "repetition would keep them, and come to other weights; start a new job from its spec.yaml"
+            )
+    stop = StopSpec.model_validate({"rounds": len(records)})
+    # In pieces, because no document holds a longer text, and the spec of a long run's repetition must be read again.
+    texts = tuple(textwrap.wrap(order, MAX_TEXT, break_long_words=False))
+    return spec.model_copy(update={"schedule": schedule.model_copy(update={"order": texts}), "stop": stop})

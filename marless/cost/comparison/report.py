@@ -1,12 +1,21 @@
-"""The conclusions of a comparison as sentences with their numbers, and an explanation of the terms."""
+"""The conclusions of a comparison as sentences with their numbers, with an explanation of the terms.
+
+A comparison is written into a Markdown document between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from marless.core.errors import SpecError, UnavailableError
 from marless.cost.comparison import statistics
 from marless.cost.comparison.statistics import MeanInterval
-from marless.cost.comparison.table import Comparison, PresetColumn, cost_ratio, honest_ratio
+from marless.cost.comparison.table import Comparison, PresetColumn, cost_ratio, honest_ratio, markdown
 
 EQUAL = (
     "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
@@ -27,7 +36,7 @@ def statements(comparison: Comparison) -> list[str]:
             for sentence in _returns(column, comparison.reference)
         ),
         *_costs(comparison),
-        *_settings(comparison),
+        *(f"{each.preset} was run with {', '.join(each.settings)}." for each in comparison.columns if each.settings),
         *_lengths(comparison),
         _labels(comparison),
     ]
@@ -55,14 +64,11 @@ def _once(comparison: Comparison) -> Iterator[str]:
         by_run.setdefault(column.figures[0].run, []).append(column.preset)
     for names in by_run.values():
         if len(names) > 1:
+            times = "twice" if len(names) == 2 else f"{len(names)} times"
             yield (
                 f"{' and '.join(names)} train identically, they differ in the bill only: their runs were made once and "
-                f"billed {_times(len(names))}."
+                f"billed {times}."
             )
-
-
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"{count} times"
 
 
 def _above_random(column: PresetColumn) -> str:
@@ -103,25 +109,12 @@ def _costs(comparison: Comparison) -> Iterator[str]:
 
 def _less(ratio: MeanInterval) -> str:
     """A cost ratio as text: "57 % less [54 to 60 %]"."""
-    word = "less" if ratio.mean <= 1 else "more"
+    less = ratio.mean <= 1
+    said = f"{abs(1 - ratio.mean) * 100:.0f} % {'less' if less else 'more'}"
     if ratio.low is None or ratio.high is None:
-        return f"{_percent(ratio.mean)} {word}"
-    ends = sorted((_signed_percent(ratio.low, word), _signed_percent(ratio.high, word)))
-    return f"{_percent(ratio.mean)} {word} [{ends[0]} to {ends[1]} %]"
-
-
-def _percent(ratio: float) -> str:
-    return f"{abs(1 - ratio) * 100:.0f} %"
-
-
-def _signed_percent(ratio: float, word: str) -> int:
-    return round((1 - ratio) * 100 if word == "less" else (ratio - 1) * 100)
-
-
-def _settings(comparison: Comparison) -> Iterator[str]:
-    for column in comparison.columns:
-        if column.settings:
-            yield f"{column.preset} was run with {', '.join(column.settings)}."
+        return said
+    low, high = sorted(round((1 - end) * 100 if less else (end - 1) * 100) for end in (ratio.low, ratio.high))
+    return f"{said} [{low} to {high} %]"
 
 
 def _lengths(comparison: Comparison) -> Iterator[str]:
@@ -169,3 +162,60 @@ def _signed(estimate: MeanInterval) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:+.2f}"
     return f"{estimate.mean:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The marks before and after the block `name`."""
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
+
+
+def check_document(document: Path, name: str) -> None:
+    """Raise SpecError if the document cannot be read or has no block `name`."""
+    _section(_text(document), document, name)
+
+
+def write_block(document: Path, name: str, block: str) -> None:
+    """Replace the block `name`; raises SpecError if there is none, UnavailableError if it cannot be written."""
+    text, (begin, end) = _text(document), marks(name)
+    section = _section(text, document, name)
+    try:
+        document.write_text(section.sub(lambda _: f"{begin}\n{block}\n{end}", text, count=1), encoding="utf-8")
+    except OSError as error:
+        raise UnavailableError(f"{document}: cannot be written ({error.strerror})") from None
+
+
+def block(comparison: Comparison, statements: Sequence[str], *, command: str, picture: str) -> str:
+    """The contents of a block: the command, the table, the picture, the statements, and where and how long it ran."""
+    said = "\n".join(f"- {statement}" for statement in statements)
+    shown = f"![Learners, actors, return and cost over rounds]({picture})"
+    return "\n\n".join([f"```sh\n{command}\n```", markdown(comparison), shown, said, _where(comparison)])
+
+
+def _where(comparison: Comparison) -> str:
+    columns = comparison.columns
+    by_run = {each.run: each.measured_s for column in columns for each in column.figures}
+    lengths = [each.rounds for column in columns for each in column.figures]
+    rounds = f"{min(lengths)}" if min(lengths) == max(lengths) else f"{min(lengths)} to {max(lengths)}"
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({platform.machine()}), Python "
+        f"{platform.python_version()}: {len(by_run)} runs of {rounds} rounds, {sum(by_run.values()) / 60:.1f} minutes "
+        "of rounds."
+    )
+
+
+def _text(document: Path) -> str:
+    try:
+        return document.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecError(f"{document}: cannot be read ({why}); give a document that has a block") from None
+
+
+def _section(text: str, document: Path, name: str) -> re.Pattern[str]:
+    begin, end = marks(name)
+    section = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not section.search(text):
+        raise SpecError(
+            f"{document} has no block for the job {name}; put the lines {begin} and {end} where it is to be"
+        )
+    return section

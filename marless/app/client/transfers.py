@@ -1,28 +1,45 @@
-"""Downloads run folders file by file; each file appears atomically."""
+"""Files between the user's machine and a coordinator: run folders are downloaded, and checkpoints that jobs start from
+are uploaded. Each downloaded file appears atomically.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
 from marless.app.client.connection import Connection
 from marless.app.client.jobs import File
-from marless.core import private_files
-from marless.core.errors import CorruptError, UnavailableError, UnreachableError
-from marless.core.limits import MAX_MACHINES_BYTES, MAX_SPEC_BYTES, MAX_STATUS_BYTES
+from marless.core import private_files, regular_files
+from marless.core.errors import CorruptError, NotFoundError, SpecError, UnavailableError, UnreachableError
+from marless.core.limits import (
+    MAX_MACHINES_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_PUBLISH_BYTES,
+    MAX_SPEC_BYTES,
+    MAX_STATUS_BYTES,
+    is_id,
+)
 from marless.core.machine import MACHINES
 from marless.rpc import chunks
 from marless.rpc.client import PACKAGE
 from marless.rpc.v1 import coordinator_pb2 as pb
+from marless.storage import checkpoint
+from marless.storage.checkpoint import MANIFEST, Manifest
+from marless.storage.places import is_address
 
 if TYPE_CHECKING:
     import grpc
 
+    from marless.jobs.spec import JobSpec
+
+UPLOAD_TIMEOUT_S = 600.0
+_UPLOADED = "upload:"
+_MOST_BYTES = {"job.json": MAX_STATUS_BYTES, "spec.yaml": MAX_SPEC_BYTES, MACHINES: MAX_MACHINES_BYTES}
+"""Largest sizes of the files that are read whole, by name."""
 _NUMBERS = itertools.count()
 """Numbers this process's partial files."""
 REWRITTEN_BYTES = 2**16
@@ -36,7 +53,12 @@ def wanted(files: tuple[File, ...], folder: Path) -> list[File]:
 
     Raises CorruptError for a path outside the folder.
     """
-    lacking = [file for file in files if file.bytes <= REWRITTEN_BYTES or file.bytes != _size(place(file, folder))]
+    lacking = []
+    for file in files:
+        path = place(file, folder)
+        present_bytes = path.stat().st_size if path.is_file() else -1
+        if file.bytes <= REWRITTEN_BYTES or file.bytes != present_bytes:
+            lacking.append(file)
     return sorted(lacking, key=lambda file: (file.path.endswith("manifest.json"), file.path))
 
 
@@ -46,10 +68,6 @@ def place(file: File, folder: Path) -> Path:
     if path.is_absolute() or ".." in path.parts or not path.name:
         raise CorruptError(f"the coordinator names a file {file.path!r}, which is not in a run folder")
     return folder / path
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
 
 
 async def fetch(connection: Connection, job: str, file: File, folder: Path) -> None:
@@ -104,10 +122,6 @@ async def _contents(
         raise UnreachableError(f"{path} was cut short")
 
 
-_MOST_BYTES = {"job.json": MAX_STATUS_BYTES, "spec.yaml": MAX_SPEC_BYTES, MACHINES: MAX_MACHINES_BYTES}
-"""Largest sizes of the files that are read whole, by name."""
-
-
 class Arriving:
     """Writes a file under a temporary name and renames it when complete; safe if several processes download it at once.
 
@@ -121,13 +135,7 @@ class Arriving:
 
     def __enter__(self) -> Arriving:
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._tidy()
-        descriptor = private_files.open_own(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._file = os.fdopen(descriptor, "wb")
-        return self
-
-    def _tidy(self) -> None:
-        """Remove partial files that killed downloads of this file left, and any file at our temporary path."""
+        # Partial files that killed downloads of this file have left, and any file at our temporary path, are removed.
         self._partial.unlink(missing_ok=True)
         start, end = f".{self._target.name}.", ".partial"
         for each in self._target.parent.iterdir():
@@ -136,6 +144,9 @@ class Arriving:
                 # A process that runs may still write its own.
                 if process.isdecimal() and not Path("/proc", process).exists():
                     each.unlink(missing_ok=True)
+        descriptor = private_files.open_own(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = os.fdopen(descriptor, "wb")
+        return self
 
     def take(self, data: memoryview) -> None:
         """Write the next bytes."""
@@ -146,8 +157,54 @@ class Arriving:
         self._file.close()
         self._partial.replace(self._target)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self._partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def local_checkpoint(spec: JobSpec) -> Iterator[Path | None]:
+    """The local checkpoint directory that a job starts from; None if it starts from a job, an upload, or new weights.
+
+    A checkpoint in a bucket (s3://...) is copied to this machine, with the user's credentials. Raises SpecError if
+    there is no such directory or the checkpoint is damaged, and what `marless.storage.bucket.objects` lists.
+    """
+    reference = spec.start.checkpoint or ""
+    if is_address(reference):
+        from marless.storage.bucket import reading
+
+        with reading.local_copy(reference, reading.checkpoint()) as copy:
+            yield _checked(copy)
+    elif not reference or reference.startswith(_UPLOADED) or is_id(reference):
+        yield None
+    elif (folder := Path(reference)).is_dir():
+        yield _checked(folder)
+    else:
+        raise SpecError(f"start.checkpoint: {reference!r} is neither the id of a job nor a directory here")
+
+
+def _checked(folder: Path) -> Path:
+    try:
+        found = checkpoint.newest(folder)
+        checkpoint.read(found)
+    except (NotFoundError, CorruptError) as error:
+        raise SpecError(f"start.checkpoint: {error}") from None
+    return found
+
+
+async def sent(connection: Connection, directory: Path, spec: JobSpec) -> JobSpec:
+    """Upload a checkpoint; returns the spec with `start.checkpoint` set to the upload."""
+    data = regular_files.read(directory / MANIFEST, MAX_MANIFEST_BYTES)
+    manifest = Manifest.parse(data, str(directory / MANIFEST))
+    files = [regular_files.read(directory / file.name, MAX_PUBLISH_BYTES) for file in manifest.files]
+    header = pb.CheckpointHeader(manifest_bytes=len(data), file_bytes=map(len, files))
+    answer = await connection.repeat(
+        lambda: connection.peer.send(
+            "CoordinatorService/UploadCheckpoint",
+            header,
+            [data, *files],
+            pb.UploadCheckpointResponse,
+            timeout_s=UPLOAD_TIMEOUT_S,
+        )
+    )
+    return spec.model_copy(update={"start": type(spec.start)(checkpoint=answer.checkpoint)})

@@ -1,29 +1,79 @@
-"""The results of one run: return, cost, time, learners and actors, as totals and per round."""
+"""The runs of a comparison: every preset with every seed; and the results of a run, as totals and per round.
+
+Presets that train identically share a run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from marless.core.errors import CorruptError
+from marless.core.errors import CorruptError, SpecError
+from marless.core.limits import check_id
 from marless.cost.billing.ledger import Ledger
 from marless.cost.estimates import overlapping
 from marless.cost.simulation.cluster import modelled_run
 from marless.jobs import prices as price_tables
-from marless.jobs.accountings import ACCOUNTINGS, Accounting
+from marless.jobs.presets import PRESETS, Preset, training_key
+from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.registry import made
+from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST, STARTED, WHOLE
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
-    from marless.jobs.spec import JobSpec
     from marless.learning.policies.evaluation import Side
 
-LEARNERS = STARTED
-"""Functions counted as learners: policies and critics, as in the papers, and mixers, which are trained likewise."""
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run of a comparison."""
+
+    id: str
+    """Job id, and name of its run folder."""
+    seed: int
+    spec: JobSpec
+    presets: tuple[str, ...]
+    """Names of the presets that share this run."""
+
+
+def preset_jobs(job: JobSpec, presets: Sequence[Preset]) -> dict[str, JobSpec]:
+    """The job with each preset applied, by name; raises SpecError, naming the preset, if the result is invalid."""
+    return {preset.name: preset.applied(job) for preset in presets}
+
+
+def planned_runs(job: JobSpec, presets: Sequence[Preset], seeds: int) -> tuple[Run, ...]:
+    """The runs to make, seed by seed, so that an interrupted comparison has complete pairs.
+
+    Seeds count up from the job's and are the same for all presets. The order of presets rotates with the seed, so that
+    none benefits from its position. Ids do not depend on which other presets are compared.
+    """
+    found: list[Run] = []
+    specs = preset_jobs(job, presets)
+    labels = {training_key(spec): _label(job, name, spec) for name, spec in specs.items()}
+    for offset in range(seeds):
+        seed = job.seed + offset
+        turn = offset % len(labels)
+        for key, label in (*list(labels.items())[turn:], *list(labels.items())[:turn]):
+            names = tuple(name for name, spec in specs.items() if training_key(spec) == key)
+            run_id = f"{job.name}-{label}-seed{seed}"
+            check_id(run_id)
+            spec = specs[names[0]].model_copy(update={"seed": seed})
+            found.append(Run(id=run_id, seed=seed, spec=spec, presets=names))
+    return tuple(found)
+
+
+def _label(job: JobSpec, name: str, spec: JobSpec) -> str:
+    """The name of the first built-in preset that trains identically, compared or not; else the preset's own name."""
+    for ours in PRESETS.values():
+        with suppress(SpecError):
+            if training_key(ours.applied(job)) == training_key(spec):
+                return ours.name
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +155,11 @@ def curves(records: Sequence[RoundRecord], spec: JobSpec) -> RunCurves:
 
 
 def learners_of(record: RoundRecord) -> int:
-    """Number of policy, critic and mixer functions that a round invoked; retries of one do not count."""
-    return len({(each.function, each.name) for each in record.invocations if each.function in LEARNERS})
+    """Number of policy, critic and mixer functions that a round invoked; retries of one do not count.
+
+    Policies and critics are the learners of the papers; mixers are trained likewise.
+    """
+    return len({(each.function, each.name) for each in record.invocations if each.function in STARTED})
 
 
 def figures(
@@ -126,6 +179,10 @@ def figures(
     if last is None or last.evaluation is None or random is None:
         raise CorruptError(f"run of {preset}, seed {spec.seed}: it has no final evaluation; run the comparison again")
     line = curves(records, spec)
+    if spec.schedule.overlapping:  # the time of overlapping rollouts follows from their rule, not from rounds
+        modelled_s = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
+    else:
+        modelled_s = modelled_run(records, spec.functions, slots, made(spec.schedule))
     return Figures(
         preset=preset,
         seed=spec.seed,
@@ -138,7 +195,7 @@ def figures(
         random_wins=random.win_rate,
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
-        modelled_s=_modelled_s(records, spec, slots),
+        modelled_s=modelled_s,
         measured_s=sum(record.took_s for record in records),
         learners=fmean(line.learners),
         actors=fmean(line.actors),
@@ -147,10 +204,3 @@ def figures(
         ),
         curves=line,
     )
-
-
-def _modelled_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> float:
-    """Seconds of a run on so many slots; those of overlapping rollouts follow from their rule, not from rounds."""
-    if spec.schedule.overlapping:
-        return overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
-    return modelled_run(records, spec.functions, slots, made(spec.schedule))
