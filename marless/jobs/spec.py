@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-
-
 _TYPE_OF: Mapping[str, Callable[[str], type[Strict]]] = {
     "algorithm": lambda name: registry.algorithm(name).config_type,
     "schedule": lambda name: schedules.schedule(name).config_type,

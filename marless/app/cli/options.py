@@ -66,8 +66,6 @@ def preset_names(incomplete: str) -> list[str]:
 RUNS = Path("runs")
 BUDGET_S = 0.3
 """Seconds within which a coordinator must answer; completion must not make the user wait."""
-
-
 CONTACT_S = 3.0
 """Seconds for which a command tries to reach a coordinator that never answered; a supervised one restarts faster."""
 

@@ -39,8 +39,6 @@ _RESTARTS = {"first_s": 0.1, "longest_s": 2.0}
 """Delays before a service that did not answer is started again."""
 _LAST_BYTES = 2**18
 """The end of a log in which an error message is searched for."""
-
-
 SERVING = health_pb2.HealthCheckResponse.SERVING
 RECONNECT_S = 0.05
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -34,6 +34,8 @@ PAGE = 1000
 UPLOADS = 3
 """Most uploads of a checkpoint for one job."""
 IfExists = Literal["fail", "use", "replace"]
+HERE = "this process"
+"""The address of a coordinator in this process."""
 
 
 class AsyncClient:
@@ -315,21 +317,16 @@ def _resolved(
     return specs.parse(specs.with_files(document, "spec"), "spec"), "spec"
 
 
-ADDRESS = "this process"
-
-
 class _DirectPeer:
     """Where bulk data goes."""
 
-    def __init__(self, servicer: Any) -> None:  # Any: as `DirectConnection` has it
+    def __init__(self, servicer: Any) -> None:  # Any: as `DirectClient` has it
         self._servicer = servicer
-        self.address = ADDRESS
+        self.address = HERE
 
     async def send(
         self, name: str, header: Any, blobs: Sequence[bytes | memoryview], _kind: object, **_: object
     ) -> Any:
-        """Give bulk data to a method such as "CoordinatorService/UploadCheckpoint" in frames."""
-
         async def frames() -> AsyncIterator[bytes]:
             for frame in chunks.frames(header, blobs):
                 yield frame
@@ -337,29 +334,22 @@ class _DirectPeer:
         return await getattr(self._servicer, name.partition("/")[2])(frames(), None)
 
 
-class DirectConnection(Connection):
-    """Calls the methods of a servicer. Nothing is retried: what it raises is the answer.
+class _DirectConnection(Connection):
+    """Calls the methods of a servicer. Nothing is retried: what it raises is the answer."""
 
-    Args:
-        servicer: Any object with the methods of CoordinatorService; no import leads from here to the services.
-    """
-
-    def __init__(self, servicer: Any) -> None:  # Any: see above
+    def __init__(self, servicer: Any) -> None:  # Any: as `DirectClient` has it
         self.stub = servicer
         self.peer = _DirectPeer(servicer)  # type: ignore[assignment]  # what is used of it
 
     async def call(self, method: Any, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """The answer of a method."""
         return await method(request, None)
 
     async def repeat(self, operation: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of an operation on `peer`."""
         return await operation()
 
     async def stream(
         self, method: Any, request: Callable[[], Any], *, lasting: bool = False
     ) -> AsyncGenerator[Any, None]:
-        """Yield what a method yields."""
         async for response in method(request(), None):
             yield response
 
@@ -368,12 +358,16 @@ class DirectConnection(Connection):
 
 
 class DirectClient(AsyncClient):
-    """A client of the coordinator in this process; the arguments are those of `DirectConnection`."""
+    """A client of a coordinator in this process.
 
-    def __init__(self, servicer: Any) -> None:  # Any: as `DirectConnection` has it
-        super().__init__(ADDRESS, token="", tls_ca="")
+    Args:
+        servicer: Any object with the methods of CoordinatorService; no import leads from here to the services.
+    """
+
+    def __init__(self, servicer: Any) -> None:  # Any: see above
+        super().__init__(HERE, token="", tls_ca="")
         self._servicer = servicer
 
     @cached_property
     def _connection(self) -> Connection:
-        return DirectConnection(self._servicer)
+        return _DirectConnection(self._servicer)

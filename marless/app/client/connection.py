@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 STACK_FILE = ".stack/stack.json"
 """Path, in the directory of the run folders, of the file in which `marless up` describes what it started."""
-
-
 CALL_TIMEOUT_S = 15.0
 Request = TypeVar("Request")
 Response = TypeVar("Response")

@@ -21,8 +21,6 @@ AFTER = "after"
 """Name of what follows the last round."""
 SHARED = "(shared)"
 """Group of charges that do not belong to one policy: actors, evaluations, joint critics, machines, Redis."""
-
-
 _VIEWS: tuple[By, ...] = ("kind", "round", "group")
 _KEYS: Mapping[str, Callable[[Charge], str]] = {
     "kind": lambda charge: (

@@ -77,13 +77,13 @@ def _above_random(column: PresetColumn) -> str:
         True: "clearly above random",
         False: "NOT clearly above random: its costs compare nothing",
     }[above_random(column)]
-    gains = ", ".join(f"{what} {_signed(gain)}" for what, gain in _gains(column).items())
+    gains = ", ".join(f"{what} {gain.text('+.2f')}" for what, gain in _gains(column).items())
     return f"{column.preset}: {gains}: {verdict}."
 
 
 def _returns(column: PresetColumn, reference: PresetColumn) -> Iterator[str]:
     for what, found, learned in _differences(column, reference):
-        begin = f"{column.preset} − {reference.preset}: {what} {_signed(found)}"
+        begin = f"{column.preset} − {reference.preset}: {what} {found.text('+.2f')}"
         if found.low is None or found.high is None:
             yield f"{begin}: one seed gives no interval."
         elif column.figures[0].run == reference.figures[0].run:
@@ -156,12 +156,6 @@ def _differences(column: PresetColumn, reference: PresetColumn) -> Iterator[tupl
     if not column.figures[0].sides:
         greedy = [column.values(lambda each: each.greedy), reference.values(lambda each: each.greedy)]
         yield "greedy return", statistics.difference(*greedy), _gain(reference).mean
-
-
-def _signed(estimate: MeanInterval) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:+.2f}"
-    return f"{estimate.mean:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
 
 
 def marks(name: str) -> tuple[str, str]:

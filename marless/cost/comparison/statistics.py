@@ -42,6 +42,12 @@ class MeanInterval:
             return None
         return max(self.high - self.mean, self.mean - self.low)
 
+    def text(self, form: str) -> str:
+        """The mean and, if there is one, the interval, in this format: "0.91 [0.85, 0.97]" for ".2f"."""
+        if self.low is None or self.high is None:
+            return format(self.mean, form)
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
     def holds(self, value: float) -> bool | None:
         """True if `value` lies in the interval; None without an interval."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high

@@ -141,12 +141,13 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
 
     mean("greedy return per agent, at the end", "greedy", 4)
-    table.append((f"the same, {_IQM}", *(spanned(column.middle) for column in columns)))
+    table.append((f"the same, {_IQM}", *(_spanned(column.middle) for column in columns)))
     table += _exploring(comparison)
     mean("random policy", "random", 4)
-    if any(column.won for column in columns):
-        table.append((f"greedy episodes won, {_IQM}", *(_percent(column.won) for column in columns)))
-        table.append(("random policy won", *(_percent(column.random_won) for column in columns)))
+    if any(won := [column.won for column in columns]):
+        table.append((f"greedy episodes won, {_IQM}", *(each.text(".0%") if each else "" for each in won)))
+        random_won = (column.random_won for column in columns)
+        table.append(("random policy won", *(each.text(".0%") if each else "" for each in random_won)))
     for side in columns[0].figures[0].sides:
         table.append(
             (f"{side} against chance, above chance", *(plus_minus(column.side(side), 4) for column in columns))
@@ -155,10 +156,10 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         table.append((name, *(plus_minus(statistics.interval(column.costs(accounting)), 4) for column in columns)))
     table.append(("cost that counts", *(column.counts for column in columns)))
     for other in references:
-        table.append((f"that / {other.preset}'s", *(bracketed(cost_ratio(column, other)) for column in columns)))
+        table.append((f"that / {other.preset}'s", *(cost_ratio(column, other).text(".2f") for column in columns)))
     for other in references:
         name = f"as charged / {other.preset}'s ({other.honest})"
-        table.append((name, *(bracketed(honest_ratio(column, other)) for column in columns)))
+        table.append((name, *(honest_ratio(column, other).text(".2f") for column in columns)))
     mean(f"wall-clock modelled on {comparison.slots} slots, s", "modelled_s", 4)
     mean("wall-clock measured, s", "measured_s", 4)
     mean("learners invoked per round", "learners", 3)
@@ -176,7 +177,7 @@ def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
     above = [statistics.difference(each, reference.exploring) for each in found]
     return [
         ("return while exploring, last tenth", *(plus_minus(statistics.interval(each), 4) for each in found)),
-        (f"that − {reference.preset}'s", *(spanned(each, 3) for each in above)),
+        (f"that − {reference.preset}'s", *(_spanned(each, 3) for each in above)),
     ]
 
 
@@ -187,28 +188,9 @@ def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
     return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
 
 
-def spanned(estimate: MeanInterval, digits: int = 4) -> str:
+def _spanned(estimate: MeanInterval, digits: int = 4) -> str:
     """Mean and 95 % interval, to `digits` significant digits of the mean."""
-    places = _places(estimate.mean, digits)
-    mean = f"{estimate.mean:,.{places}f}"
-    if estimate.low is None or estimate.high is None:
-        return mean
-    return f"{mean} [{estimate.low:,.{places}f}, {estimate.high:,.{places}f}]"
-
-
-def _percent(estimate: MeanInterval | None) -> str:
-    if estimate is None:
-        return ""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:.0%}"
-    return f"{estimate.mean:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
-
-
-def bracketed(estimate: MeanInterval) -> str:
-    """Mean and 95 % interval of a ratio, to two decimals."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:.2f}"
-    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return estimate.text(f",.{_places(estimate.mean, digits)}f")
 
 
 def markdown(comparison: Comparison) -> str:

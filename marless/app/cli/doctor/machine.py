@@ -24,8 +24,6 @@ from marless.rpc.tokens import Tokens
 OLDEST_PYTHON = (3, 11)
 _PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _FILES = tuple(name for name in SECRET_VARIABLES if name.startswith(("MARLESS_TLS_", "MARLESS_WORKER_TLS_")))
-
-
 SERVICES_BYTES = 350e6
 ACTOR_WORKER_BYTES = 40e6
 LEARNER_WORKER_BYTES = 300e6

@@ -1,8 +1,5 @@
-"""Checks of disks, spool, sockets and ports.
-
-Checks of what is running: the stack in the background, its coordinator, and unfinished jobs that are not running.
-
-Checks of the launchers that pools may be given by --launcher: whether each can start workers on this machine.
+"""Checks of what services need, and of what runs: disks, spool, sockets and ports; launchers, which start workers; the
+stack in the background, its coordinator, and unfinished jobs that nobody runs.
 """
 
 from __future__ import annotations
@@ -31,8 +28,6 @@ from marless.fleet.launchers.registry import LAUNCHERS, Choice, launching, parse
 CHECK_S = 20.0
 """Seconds that the check of one launcher may take."""
 _WORKERS = "services.actor_pool.worker"
-
-
 FULL_BYTES, LOW_BYTES = 64 * 2**20, 2**30
 SPOOL_BYTES = 2 * 2**30
 """Default limit of a learner pool on trajectories that wait for their update (--spool-bytes)."""
