@@ -15,9 +15,9 @@ import dataclasses
 import math
 import os
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 FEWEST = 32
@@ -36,13 +36,9 @@ Json = Any  # what JSON can hold
 Rows = list[dict[str, Json]]
 
 
-def _one_kind(_row: Any) -> str:  # Any: a dataclass
-    return ""
-
-
 def encoded(
     rows: Sequence[Any],  # Any: dataclasses of one class
-    kind: Callable[[Any], object] = _one_kind,
+    kind: Callable[[Any], object] = lambda _row: "",
     *,
     fewest: int = FEWEST,
     optional: Collection[str] = (),
@@ -52,21 +48,18 @@ def encoded(
     `kind` tells the kind of a row; by default, all are of one kind. Of `optional` fields, values that are the default
     are left out, in a table if all its rows have it.
     """
-    default = {field.name: field.default for field in _fields(rows) if field.name in optional}
+    fields = dataclasses.fields(rows[0]) if rows else ()
+    default = {field.name: field.default for field in fields if field.name in optional}
     if len(rows) < fewest:
         return [{k: v for k, v in vars(row).items() if k not in default or v != default[k]} for row in rows]
     tables = [_table(list(alike), default) for _, alike in groupby(rows, kind)]
     return {"tables": tables} if len(tables) > 1 else tables[0]
 
 
-def _fields(rows: Sequence[Any]) -> tuple[dataclasses.Field[Any], ...]:  # Any: dataclasses of one class
-    return dataclasses.fields(rows[0]) if rows else ()
-
-
 def _table(rows: list[Any], default: Mapping[str, Json]) -> Json:  # Any: dataclasses of one class and kind
     names = [
         field.name
-        for field in _fields(rows)
+        for field in dataclasses.fields(rows[0])
         if field.name not in default or any(getattr(row, field.name) != default[field.name] for row in rows)
     ]
     return {"rows": len(rows), **{name: _column([getattr(row, name) for row in rows]) for name in names}}
@@ -80,14 +73,11 @@ def decoded(data: Json) -> Rows:
     counts = [table["rows"] for table in tables]
     if not all(isinstance(count, int) and count >= 0 for count in counts) or sum(counts) > MOST:
         raise ValueError(f"{counts!r:.80} rows")
-    return list(chain.from_iterable(map(_rows, tables)))
-
-
-def _rows(table: Json) -> Rows:
-    columns = dict(table)
-    count = columns.pop("rows")
-    values = [_values(column, count) for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    rows: Rows = []
+    for table, count in zip(tables, counts, strict=True):
+        columns = {name: _values(column, count) for name, column in table.items() if name != "rows"}
+        rows += (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return rows
 
 
 def _column(values: list[Json]) -> Json:
@@ -140,7 +130,11 @@ def _values(column: dict[str, Json], count: int) -> Sequence[Json]:
         return [column["prefix"] + rest for rest in each]
     for name, parts in _PARTS.items():
         if name in column:
-            return list(_seconds(column[name], each, parts))
+            base = column[name]
+            for number in (base, *each):
+                if not isinstance(number, int):
+                    raise TypeError(f"{number!r:.80} is no number of parts of a second")
+            return [(base + offset) / parts for offset in each]
     return each
 
 
@@ -161,10 +155,3 @@ def _kind(kinds: Json, number: Json) -> Json:
     if not isinstance(kinds, list) or type(number) is not int or not 0 <= number < len(kinds):
         raise ValueError(f"{number!r:.80} is no number of one of its kinds")
     return kinds[number]
-
-
-def _seconds(base: Json, each: Sequence[Json], parts: float) -> Iterator[float]:
-    for offset in each:
-        if not isinstance(offset, int) or not isinstance(base, int):
-            raise TypeError(f"{offset!r:.80} is no number of parts of a second")
-        yield (base + offset) / parts

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -139,7 +139,11 @@ def yaml_of(text: str, what: str) -> object:
     _check_length(len(text), what)
     try:
         _check_events(text, what)
-        document: object = _read(text)
+        loader = _loader()(text)
+        try:
+            document: object = loader.get_single_data()
+        finally:
+            loader.dispose()
     except RecursionError:
         raise _too_deep(what) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # e.g. an impossible date
@@ -174,14 +178,6 @@ def _check_events(text: str, what: str) -> None:
         _check_count(values, what)
         if len(opened) > MAX_DEPTH + 1:
             raise _too_deep(what)
-
-
-def _read(text: str) -> Any:  # Any: YAML
-    loader = _loader()(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def _check_keys(section: yaml.MappingNode) -> None:
@@ -260,19 +256,13 @@ def check(document: object, what: str) -> None:
             if isinstance(value, Mapping | list | tuple | set):
                 values += len(value) * (2 if isinstance(value, Mapping) else 1)
                 _check_count(values, what)
-                below.extend(_inside(value))
+                below += value
+                if isinstance(value, Mapping):
+                    below += value.values()
         if not below:
             return
         layer = below
     raise _too_deep(what)
-
-
-def _inside(value: Mapping[object, object] | list[object] | tuple[object, ...] | set[object]) -> Iterator[object]:
-    if isinstance(value, Mapping):
-        yield from value.keys()
-        yield from value.values()
-    else:
-        yield from value
 
 
 def _check_value(value: object, what: str) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
+from collections.abc import Iterator
 from functools import cache
+from itertools import count
 
 from marless.core.errors import SpecError, unknown_name
 
@@ -34,28 +35,13 @@ NAMES = tuple(f"{place}.{moment}" for place in _PLACES for moment in ("before", 
 """Every failpoint; the first word says in which process."""
 
 
-class _Trap:
-    """Counts how often one failpoint is reached, and kills the process at the configured count."""
-
-    def __init__(self, setting: str) -> None:
-        self._name, _, count = setting.partition(":")
-        if self._name not in NAMES:
-            raise SpecError(f"MARLESS_FAILPOINT: {unknown_name('failpoint', self._name, NAMES)}")
-        self._spring_at = int(count or 1)
-        self._passes: Counter[str] = Counter()
-
-    def pass_by(self, name: str) -> None:
-        if name != self._name:
-            return
-        self._passes[name] += 1
-        if self._passes[name] == self._spring_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 @cache
-def _trap() -> _Trap | None:
-    setting = os.environ.get("MARLESS_FAILPOINT", "")
-    return _Trap(setting) if setting else None
+def _armed() -> tuple[str, int, Iterator[int]]:
+    """The failpoint that kills this process, or "", at which of its passes, and the numbers of its passes."""
+    name, _, passes = os.environ.get("MARLESS_FAILPOINT", "").partition(":")
+    if name and name not in NAMES:
+        raise SpecError(f"MARLESS_FAILPOINT: {unknown_name('failpoint', name, NAMES)}")
+    return name, int(passes or 1), count(1)
 
 
 def failpoint(name: str) -> None:
@@ -64,5 +50,6 @@ def failpoint(name: str) -> None:
     Raises SpecError if the variable names an unknown failpoint.
     """
     assert name in NAMES, name
-    if trap := _trap():
-        trap.pass_by(name)
+    armed, last, passes = _armed()
+    if name == armed and next(passes) == last:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -80,16 +80,20 @@ class Machine:
                     f"machine {shown(text)}: {shown(pair)} is no further key=value of {', '.join(kinds)}; "
                     f"write for example {_EXAMPLE}"
                 )
-            told[key] = value if kinds[key] == "str" else _number(key, value)
+            try:
+                told[key] = value if kinds[key] == "str" else float(value)
+            except ValueError:
+                raise SpecError(f"{key} of a machine is {shown(value)}, which is no number") from None
         return cls(**told)  # type: ignore[arg-type]  # of the kinds that the fields have
 
     @classmethod
     def here(cls, told: str = "") -> Machine:
         """This machine: what was told of it; its id and vCPUs, if they were not. Raises SpecError."""
         known = cls.parse(told)
-        return dataclasses.replace(
-            known, id=known.id or _of_kernel(), vcpus=known.vcpus or min(float(os.cpu_count() or 1), MAX_VCPUS)
-        )
+        # By default that of the running kernel: the machine since its start, also from within a container.
+        machine_id = known.id or _BOOT_ID.read_text("ascii").replace("-", "")[:_ID_DIGITS]
+        vcpus = known.vcpus or min(float(os.cpu_count() or 1), MAX_VCPUS)
+        return dataclasses.replace(known, id=machine_id, vcpus=vcpus)
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
@@ -188,15 +192,3 @@ def kept_from_json(text: str) -> Kept:
         return dataclass_of(Kept, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{MACHINES} is damaged: {told(error)}") from None
-
-
-def _number(key: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise SpecError(f"{key} of a machine is {shown(value)}, which is no number") from None
-
-
-def _of_kernel() -> str:
-    """Identifies the running kernel, and so this machine since its start: also from within a container."""
-    return _BOOT_ID.read_text("ascii").replace("-", "")[:_ID_DIGITS]

@@ -110,14 +110,13 @@ def validation_sentences(error: ValidationError, model: type[BaseModel], inner: 
     # A value of a union type fails once per member of the union; the deepest error is about the one that was meant.
     above = {path[:depth] for path in found for depth in range(len(path))}
     refused = [path for path in found if path not in above]
-    told = [": ".join(filter(None, (_shown(path), _sentence(path, found[path])))) for path in refused[:_MOST_SENTENCES]]
+    told = []
+    for path in refused[:_MOST_SENTENCES]:
+        # On one line even if a name contains line breaks.
+        names = (part if part.isprintable() and len(part) <= LONGEST_SHOWN else shown(part) for part in path)
+        told.append(": ".join(filter(None, (".".join(names), _sentence(path, found[path])))))
     more = len(refused) - len(told)
     return [*told, *([f"and {more} more mistakes"] if more else [])]
-
-
-def _shown(path: Sequence[str]) -> str:
-    """A field's path in the job, on one line even if a name contains line breaks."""
-    return ".".join(part if part.isprintable() and len(part) <= LONGEST_SHOWN else shown(part) for part in path)
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: InnerSections) -> tuple[tuple[str, ...], object]:
@@ -126,17 +125,14 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: InnerSectio
     owner: object = model
     here: Any = model  # Any: an annotation
     for part in loc:
-        branches = [branch for branch in get_args(here) if branch is not NoneType] if _is_union(here) else [here]
+        union = get_origin(here) in (Union, UnionType)
+        branches = [branch for branch in get_args(here) if branch is not NoneType] if union else [here]
         if len(branches) > 1:
             here = next((branch for branch in branches if getattr(branch, "__name__", "") == part), None)
             continue
         owner, path = branches[0], [*path, str(part)]
         here = inner.get(tuple(path)) or _field(owner, str(part))
     return tuple(path), owner
-
-
-def _is_union(annotation: object) -> bool:
-    return get_origin(annotation) in (Union, UnionType)
 
 
 def _field(owner: object, name: str) -> Any:  # Any: an annotation

@@ -19,11 +19,13 @@ def is_local(address: str) -> bool:
     """True for unix sockets and loopback addresses."""
     if address.startswith(UNIX):
         return True
-    host = host_of(address)
-    if host == "localhost":
-        return True
+    return is_loopback(host_of(address))
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses, without a port."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -52,17 +54,14 @@ def advertised(bound: str, advertise: str = "") -> str:
     if not advertise:
         return f"{socket.gethostname()}:{bound.rpartition(':')[2]}" if is_everywhere(bound) else bound
     port = "" if bound.startswith(UNIX) else bound.rpartition(":")[2]
-    address = advertise if _has_port(advertise) or advertise.startswith(UNIX) else f"{advertise}:{port}"
+    has_port = ":" in advertise and not advertise.endswith("]")
+    address = advertise if has_port or advertise.startswith(UNIX) else f"{advertise}:{port}"
     if not can_be_dialled(address):
         raise SpecError(
             f"--advertise {advertise}: give the host and port that others dial, e.g. gpu1.example.org:7070, "
             "[2001:db8::1]:7070 or unix:PATH"
         )
     return address
-
-
-def _has_port(address: str) -> bool:
-    return not address.endswith("]") and ":" in address
 
 
 def can_be_dialled(address: str) -> bool:

@@ -166,13 +166,22 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         name = str(handler_call_details.method).rpartition("/")[2]
         try:
             if turns := self._turns.get(name):
-                await turns.take(_job_of(handler_call_details))
+                job = dict(handler_call_details.invocation_metadata or ()).get(JOB_KEY, "")
+                await turns.take(str(job)[:MAX_NAME])
                 _after_this_call(turns.release)
             else:
                 self._count(name)
         except OverloadedError as error:
-            return _refusal(error)
-        return await continuation(handler_call_details)
+            refused = error
+        else:
+            return await continuation(handler_call_details)
+
+        async def refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
+            await abort(context, refused)
+
+        # This kind of handler serves calls of all four kinds: they look alike on the wire, and the answer is only a
+        # status.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _count(self, name: str) -> None:
         """Count one more call of its kind; raises OverloadedError beyond its limit."""
@@ -190,19 +199,6 @@ def _after_this_call(then: Callable[[], None]) -> None:
     task = asyncio.current_task()
     assert task is not None
     task.add_done_callback(lambda _: then())
-
-
-def _job_of(details: grpc.HandlerCallDetails) -> str:
-    job = dict(details.invocation_metadata or ()).get(JOB_KEY, "")
-    return str(job)[:MAX_NAME]
-
-
-def _refusal(error: OverloadedError) -> Handler:
-    async def refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
-        await abort(context, error)
-
-    # This kind of handler serves calls of all four kinds: they look alike on the wire, and the answer is only a status.
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 @dataclass(eq=False)
@@ -228,7 +224,8 @@ class ByteBudget:
         self._place = place
         self._option = option
         self._most_waiting = waiting
-        self._aside_bytes = 0
+        self.aside_bytes = 0
+        """Bytes of the limit that are reserved for other uses, see `set_aside`."""
         self._held: Counter[str] = Counter()
         """Bytes by job; only jobs that hold bytes."""
         self._waiting: list[_Waiter] = []
@@ -239,14 +236,9 @@ class ByteBudget:
         return self._held.total()
 
     @property
-    def aside_bytes(self) -> int:
-        """Bytes of the limit that are reserved for other uses."""
-        return self._aside_bytes
-
-    @property
     def free_bytes(self) -> int:
         """Bytes of the limit that are free."""
-        return max(0, self.limit_bytes - self.held_bytes - self._aside_bytes)
+        return max(0, self.limit_bytes - self.held_bytes - self.aside_bytes)
 
     @property
     def waiting(self) -> int:
@@ -259,7 +251,7 @@ class ByteBudget:
 
     def set_aside(self, held_bytes: int) -> None:
         """Set the number of bytes of the limit that are reserved for other uses."""
-        self._aside_bytes = held_bytes
+        self.aside_bytes = held_bytes
         self._admit()
 
     def hold(self, job: str, size: int) -> None:
@@ -290,7 +282,11 @@ class ByteBudget:
         except BaseException as error:
             # Also if it is cancelled: who goes away leaves neither a place in the queue nor the bytes that it was just
             # given.
-            self._withdraw(waiter)
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+                self._admit()  # it may have kept others waiting
+            else:
+                self.release(job, size)
             if isinstance(error, TimeoutError):
                 raise self.full(size, "others hold it for long") from None
             raise
@@ -298,19 +294,12 @@ class ByteBudget:
     def full(self, size: int, why: str) -> OverloadedError:
         """The error for a request that cannot be admitted now."""
         held = f"{self.held_bytes:,} bytes are in use"
-        if self._aside_bytes:
-            held += f" beside {self._aside_bytes:,} of replays"
+        if self.aside_bytes:
+            held += f" beside {self.aside_bytes:,} of replays"
         return OverloadedError(
             f"no room in the {self._place}: {held}, {size:,} more exceed {self.limit_bytes:,} ({self._option}), "
             f"and {why}"
         )
-
-    def _withdraw(self, waiter: _Waiter) -> None:
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
-            self._admit()  # it may have kept others waiting
-        else:
-            self.release(waiter.job, waiter.size)
 
     def _admit(self) -> None:
         ahead: list[_Waiter] = []

@@ -10,7 +10,7 @@ are updated. They publish large ones themselves.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from marless.core.errors import ConflictError, CorruptError, SpecError
 from marless.core.group import LaneRecord
@@ -111,11 +111,11 @@ def check_publish(header: param_store_pb2.PublishHeader) -> None:
 
     Raises PermissionDeniedError if an actor publishes anything else, SpecError for a carry that is too large.
     """
-    lanes = [each for each in header.policies if _is_lane(each.policy, {blob.part for blob in each.blobs})]
+    lanes = [
+        each
+        for each in header.policies
+        if each.policy.startswith(_PREFIX) and {blob.part for blob in each.blobs} == {PART}
+    ]
     roles.check_policies(only_lanes=len(lanes) == len(header.policies))
     if any(blob.bytes > MAX_CARRY_BYTES for lane in lanes for blob in lane.blobs):
         raise SpecError(f"a carry has {MAX_CARRY_BYTES:,} bytes at most")
-
-
-def _is_lane(policy: str, parts: Collection[str]) -> bool:
-    return policy.startswith(_PREFIX) and set(parts) == {PART}

@@ -127,7 +127,8 @@ async def read_header(
         raise UnreachableError(f"no {kind.__name__} came within {within_s:g} s; send it again") from None
     try:
         if first is not None:
-            body, rest = _header_of(first)
+            # The rest of the first frame is a frame of data, or nothing.
+            body, rest = _body(memoryview(first), _HEADER_TAG)
             if len(body) > HEADER_BYTES:
                 raise SpecError(f"a header of {len(body):,} bytes; at most {HEADER_BYTES:,} are taken")
             return kind.FromString(bytes(body)), _with_first(rest, stream) if rest else stream
@@ -171,11 +172,6 @@ def data_of(frame: bytes | memoryview) -> memoryview:
     if rest:
         raise CorruptError(_NO_CHUNK)
     return body
-
-
-def _header_of(frame: bytes) -> tuple[memoryview, memoryview]:
-    """The header in a transfer's first frame, and the rest of that frame: a frame of data, or nothing."""
-    return _body(memoryview(frame), _HEADER_TAG)
 
 
 def _body(view: memoryview, tag: int) -> tuple[memoryview, memoryview]:

@@ -82,7 +82,11 @@ def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
     trailer = dict(error.trailing_metadata() or ())
     if _CLASS_KEY in trailer:
         detail = bytes(trailer.get(_DETAIL_KEY, b"")).decode(errors="ignore")
-        return _hinted(by_name(str(trailer[_CLASS_KEY]), message, detail), str(trailer.get(_RETRY_KEY, "")))
+        raised = by_name(str(trailer[_CLASS_KEY]), message, detail)
+        after_ms = str(trailer.get(_RETRY_KEY, ""))
+        if isinstance(raised, errors.OverloadedError) and after_ms.isdecimal():
+            raised.retry_after_s = min(int(after_ms) / 1000, _LONGEST_RETRY_S)
+        return raised
     kind = _BY_CODE.get(error.code(), errors.InternalError)
     if kind is errors.OverloadedError:
         if _TOO_LONG in message:
@@ -108,12 +112,6 @@ def is_untrusted(error: errors.MarlessError) -> bool:
 def is_silent(error: errors.MarlessError) -> bool:
     """True if a call failed because what has taken the connection did not answer: it is stopped, hangs, or is busy."""
     return any(sentence in str(error) for sentence in _SILENT)
-
-
-def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:
-    if isinstance(error, errors.OverloadedError) and after_ms.isdecimal():
-        error.retry_after_s = min(int(after_ms) / 1000, _LONGEST_RETRY_S)
-    return error
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:

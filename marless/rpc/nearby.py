@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -58,16 +58,13 @@ class Caches:
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int
     ) -> dict[str, StoredVersion]:
         """Get versions as `ParamStore.get` does."""
-        for cache in self._usable():
+        now_s = time.monotonic()
+        for cache in (each for each in self._caches if each.rests_until_s <= now_s):
             try:
                 return await cache.store.get(job, versions, parts, epoch=epoch)
             except MarlessError as trouble:
                 cache.failed(trouble)
         return await self._store.get(job, versions, parts, epoch=epoch)
-
-    def _usable(self) -> Iterator[_Cache]:
-        now_s = time.monotonic()
-        return (cache for cache in self._caches if cache.rests_until_s <= now_s)
 
     async def close(self) -> None:
         """Close all connections to caches."""

@@ -36,7 +36,7 @@ _HASHES = "hset hget hdel hmget hgetall hkeys hincrby"
 _SETS = "zadd zrange zrem zscore sadd srem sismember smembers"
 _KEYS = "expire persist exists rename unlink xadd xread"
 RULES = {
-    # The commands of `services.param_store.store` and its scripts, on the keys in `services.param_store.keys`.
+    # The commands of `services.param_store.store` and its scripts, on the keys in `services.param_store.versions`.
     STORE: "~marless:* resetchannels -@all "
     + " ".join(f"+{name}" for name in f"{_TRANSACTIONS} {_HASHES} {_SETS} {_KEYS}".split()),
     # Checks and ends the process; it can neither read nor write a key.
@@ -94,12 +94,9 @@ class RedisUsers:
     def write(self) -> None:
         """Write both files. Raises OSError."""
         _replace(self.acl_file.with_name(PASSWORDS_FILE), json.dumps(dict(self.passwords)))
-        users = (f"user {name} on #{_digest(self.passwords[name])} {rules}\n" for name, rules in RULES.items())
+        digests = {name: hashlib.sha256(self.passwords[name].encode()).hexdigest() for name in RULES}
+        users = (f"user {name} on #{digests[name]} {rules}\n" for name, rules in RULES.items())
         _replace(self.acl_file, f"{_DEFAULT}\n" + "".join(users))
-
-
-def _digest(password: str) -> str:
-    return hashlib.sha256(password.encode()).hexdigest()
 
 
 def _read(path: Path) -> dict[str, str] | None:

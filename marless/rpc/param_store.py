@@ -260,7 +260,18 @@ class ParamStore:
                 policy: common_pb2.PolicyVersion(policy=name, version=version)
                 for policy, (name, version) in sources.items()
             },
-            steps={prefix: _encode_step(step) for prefix, step in steps.items()},
+            steps={
+                prefix: param_store_pb2.NetStep(
+                    lr=step.lr,
+                    eps=step.eps,
+                    max_grad_norm=step.max_grad_norm,
+                    target_steps=step.target_steps or 0,
+                    returns=param_store_pb2.ReturnsStep(decay=step.returns.decay, popart=step.returns.popart)
+                    if step.returns
+                    else None,
+                )
+                for prefix, step in steps.items()
+            },
             separate=separate,
             keep=keep,
         )
@@ -348,15 +359,6 @@ def _encode(write: PolicyWrite) -> param_store_pb2.PolicyPublish:
         blobs=blobs,
         first_version=write.first_version,
     )
-
-
-def _encode_step(step: NetStep) -> param_store_pb2.NetStep:
-    encoded = param_store_pb2.NetStep(
-        lr=step.lr, eps=step.eps, max_grad_norm=step.max_grad_norm, target_steps=step.target_steps or 0
-    )
-    if step.returns:
-        encoded.returns.decay, encoded.returns.popart = step.returns.decay, step.returns.popart
-    return encoded
 
 
 def _pairs(versions: Mapping[str, int]) -> Iterator[common_pb2.PolicyVersion]:

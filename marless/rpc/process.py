@@ -45,21 +45,19 @@ def _dialled(text: str) -> str:
 def add_caches(parser: argparse.ArgumentParser) -> None:
     """Add --param-store-caches, for actor workers and what starts them; see `marless.rpc.nearby`."""
     what = "comma list of caches of the param_store (--upstream), from one of which each actor worker reads weights"
-    add_option(parser, "--param-store-caches", "", what, _all_dialled)
+    add_option(
+        parser,
+        "--param-store-caches",
+        "",
+        what,
+        lambda text: tuple(_dialled(each.strip()) for each in text.split(",")) if text else (),
+    )
 
 
 def add_relay(parser: argparse.ArgumentParser) -> None:
     """Add --relay, for actor workers and what starts them; see `marless.rpc.nearby`."""
     what = "address of a relay on each worker's host, through which it gets tasks and sends small trajectories"
-    add_option(parser, "--relay", "", what, _dialled_or_none)
-
-
-def _dialled_or_none(text: str) -> str:
-    return _dialled(text) if text else ""
-
-
-def _all_dialled(text: str) -> tuple[str, ...]:
-    return tuple(_dialled(address.strip()) for address in text.split(",")) if text else ()
+    add_option(parser, "--relay", "", what, lambda text: _dialled(text) if text else "")
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -15,7 +15,7 @@ import secrets
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -87,7 +87,11 @@ class Loans:
         pieces = asyncio.Semaphore(AT_ONCE)
 
         def lend(path: Path, write: Write | None = None) -> Ref:
-            ref = _reference(path)
+            ref = Ref(id=secrets.token_urlsafe(24))
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                ref.bytes, ref.device, ref.inode = status.st_size, status.st_dev, status.st_ino
+                ref.host, ref.path = _host(), str(path)
             self._loans[ref.id] = _Loan(task, path, write, pieces)
             lent.append(ref.id)
             return ref
@@ -270,17 +274,6 @@ def seen(ref: Ref) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
-
-
-def _reference(path: Path) -> Ref:
-    ref = Ref(id=secrets.token_urlsafe(24))
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return ref
-    ref.bytes, ref.device, ref.inode = status.st_size, status.st_dev, status.st_ino
-    ref.host, ref.path = _host(), str(path)
-    return ref
 
 
 @cache

@@ -93,11 +93,6 @@ caller: ContextVar[Role | None] = ContextVar("caller", default=None)
 """Role of the caller whose request is being handled; None if tokens are not checked."""
 
 
-def is_open(method: str) -> bool:
-    """True for methods that may be called without a token."""
-    return method.startswith(OPEN)
-
-
 def check(role: Role, method: str) -> None:
     """Raise PermissionDeniedError unless this role may call the method, given by its full name."""
     allowed = ALLOWED.get(method, frozenset())

@@ -50,11 +50,6 @@ _SCHEME = b"Bearer "
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 
 
-def check_pair(cert: str, key: str) -> None:
-    """Raise SpecError unless this is a certificate and its key."""
-    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
-
-
 def check_served(cert: str, key: str, host: str) -> float:
     """Check the certificate of a server that others dial at `host` ("": at no host, but at a unix socket).
 
@@ -254,7 +249,7 @@ class Security:
             self.tokens.check()
         if not secured:
             return None
-        check_pair(self.tls_cert, self.tls_key)
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.tls_cert, self.tls_key)  # only to check both files
         pair = (read(self.tls_key), read(self.tls_cert))
         if not self.mutual:
             return grpc.ssl_server_credentials([pair])
@@ -303,8 +298,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         if self._tokens is None:
             return await continuation(handler_call_details)
         # For open methods, too: a caller with a valid token does not count among the strangers.
-        role = self._tokens.role_of(token) if (token := _token(handler_call_details)) else None
-        if roles.is_open(method):
+        given = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
+        sent = given if isinstance(given, bytes) else given.encode()
+        token = sent.removeprefix(_SCHEME) if sent.startswith(_SCHEME) else b""
+        role = self._tokens.role_of(token) if token else None
+        if method.startswith(roles.OPEN):
             handler = await continuation(handler_call_details)
             return handler if role or not handler else self._health[method].some_of(handler)
         if role is None:
@@ -375,9 +373,3 @@ class _Strangers:
             await abort(
                 context, OverloadedError(f"{MAX_STRANGERS} callers without a token are being served already; try again")
             )
-
-
-def _token(details: grpc.HandlerCallDetails) -> bytes:
-    given = dict(details.invocation_metadata or ()).get(_HEADER, "")
-    sent = given if isinstance(given, bytes) else given.encode()
-    return sent.removeprefix(_SCHEME) if sent.startswith(_SCHEME) else b""

@@ -187,21 +187,15 @@ async def _run(service: str, options: ServerOptions, build: Build) -> None:
     if watch:
         watch.add_done_callback(lambda _: stop.set())
     async with serving(options, build) as address:
-        _spare_collections()
+        # What was made before now stays: the garbage collector passes over it, and looks at the rest less often. With a
+        # thousand workers, a round makes so many objects that by default their collection takes most of a pool's time.
+        gc.freeze()
+        gc.set_threshold(*GARBAGE)
         _log.info("serving", service=service, listen=options.listen, address=address)
         await stop.wait()
         _log.info("stopping", service=service)
     if watch:
         watch.cancel()
-
-
-def _spare_collections() -> None:
-    """Have the garbage collector pass over what was made before now, which stays, and look at the rest less often.
-
-    With a thousand workers, a round makes so many objects that by default their collection takes most of a pool's time.
-    """
-    gc.freeze()
-    gc.set_threshold(*GARBAGE)
 
 
 @asynccontextmanager
@@ -227,7 +221,9 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     # Bound before it is built, because a pool tells its workers this address when it starts them.
     address = advertised(_bind(server, options), options.advertise)
-    end_s = _check_certificate(options.security, address)
+    tls, end_s = options.security, math.inf
+    if tls.tls_cert and tls.tls_key:
+        end_s = check_served(tls.tls_cert, tls.tls_key, host_of(address))
     async with build(address) as service, AsyncExitStack() as stack:
         admission.set(service.limits)
         if metrics:
@@ -238,8 +234,14 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
             reflection.enable_server_reflection(names, server)
         await server.start()
         await _report(healthy, service)
-        reporting = asyncio.create_task(_keep_reporting(healthy, service))
-        warning = asyncio.create_task(_warn_of_the_end(options.security.tls_cert, end_s))
+
+        async def keep_reporting() -> None:
+            while True:
+                await asyncio.sleep(HEALTH_PERIOD_S)
+                await _report(healthy, service)
+
+        reporting = asyncio.create_task(keep_reporting())
+        warning = asyncio.create_task(_warn_of_the_end(tls.tls_cert, end_s))
         try:
             yield address
         finally:
@@ -253,19 +255,6 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
 async def _report(healthy: health.aio.HealthServicer, service: ServedService) -> None:
     status = health_pb2.HealthCheckResponse
     await healthy.set("", status.SERVING if await service.ready() else status.NOT_SERVING)
-
-
-async def _keep_reporting(healthy: health.aio.HealthServicer, service: ServedService) -> None:
-    while True:
-        await asyncio.sleep(HEALTH_PERIOD_S)
-        await _report(healthy, service)
-
-
-def _check_certificate(security: Security, address: str) -> float:
-    """Check the certificate with which others see this service; returns its end, in seconds since the epoch."""
-    if not (security.tls_cert and security.tls_key):
-        return math.inf
-    return check_served(security.tls_cert, security.tls_key, host_of(address))
 
 
 async def _warn_of_the_end(cert: str, end_s: float) -> None:

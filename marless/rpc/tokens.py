@@ -22,6 +22,7 @@ from marless.rpc.roles import Role
 LOOK_S = 1.0
 """Seconds between two checks for changed files, at least; an unknown token causes an immediate check."""
 _FILE_BYTES = 2**16
+_TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[!-~]{16,512}")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -119,17 +120,21 @@ def create(directory: Path) -> None:
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700, parents=True)
         _check_directory(directory)
-        _check_content(directory)
+        names = {path.name for path in directory.iterdir()}
+        if names and names.isdisjoint(Role):  # with a mistyped path, tokens would go among other files
+            raise SpecError(
+                f"{directory} has other files in it, such as {shown(min(names))}; name a new directory for tokens"
+            )
         for role in Role:
             if not (directory / role).exists():
-                _write(directory / role, [_new()])
+                _write(directory / role, [secrets.token_urlsafe(_TOKEN_BYTES)])
     except OSError as error:
         raise SpecError(denied(error)) from None
 
 
 def rotate(directory: Path, role: Role) -> None:
     """Give a role a new token, which its processes send from now on; the present one stays valid, older ones do not."""
-    _replace(directory, role, lambda tokens: [_new(), *tokens[:1]])
+    _replace(directory, role, lambda tokens: [secrets.token_urlsafe(_TOKEN_BYTES), *tokens[:1]])
 
 
 def retire(directory: Path, role: Role) -> None:
@@ -146,10 +151,6 @@ def _replace(directory: Path, role: Role, change: Callable[[tuple[str, ...]], li
         partial.replace(path)
     except OSError as error:
         raise SpecError(denied(error)) from None
-
-
-def _new() -> str:
-    return secrets.token_urlsafe(32)
 
 
 def _write(path: Path, tokens: list[str]) -> None:
@@ -190,15 +191,6 @@ def _check_directory(directory: Path) -> None:
         raise SpecError(f"others may write to the directory of tokens {directory}; `chmod 700 {directory}`")
 
 
-def _check_content(directory: Path) -> None:
-    """Raise SpecError for a directory with other files: with a mistyped path, tokens would go among them."""
-    names = {path.name for path in directory.iterdir()}
-    if names and names.isdisjoint(Role):
-        raise SpecError(
-            f"{directory} has other files in it, such as {shown(min(names))}; name a new directory for tokens"
-        )
-
-
 def _of_file(path: Path) -> tuple[str, ...]:
     """The tokens of one file, which nobody else may access; none if there is no file. Raises SpecError."""
     try:
@@ -210,7 +202,13 @@ def _of_file(path: Path) -> tuple[str, ...]:
         raise SpecError(f"{path} cannot be read ({error.strerror})") from None
     try:
         # The open file is checked, because another one may lie at the path a moment later.
-        _check_file(path, os.fstat(number))
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_BYTES:
+            raise SpecError(f"{path} is not a file of tokens")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise SpecError(f"{path} belongs to another user, who knows its tokens; make a directory of your own")
+        if status.st_mode & _OTHERS:
+            raise SpecError(f"others may read or write {path}; `chmod 600 {path}`, and rotate its tokens")
         content = os.read(number, _FILE_BYTES).decode(errors="replace")
     finally:
         os.close(number)
@@ -220,15 +218,6 @@ def _of_file(path: Path) -> tuple[str, ...]:
     if not all(map(_TOKEN.fullmatch, tokens)):
         raise SpecError(f"{path} has a line that is not a token: 16 to 512 printable ASCII characters without a space")
     return tokens
-
-
-def _check_file(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_BYTES:
-        raise SpecError(f"{path} is not a file of tokens")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise SpecError(f"{path} belongs to another user, who knows its tokens; make a directory of your own")
-    if status.st_mode & _OTHERS:
-        raise SpecError(f"others may read or write {path}; `chmod 600 {path}`, and rotate its tokens")
 
 
 def _warn(sentence: str) -> None:

@@ -107,7 +107,12 @@ class DiskCheckpoints:
             shutil.rmtree(unfinished)
         make_directory(self.directory)
         partial.mkdir()
-        policies = {name: _write_policy(partial, name, saved) for name, saved in checkpoint.policies.items()}
+        policies = {}
+        for name, saved in checkpoint.policies.items():
+            for part, blob in saved.blobs.items():
+                _write(partial / f"{name}.{part}.safetensors", blob)
+            digests = {part: hashlib.sha256(blob).hexdigest() for part, blob in saved.blobs.items()}
+            policies[name] = {"version": saved.version, "sha256": digests}
         for held in checkpoint.lanes:
             _write(partial / held.name, held.data)
         lanes = [dataclasses.asdict(held.lane) for held in checkpoint.lanes]
@@ -225,9 +230,13 @@ def read(directory: Path, parts: Collection[str] = PARTS, *, lanes: bool = False
         if file.part in parts:
             blobs[file.policy][file.part] = data = regular_files.read(directory / file.name, MAX_PUBLISH_BYTES)
             file.check(data, str(directory / file.name))
-    held = tuple(SavedLane(lane, _read_carry(directory, lane)) for lane in manifest.lanes if lanes)
+    held = []
+    for lane in manifest.lanes if lanes else ():
+        path = directory / _carry_name(lane)
+        held.append(SavedLane(lane, regular_files.read(path, MAX_CARRY_BYTES)))
+        _check(held[-1].data, lane.digest, str(path))
     saved = {name: SavedPolicy(version=manifest.versions[name], blobs=blobs[name]) for name in blobs}
-    return Checkpoint(progress=manifest.progress, policies=saved, lanes=held)
+    return Checkpoint(progress=manifest.progress, policies=saved, lanes=tuple(held))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,39 +273,30 @@ class Manifest:
         """Read a manifest; raises CorruptError for anything that `DiskCheckpoints.save` does not write."""
         try:
             held: dict[str, Any] = json.loads(data)  # Any: JSON
-            policies, lanes = held.pop("policies"), tuple(map(_lane, held.pop("lanes")))
+            policies = held.pop("policies")
+            lanes = tuple(
+                LaneRecord(lane=_whole(each["lane"]), version=_whole(each["version"]), digest=_text(each["digest"]))
+                for each in held.pop("lanes")
+            )
             files = tuple(
-                PolicyFile(policy=_policy(policy), part=_part(part), sha256=_text(digest))
+                PolicyFile(policy=_policy(policy), part=part, sha256=_text(digest))
                 for policy, entry in policies.items()
                 for part, digest in entry["sha256"].items()
             )
+            if odd := {file.part for file in files} - {*PARTS, EARLIER}:
+                raise ValueError(odd)
             versions = {policy: _whole(entry["version"]) for policy, entry in policies.items()}
-            return cls(progress=_progress(held), versions=versions, files=files, lanes=lanes)
+            groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
+            algorithm = _text(held.pop("algorithm"))
+            counters = {name: _whole(value) for name, value in held.items()}
+            progress = CheckpointProgress(**counters, algorithm=algorithm, groups=groups)
+            return cls(progress=progress, versions=versions, files=files, lanes=lanes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(f"{where}: this is not a checkpoint manifest") from None
 
 
-def _progress(held: dict[str, Any]) -> CheckpointProgress:  # Any: JSON
-    groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
-    algorithm = _text(held.pop("algorithm"))
-    return CheckpointProgress(
-        **{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups
-    )
-
-
-def _lane(entry: dict[str, Any]) -> LaneRecord:  # Any: JSON
-    return LaneRecord(lane=_whole(entry["lane"]), version=_whole(entry["version"]), digest=_text(entry["digest"]))
-
-
 def _carry_name(lane: LaneRecord) -> str:
     return f"lane-{lane.lane}.carry"
-
-
-def _read_carry(directory: Path, lane: LaneRecord) -> bytes:
-    path = directory / _carry_name(lane)
-    data = regular_files.read(path, MAX_CARRY_BYTES)
-    _check(data, lane.digest, str(path))
-    return data
 
 
 def _check(data: bytes | memoryview, sha256: str, where: str) -> None:
@@ -317,25 +317,10 @@ def _text(value: object) -> str:
     return value
 
 
-def _part(value: str) -> str:
-    if value not in (*PARTS, EARLIER):
-        raise ValueError(value)
-    return value
-
-
 def _policy(name: str) -> str:
     if not name.isprintable() or "/" in name or name.startswith(".") or len(name.encode()) > _LONGEST_NAME_BYTES:
         raise ValueError(name)
     return name
-
-
-def _write_policy(directory: Path, name: str, saved: SavedPolicy) -> dict[str, object]:
-    for part, blob in saved.blobs.items():
-        _write(directory / f"{name}.{part}.safetensors", blob)
-    return {
-        "version": saved.version,
-        "sha256": {part: hashlib.sha256(blob).hexdigest() for part, blob in saved.blobs.items()},
-    }
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:

@@ -143,18 +143,17 @@ class RoundReader:
                 break
             if lines and end + len(line) - start > BATCH_BYTES:
                 break
-            lines.append(self._checked(line, first + len(lines)))
+            number = first + len(lines)
+            try:
+                text = line[:-1].decode()
+            except UnicodeDecodeError:
+                text = ""
+            if not text.endswith("}") or _number(line) != number:
+                raise CorruptError(f"{self._path}, line {number + 1}: this is not the record of round {number + 1}")
+            lines.append(text)
             end += len(line)
         self._next = (first + len(lines), end)
         return lines
-
-    def _checked(self, line: bytes, round_: int) -> str:
-        try:
-            if _number(line) == round_ and line.endswith(b"}\n"):
-                return line[:-1].decode()
-        except UnicodeDecodeError:
-            pass
-        raise CorruptError(f"{self._path}, line {round_ + 1}: this is not the record of round {round_ + 1}")
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:

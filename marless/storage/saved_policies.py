@@ -39,7 +39,12 @@ def load_policy(
     UnauthenticatedError and PermissionDeniedError.
     """
     if places.is_address(path_or_job):
-        return _from_bucket(str(path_or_job), round)
+        from marless.storage.bucket import reading
+
+        with reading.local_copy(str(path_or_job), reading.checkpoint(round, acting_only=True)) as path:
+            team = load_policy(path, round=round)
+        team.origin = replace(team.origin, run_dir=None)  # the copy is gone
+        return team
     home = Path(runs or os.environ.get("MARLESS_RUNS") or "runs")
     path = _find(str(path_or_job), home)
     if path == Path(path_or_job) and (note := places.ambiguity_note(str(path_or_job), home)):
@@ -55,15 +60,6 @@ def load_policy(
         return Team.of([policy], origin)
     run_dir = path.resolve().parent.parent
     return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)
-
-
-def _from_bucket(where: str, round_: int | None) -> Team:
-    from marless.storage.bucket import reading
-
-    with reading.local_copy(where, reading.checkpoint(round_, acting_only=True)) as path:
-        team = load_policy(path, round=round_)
-    team.origin = replace(team.origin, run_dir=None)  # the copy is gone
-    return team
 
 
 def _find(wanted: str, runs: Path) -> Path:

@@ -37,6 +37,7 @@ _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_RANDOM: "evaluation",
 }
 PREFIX = "background"
+"""Of the ids of background workers, and of no others."""
 ATTEMPTS = 3
 """Workers that a batch of episodes may lose; without them a job goes on, and only lacks its random baseline."""
 KEEP_ALIVE_S = 10.0

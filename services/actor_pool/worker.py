@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from marless.core.group import LaneRecord
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
 from marless.learning.data.episodes import EpisodeStats
-from marless.learning.data.player import EnvKey, Player, Rolled, actor_seed
+from marless.learning.data.player import EnvKey, Player, actor_seed
 from marless.learning.data.returns import PlayLimits, batches
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
@@ -113,7 +113,18 @@ class Actor:
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
         here = self._player.has_lane(_env_key(task), (task.job, task.index), start.digest)
         loaded = b"" if here or not start.digest else await carries.fetch(self._store, task.job, start)
-        rolled = await stoppable(partial(self._roll_on, task, acting, loaded))
+        rolled = await stoppable(
+            lambda stop: self._player.go_on(
+                _env_key(task),
+                acting,
+                whose=(task.job, task.index),
+                digest=start.digest,
+                loaded=loaded,
+                steps=task.settings.steps,
+                seed=_seed(task),
+                stopped=stop.is_set,
+            )
+        )
         left, returned = carries.after(start, rolled.carry), carries.is_returned(rolled.carry, task.actors)
         kept = {} if returned else {left: rolled.carry}
         failpoint("actor.carry.before")
@@ -130,20 +141,6 @@ class Actor:
         receipt.carry = rolled.carry if returned else b""
         return receipt
 
-    def _roll_on(
-        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], loaded: bytes, stop: threading.Event
-    ) -> Rolled:
-        return self._player.go_on(
-            _env_key(task),
-            acting,
-            whose=(task.job, task.index),
-            digest=task.lane.digest,
-            loaded=loaded,
-            steps=task.settings.steps,
-            seed=_seed(task),
-            stopped=stop.is_set,
-        )
-
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> actor_pool_pb2.RolloutReceipt:
@@ -154,7 +151,14 @@ class Actor:
             relative_error=task.settings.relative_error,
             parts=max(task.actors, 1),
         )
-        sizes, seed = _batches(task), _seed(task)
+        # Random episodes arrive from the coordinator as single batches.
+        random = task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM
+        sizes = (
+            (task.episodes,)
+            if random
+            else batches(task.episodes, task.settings.envs, one_by_one=registry.one_by_one(task.settings.env))
+        )
+        seed = _seed(task)
         stats, played_s = self._player.play(
             _env_key(task), acting, sizes=sizes, limits=limits, seed=seed, stopped=stop.is_set
         )
@@ -213,13 +217,6 @@ def _env_key(task: actor_pool_pb2.RolloutTask) -> EnvKey:
 
 def _seed(task: actor_pool_pb2.RolloutTask) -> int:
     return actor_seed(task.settings.seed, task.mode, task.round, task.index)
-
-
-def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:
-    """The number of episodes of each batch; random episodes arrive from the coordinator as single batches."""
-    if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM:
-        return iter((task.episodes,))
-    return batches(task.episodes, task.settings.envs, one_by_one=registry.one_by_one(task.settings.env))
 
 
 def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: int) -> actor_pool_pb2.RolloutReceipt:

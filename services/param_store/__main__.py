@@ -115,20 +115,19 @@ def figures(provided: Provided, uploads: BlobUploads) -> list[Metric]:
     """All metrics: restarts of Redis, and bytes of publishes in progress."""
     return [
         counter("redis_restarts", "How often a Redis of our own was started again.", provided.restarts()),
-        gauge("publish_bytes", "Bytes that publishes in progress hold.", uploads.held_bytes),
+        gauge("publish_bytes", "Bytes that publishes in progress hold.", uploads.budget.held_bytes),
     ]
 
 
 @asynccontextmanager
 async def build(config: ParamStoreConfig, _address: str) -> AsyncIterator[ServedService]:
     """Build the service: a store with a Redis, or a cache of another store."""
-    async with _cache(config) if config.upstream else _store(config) as service:
-        yield service
-
-
-@asynccontextmanager
-async def _store(config: ParamStoreConfig) -> AsyncIterator[ServedService]:
-    """Find or start Redis, and connect to it."""
+    if config.upstream:
+        security = config.upstream_security or config.server.security
+        async with cache(config.upstream, security, config.cache_bytes) as of_cache:
+            limits = {"Get": Transfers(READS)}
+            yield ServedService(of_cache.register, name="ParamStoreService", limits=limits, figures=of_cache.figures)
+        return
     async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
         store = VersionStore(redis, provided.trouble, keep=config.keep)
         risk = await connection.risk(redis, provided)
@@ -145,18 +144,6 @@ async def _store(config: ParamStoreConfig) -> AsyncIterator[ServedService]:
                 "Watch": Streams(lambda: WATCHES),
             },
             figures=partial(figures, provided, uploads),
-        )
-
-
-@asynccontextmanager
-async def _cache(config: ParamStoreConfig) -> AsyncIterator[ServedService]:
-    security = config.upstream_security or config.server.security
-    async with cache(config.upstream, security, config.cache_bytes) as servicer:
-        yield ServedService(
-            servicer.register,
-            name="ParamStoreService",
-            limits={"Get": Transfers(READS)},
-            figures=servicer.figures,
         )
 
 

@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,8 @@ from marless.rpc.concurrency import to_the_end
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from services.param_store.blobs import HASH_INLINE_BYTES, BlobUploads
-from services.param_store.keys import check_name
 from services.param_store.store import VersionStore
-from services.param_store.versions import VersionMetadata, Write, missing
+from services.param_store.versions import VersionMetadata, Write, check_name, missing
 
 STATE = ("acting", "learning")
 """The parts of a policy that change; its next version has no other."""
@@ -129,10 +128,10 @@ class Aggregator:
         starts, parts = await self._present(wanted)
         state_bytes, gradient_bytes = _bytes(starts, STATE), _bytes(parts, (gradients.PART,))
         room_bytes = 2 * state_bytes + gradient_bytes  # the next versions are as large as the present ones
-        if room_bytes > self._uploads.limit_bytes:
+        limit_bytes = self._uploads.budget.limit_bytes
+        if room_bytes > limit_bytes:
             raise TooLargeError(
-                f"an aggregation of {room_bytes:,} bytes; this store has room for {self._uploads.limit_bytes:,} "
-                "(--intake-bytes)"
+                f"an aggregation of {room_bytes:,} bytes; this store has room for {limit_bytes:,} (--intake-bytes)"
             )
         async with self._uploads.room(wanted.job, room_bytes):
             writes, vcpu_s = await self._computed(wanted, starts, parts, state_bytes + gradient_bytes)
@@ -155,7 +154,13 @@ class Aggregator:
         found = await self._store.find(wanted.job, named)
         heads, others = found[: len(wanted.heads)], found[len(wanted.heads) :]
         for (policy, expected), head in zip(wanted.heads.items(), heads, strict=True):
-            _check_head(wanted.job, policy, head, expected)
+            if head is None and expected:
+                raise NotFoundError(f"policy {policy!r} of job {wanted.job!r} has no version any more")
+            if head is not None and head.version != expected:
+                raise ConflictError(
+                    f"policy {policy!r} of job {wanted.job!r} is at version {head.version}; this aggregation expects "
+                    f"{expected}"
+                )
         for (name, version), each in zip(named[len(heads) :], others, strict=True):
             if each is None:
                 raise NotFoundError(missing(wanted.job, name, version))
@@ -181,16 +186,6 @@ class Aggregator:
         compute = partial(_compute, wanted, states, dict(zip(wanted.parts, blobs, strict=True)))
         made, vcpu_s = compute() if read_bytes <= HASH_INLINE_BYTES else await to_the_end(compute)
         return made, vcpu_s
-
-
-def _check_head(job: str, policy: str, head: VersionMetadata | None, expected: int) -> None:
-    """Raise an error unless this is the expected head; None is that of a new policy."""
-    if head is None and expected:
-        raise NotFoundError(f"policy {policy!r} of job {job!r} has no version any more")
-    if head is not None and head.version != expected:
-        raise ConflictError(
-            f"policy {policy!r} of job {job!r} is at version {head.version}; this aggregation expects {expected}"
-        )
 
 
 def _bytes(versions: Sequence[VersionMetadata], names: Sequence[str]) -> int:
@@ -228,7 +223,10 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> AggregationTask
     )
     parts = [_versions("parts of a gradient", each.parts) for each in request.gradients]
     discarded = _versions("discarded gradients", request.discarded)
-    _check_gradients([name for each in (*parts, discarded) for name in each])
+    named = [name for each in (*parts, discarded) for name in each]
+    check_names("gradients", named, MAX_POLICIES)
+    if odd := [name for name in named if not gradients.is_gradient(name)]:
+        raise SpecError(f"{odd[0]!r} is no gradient; only gradients are applied and removed")
     for number, each in enumerate(request.gradients):
         check_number(f"the number of parts of gradient {number}", len(each.parts), 1, MAX_POLICIES)
         if not 0 < each.weight <= 1:
@@ -270,20 +268,11 @@ def _sources(request: param_store_pb2.AggregateRequest) -> dict[str, tuple[str, 
     return {name: (source.policy, source.version) for name, source in request.sources.items()}
 
 
-def _check_gradients(names: Sequence[str]) -> None:
-    check_names("gradients", names, MAX_POLICIES)
-    if odd := [name for name in names if not gradients.is_gradient(name)]:
-        raise SpecError(f"{odd[0]!r} is no gradient; only gradients are applied and removed")
-
-
 def _steps(request: param_store_pb2.AggregateRequest) -> dict[str, NetStep]:
     if not request.steps or not request.steps.keys() <= PREFIXES:
-        raise SpecError(f"steps of {_listed(request.steps)}; give one for policy, for critic, or for both")
+        listed = ", ".join(map(shown, sorted(request.steps)[: len(PREFIXES) + 1])) or "no net"
+        raise SpecError(f"steps of {listed}; give one for policy, for critic, or for both")
     return {prefix: _step(prefix, request.steps[prefix]) for prefix in sorted(request.steps, reverse=True)}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(shown, sorted(names)[: len(PREFIXES) + 1])) or "no net"
 
 
 def _step(prefix: str, step: param_store_pb2.NetStep) -> NetStep:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from marless.core.errors import CorruptError, SpecError
 from marless.rpc import chunks
 from marless.rpc.admission import ByteBudget
-from services.param_store.keys import PIECE_BYTES, BlobPart
 
+PIECE_BYTES = 8 * 2**20
+"""Longest value of a field: Redis serves no other client while it copies one."""
 HASH_INLINE_BYTES = 2**20
 """Larger values are hashed on another thread; hashing a megabyte takes half a millisecond."""
 SHARED_BYTES = 64 * 2**20
@@ -26,6 +27,15 @@ Read = Callable[[], AsyncIterator[list[bytes]]]
 """Reads the bytes of some parts, in order, and checks them."""
 WAIT_S = 10.0
 """Seconds that a publish waits for room; until then, only its first message is read, with 1 MiB of its data at most."""
+
+
+@dataclass(frozen=True)
+class BlobPart:
+    """One blob of a version."""
+
+    name: str
+    size_bytes: int
+    sha256: bytes
 
 
 @dataclass(frozen=True)
@@ -127,13 +137,9 @@ class SharedFrames:
     def __init__(self, limit_bytes: int = SHARED_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[tuple[bytes, ...], list[bytes]] = OrderedDict()
-        self._kept_bytes = 0
-        self._reading: dict[Hashable, asyncio.Task[list[bytes]]] = {}
-
-    @property
-    def kept_bytes(self) -> int:
+        self.kept_bytes = 0
         """Bytes of the frames that are kept."""
-        return self._kept_bytes
+        self._reading: dict[Hashable, asyncio.Task[list[bytes]]] = {}
 
     async def of(self, what: Hashable, parts: Sequence[BlobPart], read: Read) -> AsyncIterator[bytes]:
         """Stream the data frames of these parts; `read` is called unless they are kept, or being read already.
@@ -149,15 +155,12 @@ class SharedFrames:
         if (frames := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
         else:
-            frames = await self._read_once(what, key, read)
+            if (reading := self._reading.get(what)) is None:
+                reading = self._reading[what] = asyncio.create_task(self._read(key, read))
+                reading.add_done_callback(lambda task: self._ended(what, task))
+            frames = await asyncio.shield(reading)  # for the others that wait for it, when the caller goes away
         for frame in frames:
             yield frame
-
-    async def _read_once(self, what: Hashable, key: tuple[bytes, ...], read: Read) -> list[bytes]:
-        if (reading := self._reading.get(what)) is None:
-            reading = self._reading[what] = asyncio.create_task(self._read(key, read))
-            reading.add_done_callback(lambda task: self._ended(what, task))
-        return await asyncio.shield(reading)  # for the others that wait for it, when the caller goes away
 
     def _ended(self, what: Hashable, reading: asyncio.Task[list[bytes]]) -> None:
         del self._reading[what]
@@ -168,10 +171,10 @@ class SharedFrames:
         frames = [frame async for batch in read() for frame in chunks.data_frames(batch)]
         # A read of other versions may have put the same content there meanwhile.
         if key not in self._kept:
-            self._kept_bytes += sum(map(len, frames))
+            self.kept_bytes += sum(map(len, frames))
         self._kept[key] = frames
-        while self._kept_bytes > self._limit_bytes:
-            self._kept_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
+        while self.kept_bytes > self._limit_bytes:
+            self.kept_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
         return frames
 
 
@@ -179,13 +182,9 @@ class BlobUploads:
     """Receives blobs into memory, within a bound on the total bytes of all publishes in progress."""
 
     def __init__(self, limit_bytes: int, *, wait_s: float = WAIT_S) -> None:
-        self._budget = ByteBudget("parameter store", "--intake-bytes", limit_bytes)
+        self.budget = ByteBudget("parameter store", "--intake-bytes", limit_bytes)
+        """What publishes and aggregations in progress hold."""
         self._wait_s = wait_s
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that publishes in progress hold."""
-        return self._budget.held_bytes
 
     @asynccontextmanager
     async def receive(
@@ -197,9 +196,9 @@ class BlobUploads:
         OverloadedError if there is no room in time, UnreachableError if the stream stalls.
         """
         total = sum(part.size_bytes for part in parts)
-        if min((part.size_bytes for part in parts), default=0) < 0 or total > self._budget.limit_bytes:
+        if min((part.size_bytes for part in parts), default=0) < 0 or total > self.budget.limit_bytes:
             raise SpecError(
-                f"a publish of {total} bytes; this store accepts {self._budget.limit_bytes} at most (--intake-bytes)"
+                f"a publish of {total} bytes; this store accepts {self.budget.limit_bytes} at most (--intake-bytes)"
             )
         async with self.room(job, total):
             yield await _received(stream, parts, total)
@@ -207,16 +206,11 @@ class BlobUploads:
     @asynccontextmanager
     async def room(self, job: str, size_bytes: int) -> AsyncIterator[None]:
         """Hold so many bytes while the context lasts; jobs take turns. Raises OverloadedError if there is no room."""
-        await self._budget.take(job, size_bytes, wait_s=self._wait_s)
+        await self.budget.take(job, size_bytes, wait_s=self._wait_s)
         try:
             yield
         finally:
-            self._budget.release(job, size_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The bound on the total."""
-        return self._budget.limit_bytes
+            self.budget.release(job, size_bytes)
 
 
 async def _received(stream: chunks.Frames, parts: Sequence[BlobPart], total: int) -> list[memoryview]:
@@ -225,15 +219,10 @@ async def _received(stream: chunks.Frames, parts: Sequence[BlobPart], total: int
     blobs, at = [], 0
     for part in parts:
         blob = buffer[at : at + part.size_bytes]
-        if await _digest(blob) != part.sha256:
+        on_this_thread = len(blob) <= HASH_INLINE_BYTES
+        hashed = hashlib.sha256(blob) if on_this_thread else await asyncio.to_thread(hashlib.sha256, blob)
+        if hashed.digest() != part.sha256:
             raise CorruptError(f"{part.name}: the bytes received do not match their sha256; send them again")
         blobs.append(blob)
         at += part.size_bytes
     return blobs
-
-
-async def _digest(data: memoryview) -> bytes:
-    """SHA-256 of `data`, on another thread if it is large."""
-    if len(data) <= HASH_INLINE_BYTES:
-        return hashlib.sha256(data).digest()
-    return (await asyncio.to_thread(hashlib.sha256, data)).digest()

@@ -30,8 +30,7 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import bulk_download, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
-from services.param_store.blobs import SharedFrames
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart, SharedFrames
 
 FRESH_S = 2.0
 """Seconds for which the upstream's answer holds: as long as the actors of a host take to read a new version."""
@@ -63,15 +62,11 @@ class Upstream:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self.address = peer.address
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[param_store_pb2.GetHeader]] = {}
         self.asked = self.read = 0
         """Calls for a header, and for the bytes of versions."""
-
-    @property
-    def address(self) -> str:
-        """Address of the upstream."""
-        return self._peer.address
 
     async def header(self, request: param_store_pb2.GetRequest) -> param_store_pb2.GetHeader:
         """The header with which the upstream answers this request. Raises the errors of `ParamStore.get`."""
@@ -201,7 +196,13 @@ class CacheServicer:
         ]
 
     async def _get(self, request: param_store_pb2.GetRequest, context: Context) -> None:
-        self._check(request)
+        check_number("the number of policies", len(request.policies), 0, MAX_POLICIES)
+        check_names("parts", request.parts, MAX_PARTS)
+        if not roles.READ_BY_ACTORS.issuperset(request.parts):
+            raise PermissionDeniedError(
+                f"a cache serves the parts that actors read, {' and '.join(sorted(roles.READ_BY_ACTORS))}; read others "
+                f"from its upstream, {self._upstream.address}"
+            )
         self._reads += 1
         # Asked in the same words whether or not bytes are wanted, because the request is the key of the kept answer.
         header_only, request.header_only = request.header_only, False
@@ -213,15 +214,6 @@ class CacheServicer:
         read = self._frames.of(what, parts_of(header), partial(self._upstream.pieces, request, header))
         async for frame in chunks.after(header, read):
             await chunks.write(context, frame)
-
-    def _check(self, request: param_store_pb2.GetRequest) -> None:
-        check_number("the number of policies", len(request.policies), 0, MAX_POLICIES)
-        check_names("parts", request.parts, MAX_PARTS)
-        if not roles.READ_BY_ACTORS.issuperset(request.parts):
-            raise PermissionDeniedError(
-                f"a cache serves the parts that actors read, {' and '.join(sorted(roles.READ_BY_ACTORS))}; read others "
-                f"from its upstream, {self._upstream.address}"
-            )
 
     async def _refuse(self, _requests: AsyncIterator[bytes], _context: Context) -> None:
         raise SpecError(

@@ -6,7 +6,6 @@ or log contains it.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -20,10 +19,11 @@ from redis.backoff import NoBackoff
 
 from marless.core.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.core.log import structlog
+from marless.rpc.addresses import is_loopback
+from marless.rpc.own_redis import OLDEST
 from services.param_store.redis_server import Provided
 
 _INSECURE = "or ask for it with --redis-insecure (MARLESS_REDIS_INSECURE=1)"
-OLDEST_VERSION = (6, 2)
 CONNECTIONS = 128
 CONNECTION_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
@@ -40,8 +40,10 @@ def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]
     try:
         settings: dict[str, Any] = dict(parse_url(url))  # Any: as redis-py has them
     except ValueError:  # its text may hold a part of the password
+        scheme, there, _ = url.partition("://")
+        odd = f"{scheme}:// is none of Redis's; " if there and scheme not in ("redis", "rediss", "unix") else ""
         raise SpecError(
-            f"the Redis URL cannot be used: {_scheme(url)}give redis://, rediss:// or unix://, and percent-encode "
+            f"the Redis URL cannot be used: {odd}give redis://, rediss:// or unix://, and percent-encode "
             "what is special in a password"
         ) from None
     if password:
@@ -65,9 +67,11 @@ def holds_password(url: str) -> bool:
 
 def _check(settings: Mapping[str, Any]) -> None:  # Any: as redis-py has them
     encrypted = settings.get("connection_class") is SSLConnection
-    if encrypted and not _verifies(settings):
+    required = settings.get("ssl_cert_reqs", "required") in ("required", ssl.CERT_REQUIRED, str(int(ssl.CERT_REQUIRED)))
+    if encrypted and not (required and settings.get("ssl_check_hostname", True)):
         raise SpecError(f"the Redis URL turns off the verification of certificates: leave that out, {_INSECURE}")
-    if settings.get("connection_class") is UnixDomainSocketConnection or _is_loopback(settings.get("host", "")):
+    host = settings.get("host", "")
+    if settings.get("connection_class") is UnixDomainSocketConnection or not host or is_loopback(host):
         return
     if not encrypted:
         raise SpecError(
@@ -78,25 +82,6 @@ def _check(settings: Mapping[str, Any]) -> None:  # Any: as redis-py has them
             f"the Redis at {settings['host']} has no password: give its user a password, by MARLESS_REDIS_URL or "
             f"--redis-password-file, {_INSECURE}"
         )
-
-
-def _verifies(settings: Mapping[str, Any]) -> bool:  # Any: as redis-py has them
-    required = settings.get("ssl_cert_reqs", "required") in ("required", ssl.CERT_REQUIRED, str(int(ssl.CERT_REQUIRED)))
-    return required and bool(settings.get("ssl_check_hostname", True))
-
-
-def _is_loopback(host: str) -> bool:
-    if host in ("", "localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _scheme(url: str) -> str:
-    scheme, there, _ = url.partition("://")
-    return f"{scheme}:// is none of Redis's; " if there and scheme not in ("redis", "rediss", "unix") else ""
 
 
 @asynccontextmanager
@@ -140,7 +125,7 @@ async def risk(redis: Redis, provided: Provided) -> str:
     with redis_errors(provided.trouble):
         info = await redis.info()
     version = str(info["redis_version"])
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
         raise SpecError(f"Redis {version} is too old: marless needs 6.2 or newer, or Valkey")
     risks = []
     if (policy := str(info.get("maxmemory_policy", "noeviction"))) != "noeviction":

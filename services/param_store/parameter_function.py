@@ -18,7 +18,7 @@ from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.aggregation import gradient_file
 from marless.learning.aggregation.applying import applied, check
 from marless.learning.nets import serial
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart
 
 ACTING, LEARNING = "acting", "learning"
 
@@ -53,10 +53,13 @@ def next_versions(
     start_s = time.thread_time()
     arrays = [_arrays(files, heads.keys()) for files in gradients]
     names = [" and ".join(files) for files in gradients]
-    made = {
-        policy: _next(policy, _state(policy, parts), [each[policy] for each in arrays], names, weights, steps, separate)
-        for policy, parts in heads.items()
-    }
+    made = {}
+    for policy, parts in heads.items():
+        try:
+            state = serial.decode(*parts)
+        except CorruptError as error:
+            raise CorruptError(f"policy {policy!r}: {error}") from None
+        made[policy] = _next(policy, state, [each[policy] for each in arrays], names, weights, steps, separate)
     return made, time.thread_time() - start_s
 
 
@@ -78,13 +81,6 @@ def _arrays(files: Mapping[str, bytes], policies: Set[str]) -> dict[str, Arrays]
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
-
-
-def _state(policy: str, parts: Sequence[bytes]) -> PolicyState:
-    try:
-        return serial.decode(*parts)
-    except CorruptError as error:
-        raise CorruptError(f"policy {policy!r}: {error}") from None
 
 
 def _next(

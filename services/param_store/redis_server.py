@@ -60,14 +60,6 @@ class RedisOptions:
     """Allows a `url` beyond this machine without TLS, without verified certificates, or without a password."""
 
 
-def _unknown() -> str:
-    return "it is run by somebody else"
-
-
-def _none() -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class Provided:
     """A Redis to connect to, with its credentials."""
@@ -77,9 +69,9 @@ class Provided:
     password: str = field(default="", repr=False)
     insecure: bool = False
     """See `RedisOptions`."""
-    trouble: Callable[[], str] = _unknown
+    trouble: Callable[[], str] = lambda: "it is run by somebody else"
     """Returns the likely cause, as a sentence, when the server cannot be reached."""
-    restarts: Callable[[], int] = _none
+    restarts: Callable[[], int] = lambda: 0
     """Returns how often the server was restarted after it had died."""
 
 
@@ -123,7 +115,10 @@ class LocalRedis:
         self._home = home
         self._maxmemory = maxmemory
         self._users = users
-        self._socket = _socket_path(home)
+        self._socket = home / "redis.sock"
+        if len(os.fsencode(self._socket)) > private_files.SOCKET_PATH_BYTES:
+            short = private_files.home_of_socket(f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock")
+            self._socket = _private(short.parent) / short.name
         self._lock = lock
         self._process: asyncio.subprocess.Process | None = None
         self._guard: asyncio.subprocess.Process | None = None
@@ -196,21 +191,17 @@ class LocalRedis:
         while True:
             hung = await line.lost(self._socket)
             _log.error("redis.died", reason=hung or await self._cause())
-            line = await self._up_again()
+            pauses = delays(first_s=_FIRST_RESTART_DELAY_S, longest_s=_LONGEST_RESTART_DELAY_S)
+            while True:
+                try:
+                    line = await self._up()
+                    break
+                except (UnavailableError, OSError) as error:
+                    _log.error("redis.down", error=str(error), next_try_s=round(delay_s := next(pauses), 3))
+                    await asyncio.sleep(delay_s)
+            self.restarts += 1
+            _log.info("redis.restarted")
             self._tell_guard(line)
-
-    async def _up_again(self) -> _RedisConnection:
-        pauses = delays(first_s=_FIRST_RESTART_DELAY_S, longest_s=_LONGEST_RESTART_DELAY_S)
-        while True:
-            try:
-                line = await self._up()
-            except (UnavailableError, OSError) as error:
-                _log.error("redis.down", error=str(error), next_try_s=round(delay_s := next(pauses), 3))
-                await asyncio.sleep(delay_s)
-            else:
-                self.restarts += 1
-                _log.info("redis.restarted")
-                return line
 
     async def _up(self) -> _RedisConnection:
         # A store that was killed has left its Redis running, with the data loaded.
@@ -222,7 +213,11 @@ class LocalRedis:
             private_files.directory(self._home)  # somebody has deleted it, and the data: jobs have checkpoints
             self._lock()
             self._users.write()
-        log = self._log()
+        path = self._home / "redis.log"
+        try:
+            log = private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        except OSError as error:
+            raise UnavailableError(f"{path}: {error.strerror}; Redis cannot be started") from None
         try:
             self._process = await asyncio.create_subprocess_exec(
                 self._binary,
@@ -236,13 +231,6 @@ class LocalRedis:
         finally:
             os.close(log)
         return await self._answering(self._process)
-
-    def _log(self) -> int:
-        path = self._home / "redis.log"
-        try:
-            return private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        except OSError as error:
-            raise UnavailableError(f"{path}: {error.strerror}; Redis cannot be started") from None
 
     def _arguments(self) -> list[str]:
         settings = {
@@ -372,7 +360,10 @@ class _RedisConnection:
                     return ""
                 silent_s = 0.0 if answered.is_set() else silent_s + QUESTION_S
                 if silent_s >= SILENT_S or not path.exists():  # noqa: ASYNC240  # it does not block
-                    await self._end(reading)
+                    if pid := self.process:  # what it has acknowledged is on the disk
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                        await reading
                     return f"it did not answer for {silent_s:g} s" if silent_s else f"something removed {path}"
         finally:
             reading.cancel()
@@ -388,13 +379,6 @@ class _RedisConnection:
         """Process id of the server; 0 if it runs in another PID namespace."""
         other = self.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         return max(int(_PEER.unpack(other)[0]), 0)
-
-    async def _end(self, reading: asyncio.Task[None]) -> None:
-        """End the process at the other end: what it has acknowledged is on the disk."""
-        if pid := self.process:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            await reading
 
     async def shut_down(self) -> None:
         # Without a snapshot: the log has every write already.
@@ -437,11 +421,3 @@ def _usable(directory: Path) -> Iterator[None]:
     except OSError as error:
         path = error.filename or directory
         raise SpecError(f"{path} cannot be used ({error.strerror}); give another --data-dir") from None
-
-
-def _socket_path(home: Path) -> Path:
-    path = home / "redis.sock"
-    if len(os.fsencode(path)) <= private_files.SOCKET_PATH_BYTES:
-        return path
-    short = private_files.home_of_socket(f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock")
-    return _private(short.parent) / short.name

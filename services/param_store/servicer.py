@@ -18,10 +18,9 @@ from marless.rpc.v1.param_store_pb2_grpc import (
     add_ParamStoreServiceServicer_to_server,
 )
 from services.param_store.aggregation import Aggregator, aggregation_of
-from services.param_store.blobs import BlobUploads, SharedFrames
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart, BlobUploads, SharedFrames
 from services.param_store.store import VersionStore
-from services.param_store.versions import ListedPolicy, VersionMetadata, Write
+from services.param_store.versions import VersionMetadata, Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 
@@ -54,7 +53,10 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         # All of this before its bytes are received, which take room from others.
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         check_number("the number of versions to keep", header.keep, 0, MAX_KEPT)
-        parts = [_parts(policy.blobs) for policy in header.policies]
+        parts = []
+        for policy in header.policies:
+            check_names("parts", [blob.part for blob in policy.blobs[: MAX_PARTS + 1]], MAX_PARTS)
+            parts.append(tuple(BlobPart(blob.part, blob.bytes, blob.sha256) for blob in policy.blobs))
         every = [part for each in parts for part in each]
         carries.check_publish(header)
         async with self._uploads.receive(frames, every, header.job) as blobs:
@@ -108,7 +110,13 @@ class ParamStoreServicer(ParamStoreServiceServicer):
     ) -> param_store_pb2.ListResponse:
         """List heads and kept versions."""
         epoch, listed = await self._store.listing(request.job)
-        return param_store_pb2.ListResponse(epoch=epoch, policies=map(_info, listed), risk=self._risk)
+        policies = [
+            param_store_pb2.PolicyInfo(
+                head=_stored(each.head), req_id=each.head.req_id, versions=each.versions, pinned=each.pinned
+            )
+            for each in listed
+        ]
+        return param_store_pb2.ListResponse(epoch=epoch, policies=policies, risk=self._risk)
 
     async def Pin(self, request: param_store_pb2.PinRequest, context: Context) -> param_store_pb2.PinResponse:  # noqa: N802
         """Pin or unpin a version."""
@@ -128,11 +136,6 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         """Delete a job's versions."""
         await self._store.delete(request.job, request.epoch)
         return param_store_pb2.DropJobResponse()
-
-
-def _parts(blobs: Sequence[param_store_pb2.BlobInfo]) -> tuple[BlobPart, ...]:
-    check_names("parts", [blob.part for blob in blobs[: MAX_PARTS + 1]], MAX_PARTS)
-    return tuple(BlobPart(blob.part, blob.bytes, blob.sha256) for blob in blobs)
 
 
 def _writes(
@@ -160,10 +163,4 @@ def _stored(version: VersionMetadata, parts: Sequence[str] | None = None) -> par
         round=version.round,
         published_s=version.published_s,
         blobs=[param_store_pb2.BlobInfo(part=part.name, bytes=part.size_bytes, sha256=part.sha256) for part in chosen],
-    )
-
-
-def _info(listed: ListedPolicy) -> param_store_pb2.PolicyInfo:
-    return param_store_pb2.PolicyInfo(
-        head=_stored(listed.head), req_id=listed.head.req_id, versions=listed.versions, pinned=listed.pinned
     )

@@ -25,16 +25,17 @@ from marless.core.errors import (
 from marless.core.failpoint import failpoint
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
-from services.param_store.blobs import Checksums, Piece, Published, batches, pieces_of
+from services.param_store.blobs import PIECE_BYTES, BlobPart, Checksums, Piece, Published, batches, pieces_of
 from services.param_store.connection import redis_errors
-from services.param_store.keys import PIECE_BYTES, BlobPart, JobKeys, check_name
 from services.param_store.versions import (
     LONGEST_REQUEST,
+    JobKeys,
     ListedPolicy,
     VersionMetadata,
     Write,
     add_attempt,
     advanced,
+    check_name,
     check_writes,
     position,
     version_from,
@@ -114,7 +115,13 @@ class VersionStore:
         for write in writes:
             attempt = keys.attempt()
             add_attempt(transaction, attempt, epoch, round, write)
-            self._flip(transaction, keys, attempt, epoch, write, kept, begins)
+            policy = write.policy
+            names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
+            facts = (policy, write.req_id, write.expected, epoch, kept, EVENTS_KEPT, write.first_version)
+            flags = (int(begins), int(not gradients.is_gradient(policy)))
+            transaction.execute_command(
+                "EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, *facts, *flags
+            )
         failpoint("param_store.publish.before")
         try:
             with redis_errors(self._trouble):
@@ -217,36 +224,6 @@ class VersionStore:
                 "maxmemory (--redis-maxmemory), or keep fewer versions (--keep)"
             )
 
-    def _flip(
-        self,
-        transaction: Any,  # Any: Pipeline
-        keys: JobKeys,
-        attempt: str,
-        epoch: int,
-        write: Write,
-        kept: int,
-        begins: bool,
-    ) -> None:
-        policy = write.policy
-        names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
-        transaction.execute_command(
-            "EVAL",
-            _PUBLISH,
-            1 + len(names),
-            attempt,
-            *names,
-            keys.versions,
-            policy,
-            write.req_id,
-            write.expected,
-            epoch,
-            kept,
-            EVENTS_KEPT,
-            write.first_version,
-            int(begins),
-            int(not gradients.is_gradient(policy)),
-        )
-
     async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[VersionMetadata]:
         """Read the metadata of versions by policy and number (0: the head), atomically; raises NotFoundError."""
         found = await self.find(job, wanted)
@@ -272,9 +249,8 @@ class VersionStore:
 
         Raises NotFoundError if a version was retired meanwhile, CorruptError if a checksum does not match.
         """
-        async for values in self._pieces(
-            JobKeys(job), [(each, each.part(name)) for each in versions for name in parts]
-        ):
+        wanted = [(each, each.part(name)) for each in versions for name in parts]
+        async for values in self._pieces(JobKeys(job), wanted):
             yield values
 
     async def blobs(self, job: str, wanted: Sequence[tuple[VersionMetadata, str]]) -> list[bytes]:

@@ -1,10 +1,28 @@
 """Versions of policies: how they are written, with checks, attempts in Redis and the meaning of a script's answer; and
-as they are published, with cursors, which name positions in the job's stream of publications.
+as they are published, with cursors, which name positions in the job's stream of publications; and the keys of a job.
+
+All keys of a job have the job as their hash tag, so that a cluster keeps them on one node, where a script reads the
+job's epoch, a policy's head and the job's events atomically. A lane of environment copies is a policy here, named
+`lane/<index>` (`marless.rpc.carries`), and a gradient, named `gradient/<learner>/<scope>` (`marless.rpc.gradients`),
+until it is applied or discarded; then none of its keys is left.
+
+| key `marless:{<job>}:…`  | type   | holds                                                                    |
+|--------------------------|--------|--------------------------------------------------------------------------|
+| `fence`                  | hash   | `epoch`, and `req:<req_id>` → the epoch it was given                     |
+| `heads`                  | hash   | policy → version                                                         |
+| `events`                 | stream | one entry per new head, except gradients; its id is the cursor of `Watch`|
+| `v:<version>:<policy>`   | hash   | round, epoch, req_id, published_s, event, manifest, `<part>:<i>` = bytes |
+| `kept:<policy>`          | zset   | versions that exist                                                      |
+| `pinned:<policy>`        | set    | versions that are kept whatever their age                                |
+| `requests:<policy>`      | hash   | req_id → version, for those that exist                                   |
+| `attempt:<random>`       | hash   | a version being written; expires unless it is published                  |
 """
 
 from __future__ import annotations
 
+import json
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +31,51 @@ from typing import Any
 from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError, shown
 from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.rpc.requests import check_names, check_number, check_text
-from services.param_store.blobs import batches, pieces_of
-from services.param_store.keys import BlobPart, check_name, decode_manifest, encode_manifest
+from services.param_store.blobs import BlobPart, batches, pieces_of
 
+_NAME = re.compile(r"[^\s{}]{1,200}")
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 ATTEMPT_TTL_S = 60
 LONGEST_REQUEST = 1000
+
+
+class JobKeys:
+    """The keys of one job; raises SpecError for a name that cannot be part of a key."""
+
+    def __init__(self, job: str) -> None:
+        check_name("job", job)
+        self.job = job
+        self.prefix = f"marless:{{{job}}}:"
+        """Of all keys of the job."""
+        self.fence, self.heads, self.events = f"{self.prefix}fence", f"{self.prefix}heads", f"{self.prefix}events"
+        self.versions = f"{self.prefix}v:"
+        """The prefix of the keys of versions."""
+
+    def version(self, policy: str, version: int) -> str:
+        """Key of one version."""
+        return f"{self.versions}{version}:{policy}"
+
+    def kept(self, policy: str) -> str:
+        """Key of the numbers of existing versions."""
+        return f"{self.prefix}kept:{policy}"
+
+    def pinned(self, policy: str) -> str:
+        """Key of the numbers of pinned versions."""
+        return f"{self.prefix}pinned:{policy}"
+
+    def requests(self, policy: str) -> str:
+        """Key of the versions by the request that published them."""
+        return f"{self.prefix}requests:{policy}"
+
+    def attempt(self) -> str:
+        """A new, random key for one attempt to publish, so that competing writers never share a key."""
+        return f"{self.prefix}attempt:{secrets.token_hex(16)}"
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise SpecError unless `name` can be part of a key."""
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"{kind} name {shown(name)}: use 1 to 200 characters without white space or braces")
 
 
 @dataclass(frozen=True)
@@ -77,7 +134,7 @@ def version_from(fields: Sequence[bytes]) -> VersionMetadata:
         req_id=req_id.decode(),
         published_s=float(published_s),
         cursor=event.decode(),
-        parts=decode_manifest(manifest),
+        parts=tuple(BlobPart(name, size, bytes.fromhex(sha256)) for name, size, sha256 in json.loads(manifest)),
     )
 
 
@@ -117,7 +174,7 @@ def add_attempt(transaction: Any, key: str, epoch: int, round_: int, write: Writ
         "epoch": epoch,
         "req_id": write.req_id,
         "published_s": time.time(),
-        "manifest": encode_manifest(write.parts),
+        "manifest": json.dumps([[part.name, part.size_bytes, part.sha256.hex()] for part in write.parts]),
     }
     blobs = {part.name: blob for part, blob in zip(write.parts, write.blobs, strict=True)}
     pieces = [piece for part in write.parts for piece in pieces_of(key, part)]

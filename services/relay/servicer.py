@@ -150,7 +150,10 @@ class _Trunk:
         try:
             async for order in self._stream:
                 for each in order.to:
-                    self._pass_on(each)
+                    if line := self.lines.get(each.stream):
+                        line.orders.put_nowait(each)
+                        if each.ended:
+                            del self.lines[each.stream]
         except grpc.aio.AioRpcError as error:
             trouble = from_rpc(error, "actor_pool")
             _log.warning("relay.pool_lost", reason=str(trouble), workers=len(self.lines))
@@ -161,12 +164,6 @@ class _Trunk:
                 line.orders.put_nowait(end)
             self.lines.clear()
             self._running[1].cancel()
-
-    def _pass_on(self, order: actor_pool_pb2.ToWorker) -> None:
-        if line := self.lines.get(order.stream):
-            line.orders.put_nowait(order)
-            if order.ended:
-                del self.lines[order.stream]
 
     async def stop(self) -> None:
         """End it."""

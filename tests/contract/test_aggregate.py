@@ -39,8 +39,7 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store import aggregation
 from services.param_store.__main__ import build
 from services.param_store.aggregation import AggregationTask, Aggregator
-from services.param_store.blobs import BlobUploads
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart, BlobUploads
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write
 from tests import tokens
@@ -462,7 +461,7 @@ async def test_an_aggregation_takes_room_as_a_publish_does(store, job, redis):
         with pytest.raises(OverloadedError, match="no room in the parameter store"):
             await Aggregator(versions, uploads).run(wanted)
     assert (await Aggregator(versions, uploads).run(wanted)).versions == {"a": 2}
-    assert uploads.held_bytes == 0
+    assert uploads.budget.held_bytes == 0
 
 
 def asked(job: str, parts: Mapping[str, int]) -> AggregationTask:

@@ -24,8 +24,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import param_store_pb2
 from services.param_store.__main__ import build
-from services.param_store.blobs import BlobUploads, Published
-from services.param_store.keys import PIECE_BYTES, BlobPart
+from services.param_store.blobs import PIECE_BYTES, BlobPart, BlobUploads, Published
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write
 
@@ -381,7 +380,7 @@ async def test_uploads_in_progress_share_the_bound():
 
     async def wait() -> None:
         async with uploads.receive(stream(b"abcdef"), [part], "b") as [blob]:
-            assert (blob, uploads.held_bytes) == (b"abcdef", 6)
+            assert (blob, uploads.budget.held_bytes) == (b"abcdef", 6)
 
     uploads = BlobUploads(10, wait_s=0.01)
     async with uploads.receive(stream(b"abcdef"), [part], "a") as [blob]:

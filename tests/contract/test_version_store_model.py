@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from marless.core.errors import ConflictError, FencedError, MarlessError, NotFoundError
+from services.param_store.blobs import BlobPart
 from services.param_store.connection import connected
-from services.param_store.keys import BlobPart
 from services.param_store.redis_server import Provided
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write

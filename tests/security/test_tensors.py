@@ -26,8 +26,7 @@ from marless.storage import checkpoint
 from marless.storage.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
 from services.learner_pool.content import check_bytes, check_header, declared_bytes
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.param_store.blobs import BlobUploads
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart, BlobUploads
 from tests.contract.test_trajectory_buffer import PLAYED, Uniform, played
 from tests.scripted_env import ScriptedEnv
 from tests.security.malformed import spoilt

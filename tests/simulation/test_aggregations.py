@@ -16,8 +16,7 @@ from marless.learning.aggregation import gradient_file
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from services.param_store.aggregation import AggregationResult, AggregationTask, Aggregator
-from services.param_store.blobs import BlobUploads
-from services.param_store.keys import BlobPart
+from services.param_store.blobs import BlobPart, BlobUploads
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write
 from tests.simulation.loop import VirtualLoop

@@ -162,14 +162,13 @@ def _refuses(write: Callable[[], object]) -> bool:
 
 
 class S3Objects:
-    """The objects of one bucket, see `marless.storage.bucket.objects.Objects`."""
+    """The objects of one bucket."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
         self._client = _client(bucket)
 
     def get(self, key: str, most_bytes: int, *, unless: str = "") -> Held | None:
-        """Read an object; None if its tag is `unless`."""
         condition = {"IfNoneMatch": unless} if unless else {}
         with self._call("GetObject", key):
             try:
@@ -185,7 +184,6 @@ class S3Objects:
                 return Held(body.read(), answer["ETag"])
 
     def fetch(self, key: str, target: Path, most_bytes: int) -> None:
-        """Copy an object to a file."""
         with self._call("GetObject", key):
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as body, target.open("wb") as file:
@@ -194,38 +192,31 @@ class S3Objects:
                     file.write(piece)
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object."""
         self._put(key, data)
 
     def send(self, key: str, source: Path) -> None:
-        """Write an object from a file."""
         with source.open("rb") as file:
             self._put(key, file)
 
     def create(self, key: str, data: bytes) -> str:
-        """Write a new object, and return its tag."""
         return self._put(key, data, IfNoneMatch="*")
 
     def replace(self, key: str, data: bytes, etag: str) -> str:
-        """Replace an object whose tag is `etag`, and return its new tag."""
         try:
             return self._put(key, data, IfMatch=etag)
         except NotFoundError as error:
             raise ConflictError(str(error)) from None
 
     def listing(self, prefix: str) -> Iterator[ListedObject]:
-        """All objects whose keys start with `prefix`, by key."""
         for page in self._pages(prefix):
             yield from (ListedObject(each["Key"], each["Size"]) for each in page.get("Contents", ()))
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """What follows `prefix` in keys up to their next slash, each once."""
         for page in self._pages(prefix, Delimiter="/"):
             for each in page.get("CommonPrefixes", ()):
                 yield each["Prefix"].removeprefix(prefix).rstrip("/")
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete these objects, as far as they exist."""
         left = list(keys)
         while left:
             some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
@@ -234,10 +225,9 @@ class S3Objects:
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
             # The call succeeds also if the server refuses to delete some of the objects.
             for error in answer.get("Errors", ()):
-                raise _refused("DeleteObjects", self._address(error["Key"]), error["Code"])
+                raise _refused("DeleteObjects", Address(self._bucket, error["Key"]), error["Code"])
 
     def remove(self, key: str, etag: str) -> None:
-        """Delete an object whose tag is `etag`."""
         with self._call("DeleteObject", key):
             self._client.delete_object(Bucket=self._bucket, Key=key, IfMatch=etag)
 
@@ -258,10 +248,7 @@ class S3Objects:
 
     def _check_size(self, key: str, size: int, most_bytes: int) -> None:
         if size > most_bytes:
-            raise CorruptError(f"{self._address(key)}: {size} bytes; marless writes {most_bytes} at most")
-
-    def _address(self, key: str) -> Address:
-        return Address(self._bucket, key)
+            raise CorruptError(f"{Address(self._bucket, key)}: {size} bytes; marless writes {most_bytes} at most")
 
     @contextmanager
     def _call(self, name: str, key: str) -> Iterator[None]:
@@ -273,7 +260,7 @@ class S3Objects:
         except Exception as error:
             if not type(error).__module__.startswith(("boto", "urllib3")):
                 raise
-            raise _ours(name, self._address(key), error) from None
+            raise _ours(name, Address(self._bucket, key), error) from None
 
 
 def _client(bucket: str) -> Any:  # Any: boto3 makes the class at run time
