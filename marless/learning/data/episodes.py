@@ -58,73 +58,61 @@ class EpisodeMeter:
         self._agents = spaces.agents
         self._missing_B = np.full(batch, np.iinfo(np.int64).max) if quota_B is None else quota_B.copy()
         self._return_NB = np.zeros((len(self._agents), batch))
-        self._steps_B = np.zeros(batch, np.int64)
+        self.steps_B = np.zeros(batch, np.int64)
+        """Env steps of the running episodes so far; valid until the next `add`."""
         self._clear()
 
     def save(self) -> dict[str, NDArray[np.generic]]:
         """Copies of the returns and lengths so far of the episodes that are running."""
-        return {"return": self._return_NB.copy(), "steps": self._steps_B.copy()}
+        return {"return": self._return_NB.copy(), "steps": self.steps_B.copy()}
 
     def load(self, arrays: Arrays) -> None:
         """Continue with saved returns and lengths; raises CorruptError."""
         self._return_NB = saved(arrays, "return", "float64", self._return_NB.shape).copy()
-        self._steps_B = saved(arrays, "steps", "int64", self._steps_B.shape).copy()
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """int64 [B], env steps of the running episodes so far; valid until the next `add`."""
-        return self._steps_B
+        self.steps_B = saved(arrays, "steps", "int64", self.steps_B.shape).copy()
 
     @property
     def full(self) -> bool:
         """True once every copy has reached its quota."""
         return not self._missing_B.any()
 
-    @property
-    def episodes(self) -> int:
-        """Number of finished episodes that count."""
-        return self._episodes
-
     def add(self, transition: Transition, cut_B: BoolArray | None = None) -> None:
         """Add one step of all copies; episodes do not count that were truncated to be cut, or ended by a fault."""
         self._return_NB += np.concatenate(transition.rewards)
-        self._steps_B += 1
-        self._env_steps += len(self._steps_B)
+        self.steps_B += 1
+        self._env_steps += len(self.steps_B)
         if transition.ended.any():
             # An episode that was to be cut may also end by itself in that very step: then it is whole, and counts.
             whole_B = transition.ended if cut_B is None else transition.ended & ~(cut_B & transition.truncated)
             if transition.broken is not None:
                 whole_B = whole_B & ~transition.broken
-            self._close(transition.ended, whole_B, transition.won)
-
-    def _close(self, ended_B: BoolArray, whole_B: BoolArray, won_B: BoolArray | None) -> None:
-        counted_B = whole_B & (self._missing_B > 0)
-        self._missing_B -= counted_B
-        self._episode_steps += int(self._steps_B[counted_B].sum())
-        self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
-        self._spread(self._return_NB[:, counted_B])
-        if won_B is not None:
-            self._judged += int(counted_B.sum())
-            self._wins += int((counted_B & won_B).sum())
-        self._return_NB[:, ended_B] = 0.0
-        self._steps_B[ended_B] = 0
+            counted_B = whole_B & (self._missing_B > 0)
+            self._missing_B -= counted_B
+            self._episode_steps += int(self.steps_B[counted_B].sum())
+            self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
+            self._spread(self._return_NB[:, counted_B])
+            if transition.won is not None:
+                self._judged += int(counted_B.sum())
+                self._wins += int((counted_B & transition.won).sum())
+            self._return_NB[:, transition.ended] = 0.0
+            self.steps_B[transition.ended] = 0
 
     def _spread(self, return_NE: NDArray[np.float64]) -> None:
         """Add E finished episodes: their number, and mean and scatter of R = N + 1 rows, the agents and their mean.
 
         Source: Chan, Golub and LeVeque 1983, eq. 2.1b.
         """
-        before, more = self._episodes, return_NE.shape[1]
-        self._episodes += more
+        before, more = self.episodes, return_NE.shape[1]
+        self.episodes += more
         if more:
             return_RE = np.concatenate([return_NE, return_NE.mean(axis=0, keepdims=True)])
             mean_R1 = return_RE.mean(axis=1, keepdims=True)
             moved_R = mean_R1[:, 0] - self._mean_R
             # squares beyond float64 leave no standard error; returns that are no numbers are refused by `stats`
             with np.errstate(over="ignore", invalid="ignore"):
-                self._mean_R += moved_R * (more / self._episodes)
+                self._mean_R += moved_R * (more / self.episodes)
                 self._scatter_R += np.square(return_RE - mean_R1).sum(axis=1)
-                self._scatter_R += np.square(moved_R) * (before * more / self._episodes)
+                self._scatter_R += np.square(moved_R) * (before * more / self.episodes)
 
     def stats(self) -> EpisodeStats:
         """The sums since the last call; raises SpecError if a return is not finite."""
@@ -133,7 +121,7 @@ class EpisodeMeter:
                 raise SpecError(f"the environment is broken: the rewards of {agent} add up to {total}")
         found = EpisodeStats(
             env_steps=self._env_steps,
-            episodes=self._episodes,
+            episodes=self.episodes,
             episode_steps=self._episode_steps,
             return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
             return_scatter=dict(zip(self._agents, self._scatter_R[:-1].tolist(), strict=True)),
@@ -156,4 +144,6 @@ class EpisodeMeter:
     def _clear(self) -> None:
         self._sum_N = np.zeros(len(self._agents))
         self._mean_R, self._scatter_R = np.zeros(len(self._agents) + 1), np.zeros(len(self._agents) + 1)
-        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
+        self.episodes = 0
+        """Number of finished episodes that count."""
+        self._env_steps = self._episode_steps = self._judged = self._wins = 0

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from marless.core import private_files
 from marless.core.errors import SpecError, StaleError, UnavailableError
@@ -41,11 +40,6 @@ class FrameFile:
             self._show(mmap.mmap(-1, self._size))
         else:
             self._open(path)
-
-    @property
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Arrays by name, [capacity, …]. Invalidated by `look` and `own`: do not keep them."""
-        return self._arrays
 
     def look(self) -> None:
         """Map the file that is at the path now, and note its writer count, which `own` compares."""
@@ -139,7 +133,8 @@ class FrameFile:
         buffer = memoryview(mapping)
         self._bytes = np.frombuffer(buffer, np.uint8)
         self._header = np.frombuffer(buffer, np.int64, 1)
-        self._arrays = self._schema.arrays(buffer, self._capacity)
+        self.arrays = self._schema.arrays(buffer, self._capacity)
+        """Arrays by name, [capacity, …]. Invalidated by `look` and `own`: do not keep them."""
 
     def _close(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping keeps the file open, and with it the lock

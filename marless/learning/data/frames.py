@@ -187,7 +187,11 @@ def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Plac
             out[...] = False
             out[placing.last if name == "last" else placing.first] = True
         elif name == "resumed" or name.startswith("memory/"):
-            _write_start(out, trajectory[name], placing)
+            # What is known of the first time step only, [B] or [N, B, H], and zeros elsewhere.
+            x_B = trajectory[name] if trajectory[name].ndim == 1 else trajectory[name].swapaxes(0, 1)
+            kept_B = np.ones(len(x_B), np.bool_) if placing.kept is None else placing.kept[:, 0]
+            out[...] = 0
+            out[placing.row[kept_B, 0]] = x_B[kept_B]
         else:
             x_BT = _by_copy(name, trajectory[name])
             if placing.kept is None:
@@ -195,14 +199,6 @@ def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Plac
             else:
                 out[placing.row[placing.kept]] = x_BT[placing.kept]
             _write_last(out, name, trajectory, placing)
-
-
-def _write_start(out: NDArray[np.generic], at_start: NDArray[np.generic], placing: Placing) -> None:
-    """Write what is known of the first time step only, [B] or [N, B, H], and zeros elsewhere."""
-    x_B = at_start if at_start.ndim == 1 else at_start.swapaxes(0, 1)
-    kept_B = np.ones(len(x_B), np.bool_) if placing.kept is None else placing.kept[:, 0]
-    out[...] = 0
-    out[placing.row[kept_B, 0]] = x_B[kept_B]
 
 
 def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:

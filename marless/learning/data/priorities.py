@@ -1,8 +1,4 @@
-"""Priorities of the samples of a replay, and draws in proportion to them (Schaul et al. 2016, §3.3 and §3.4).
-
-A sum tree in one array: vectorised draws in proportion to priorities, and priority updates
-(Schaul et al. 2016, Appendix B.2.1).
-"""
+"""Priorities of the samples of a replay, and draws in proportion to them (Schaul et al. 2016, §3.3 and §3.4)."""
 
 from __future__ import annotations
 
@@ -61,7 +57,13 @@ class Priorities:
 
     def arrays(self, rounds: Sequence[RingRound]) -> Arrays:
         """What to publish: the priorities of all samples, by round."""
-        known = [self._of(each) for each in rounds]
+        # The tree does not have the samples of rounds that have not been verified.
+        known = [
+            each.priorities
+            if each.rows is None and each.priorities is not None
+            else self._tree[each.samples(self.unit)].astype(np.float32)
+            for each in rounds
+        ]
         return {
             "priorities": np.concatenate([np.zeros(0, np.float32), *known]),
             "highest": np.array([self._highest], np.float32),
@@ -77,14 +79,9 @@ class Priorities:
             each.priorities = part.astype(np.float32)
         self._highest, self._tree = highest, SumTree(capacity)
 
-    def _of(self, each: RingRound) -> FloatArray:
-        if each.rows is None and each.priorities is not None:
-            return each.priorities
-        return self._tree[each.samples(self.unit)].astype(np.float32)
-
 
 class SumTree:
-    """Priorities of `size` samples, all 0 at first.
+    """Priorities of `size` samples, all 0 at first, in one array (Schaul et al. 2016, Appendix B.2.1).
 
     Node i has children 2i and 2i + 1; the root is node 1, and sample s is leaf s of the last level. A node is always
     computed as the float64 sum of its two children, never updated by differences, so that the tree depends only on its
@@ -121,9 +118,8 @@ class SumTree:
         for _ in range(self._levels):
             left = 2 * node
             below = self._nodes[left]
-            right = (mass >= below) & (
-                self._nodes[left + 1] > 0
-            )  # rounding errors must not lead to samples of priority 0
+            # Rounding errors must not lead to samples of priority 0.
+            right = (mass >= below) & (self._nodes[left + 1] > 0)
             mass -= np.where(right, below, 0.0)
             node = left + right
         return node - (1 << self._levels)

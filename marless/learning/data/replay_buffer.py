@@ -87,7 +87,8 @@ class ReplayBuffer:
         self._file = FrameFile(schema, capacity, path)
         self._stored = StoredRounds(schema, self._file, capacity)
         self._priorities = None if alpha is None else Priorities(capacity, alpha, unit)
-        self._counts = ReplayCounts()
+        self.counts = ReplayCounts()
+        """Counts of inserted, dropped, lost and drawn samples."""
         self._length = np.zeros(capacity, np.int64)
         """Length of each episode, at the index of its first frame."""
         self._index: dict[Unit, Rows] | None = None
@@ -103,14 +104,9 @@ class ReplayBuffer:
         """Number of episodes that can be drawn."""
         return sum(each.episodes for each in self._stored.ring.rounds)
 
-    @property
-    def counts(self) -> ReplayCounts:
-        """Counts of inserted, dropped, lost and drawn samples."""
-        return self._counts
-
     def report(self) -> dict[str, float]:
         """Metrics for an update: the size of the replay, and all counts since the job began."""
-        return {"size": float(self.size), **{name: float(count) for name, count in asdict(self._counts).items()}}
+        return {"size": float(self.size), **{name: float(count) for name, count in asdict(self.counts).items()}}
 
     def insert(self, number: int, trajectories: Sequence[Trajectory]) -> None:
         """Insert a round, unless it is already stored.
@@ -127,9 +123,11 @@ class ReplayBuffer:
                 return
         new, dropped = self._stored.add(number, trajectories)
         for each in dropped:
-            self._discard(each)
+            if self._priorities is not None:
+                self._priorities.discard(each)
         steps = sum(trajectory.env_steps for trajectory in trajectories)
-        self._counts = self._counts.plus(inserted=steps, dropped=steps - new.transitions)
+        gone = sum(each.transitions for each in dropped)
+        self.counts = self.counts.plus(inserted=steps, dropped=gone + steps - new.transitions)
         self._admit(new)
         # After the round has been added: what an interrupted update has overwritten is dropped by then, and not lost.
         self._verify()
@@ -189,7 +187,7 @@ class ReplayBuffer:
             "ring": np.array([self._schema.fingerprint(self._stored.ring.capacity), self._stored.ring.head], np.int64),
             # Reshaped, because of no rounds the array would have one axis only.
             "rounds": np.array(table, np.int64).reshape(-1, 7),
-            "counts": np.array(list(asdict(self._counts).values()), np.int64),
+            "counts": np.array(list(asdict(self.counts).values()), np.int64),
         }
         if self._priorities is not None:
             arrays |= self._priorities.arrays(self._stored.ring.rounds)
@@ -214,16 +212,11 @@ class ReplayBuffer:
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise CorruptError(f"no state of a replay: {error}") from None
         self._file.look()
-        self._counts, self._index = ReplayCounts(inserted, dropped, lost, drawn), None
+        self.counts, self._index = ReplayCounts(inserted, dropped, lost, drawn), None
         self._stored.ring = Ring(self._stored.ring.capacity, head, rounds)
         if not alike:  # the capacity or the spaces have changed
             self._stored.ring = Ring(self._stored.ring.capacity)
-            self._counts = self._counts.plus(lost=sum(each.transitions for each in rounds))
-
-    def _discard(self, each: RingRound) -> None:
-        if self._priorities is not None:
-            self._priorities.discard(each)
-        self._counts, self._index = self._counts.plus(dropped=each.transitions), None
+            self.counts = self.counts.plus(lost=sum(each.transitions for each in rounds))
 
     def _verify(self) -> None:
         """Verify the rounds that have not been verified yet; those that the file does not hold are lost."""
@@ -231,7 +224,7 @@ class ReplayBuffer:
         for each in held:
             self._admit(each)
         if lost:
-            self._counts, self._index = self._counts.plus(lost=sum(each.transitions for each in lost)), None
+            self.counts, self._index = self.counts.plus(lost=sum(each.transitions for each in lost)), None
 
     def _admit(self, each: RingRound) -> None:
         """Let the samples of a verified round be drawn."""
@@ -251,7 +244,7 @@ class ReplayBuffer:
         among = self._index[unit]
         if not len(among):
             raise SpecError("nothing can be drawn from an empty replay")
-        self._counts = self._counts.plus(drawn=count)
+        self.counts = self.counts.plus(drawn=count)
         if self._priorities is not None and unit == self._priorities.unit:
             return self._priorities.draw(len(among), rng, count, beta)
         if unit == "episodes" and count <= len(among):

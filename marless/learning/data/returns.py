@@ -60,32 +60,26 @@ class EpisodeSums(Protocol):
     @property
     def episodes(self) -> int:
         """Number of episodes that ended."""
-        ...
 
     @property
     def return_sum(self) -> Mapping[str, float]:
         """Sum of returns, per agent."""
-        ...
 
     @property
     def return_scatter(self) -> Mapping[str, float]:
         """Sum of squared differences of returns from their mean, per agent."""
-        ...
 
     @property
     def mean_scatter(self) -> float:
         """The same of the episodes' mean returns over all agents."""
-        ...
 
     @property
     def judged(self) -> int:
         """Number of episodes with a known result (won or not); 0 if the environment does not report wins."""
-        ...
 
     @property
     def wins(self) -> int:
         """Number of episodes won."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +167,15 @@ class PlayLimits:
             return ""
         if played.episodes >= self.episodes:
             return "episodes"
-        if self._precise(played):
+        # One episode has no standard error; 0 is not trusted, as rare rewards may not have occurred yet.
+        if (
+            played.episodes >= TRUSTED_EPISODES
+            and played.standard_error
+            and played.standard_error / math.sqrt(self.parts) <= self.relative_error * abs(played.mean)
+        ):
             return "error"
         expected_s = played_s / played.episodes * following
         return "time" if self.limit_s and played_s + expected_s > self.limit_s else ""
-
-    def _precise(self, played: EpisodeReturns) -> bool:
-        """True if the standard error is small enough; 0 is not trusted, as rare rewards may not have occurred yet, and
-        one episode has none.
-        """
-        if played.episodes < TRUSTED_EPISODES or not played.standard_error:
-            return False
-        return played.standard_error / math.sqrt(self.parts) <= self.relative_error * abs(played.mean)
 
 
 def batches(episodes: int, copies: int, *, one_by_one: bool) -> Iterator[int]:

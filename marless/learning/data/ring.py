@@ -120,7 +120,10 @@ class StoredRounds:
     def add(self, number: int, trajectories: Sequence[Trajectory]) -> tuple[RingRound, list[RingRound]]:
         """Write a round; returns it, and the rounds that it replaces. See `ReplayBuffer.insert`."""
         placings = self._placings(trajectories)
-        new, dropped = self.ring.add(number, *_ends(placings))
+        starts = np.cumsum([0, *(placing.frames for placing in placings)])
+        # The frame after each segment, counted from the round's first frame.
+        ends = [NOTHING, *(start + each.last + 1 for start, each in zip(starts, placings, strict=False))]
+        new, dropped = self.ring.add(number, np.concatenate(ends), sum(len(each) for each in ends))
         self._write(new, trajectories, placings)
         self._find(new)
         return new, dropped
@@ -180,11 +183,3 @@ class StoredRounds:
         each.rows = each.at(np.flatnonzero(np.logical_not(last)))
         each.firsts = each.at(np.flatnonzero(first))
         each.lengths = np.flatnonzero(last) - np.flatnonzero(first)
-
-
-def _ends(placings: Sequence[Placing]) -> tuple[Rows, int]:
-    """The ends of a round's segments (the frame after each), counted from its first frame; and their number."""
-    starts = np.cumsum([0, *(placing.frames for placing in placings)])
-    ends = [NOTHING, *(start + placing.last + 1 for start, placing in zip(starts, placings, strict=False))]
-    found = np.concatenate(ends)
-    return found, len(found)

@@ -40,25 +40,20 @@ class ActingPolicy(Protocol):
 
     def begin(self, batch: int) -> None:
         """Reset the memory of all `batch` copies: new episodes start."""
-        ...
 
     def reset_memory(self, anew_NB: BoolArray) -> None:
         """Reset the memory of agents that begin anew in some copies: a new episode starts, or they have come back."""
-        ...
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """Draw actions (int32 [N, B] or float32 [N, B, A]) and their log-probabilities, float32 [N, B]."""
-        ...
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
         """The most likely actions, int32 [N, B] or float32 [N, B, A]."""
-        ...
 
     def to_env(self, action: ActionArray) -> ActionArray:
         """Convert actions to those of the environment (continuous: clip and scale to its box)."""
-        ...
 
 
 @runtime_checkable
@@ -67,11 +62,9 @@ class Remembering(ActingPolicy, Protocol):
 
     def memory(self) -> Arrays:
         """Copies of the memory by name, such as "hidden", float32 [N, H, B]; {} if there is none."""
-        ...
 
     def recall(self, memory: Arrays) -> None:
         """Continue, after `begin`, with a memory of `batch` copies; raises CorruptError if it does not fit."""
-        ...
 
 
 def rollout(
@@ -172,11 +165,16 @@ class Lane:
         # No frame until the end of the round: after an exception nobody goes on with episodes that were left halfway.
         frame, self._frame, rng = self._present(), None, _streams(seed)[1]
         spaces, batch = self._env.spaces, self._env.batch
-        self._recall(policies)
+        for k, policy in enumerate(policies):
+            policy.begin(batch)
+            if k in self._memory and not isinstance(policy, Remembering):
+                raise CorruptError(f"carry: it has a memory of {spaces.classes[k].name}, its policies none")
+            if k in self._memory and isinstance(policy, Remembering):
+                policy.recall(self._memory[k])
         memory = [] if index is None else _memory(policies)
         units = tuple(each.shape[2] for each in memory)
         recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, index is not None, units))
-        recorder.begun(self._meter.steps > 0, memory)
+        recorder.begun(self._meter.steps_B > 0, memory)
         if index is not None and self._cutter is not None:
             self._stagger.plan(index, spaces.max_steps, steps)
         for t in range(steps):
@@ -190,13 +188,13 @@ class Lane:
 
     def _step(self, policies: Sequence[ActingPolicy], frame: Frame, actions: tuple[ActionArray, ...]) -> Transition:
         """Step all copies once, count the episodes that end, and cut those that are due."""
-        cut_B = self._stagger.due(self._meter.steps)
+        cut_B = self._stagger.due(self._meter.steps_B)
         if cut_B is not None and self._cutter is not None:
             self._cutter.truncate(cut_B)
         transition = step(self._env, policies, frame, actions)
         if transition.ended.any():
             # Before the meter adds the step, which sets the lengths of ended episodes to 0.
-            self._stagger.ended(transition.ended, self._meter.steps + 1)
+            self._stagger.ended(transition.ended, self._meter.steps_B + 1)
         self._meter.add(transition, cut_B)
         return transition
 
@@ -204,16 +202,6 @@ class Lane:
         if self._frame is None:
             raise SpecError("the lane has no episodes to go on with; begin or load it first")
         return self._frame
-
-    def _recall(self, policies: Sequence[ActingPolicy]) -> None:
-        for k, policy in enumerate(policies):
-            policy.begin(self._env.batch)
-            if k in self._memory:
-                if not isinstance(policy, Remembering):
-                    raise CorruptError(
-                        f"carry: it has a memory of {self._env.spaces.classes[k].name}, its policies none"
-                    )
-                policy.recall(self._memory[k])
 
 
 def _explore(
@@ -245,8 +233,7 @@ def _saved(env: BatchedEnv) -> Saved:
 def _checksum(frame: Frame) -> int:
     """CRC-32 of all arrays of a frame."""
     found = 0
-    state = () if frame.state is None else (frame.state,)
-    for array in (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *(frame.waits or ()), *state):
+    for array in frame.arrays():
         found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
     return found
 

@@ -11,9 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marless.learning.envs.base import BatchedEnv, EnvSpaces, Frame, Helping, Transition, random_actions
+from marless.learning.envs.base import ActionArray, BatchedEnv, EnvSpaces, Frame, Helping, Transition, random_actions
 
 MOST_STEPS = 2000
 """Env steps of a trial, at most."""
@@ -86,7 +85,7 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
     """
     seen, rng = _Seen(env.spaces), np.random.Generator(np.random.PCG64(seed))
     started_s = time.perf_counter()
-    frame, digests, actions = env.reset(seed), [], []
+    frame, digests, actions = env.reset(seed), list[int](), list[tuple[ActionArray, ...]]()
     seen.observe(frame)
     while seen.env_steps < steps and time.perf_counter() - started_s < seconds:
         chosen = random_actions(env.spaces, frame, rng)
@@ -100,15 +99,10 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
         frame = transition.frame
         seen.observe(frame)
     took_s, helped = time.perf_counter() - started_s, env.without_choice if isinstance(env, Helping) else ()
-    return seen.result(took_s, repeats=_repeats(env, seed, actions, digests), helped=helped)
-
-
-def _repeats(
-    env: BatchedEnv, seed: int, actions: Sequence[tuple[NDArray[np.generic], ...]], digests: Sequence[int]
-) -> bool:
     env.reset(seed)
     # Stops at the first difference: what an episode that took another course legally does next is not known here.
-    return all(_digest(env.step(each)) == digest for each, digest in zip(actions, digests, strict=True))  # type: ignore[arg-type]  # as random_actions made them
+    repeats = all(_digest(env.step(each)) == digest for each, digest in zip(actions, digests, strict=True))
+    return seen.result(took_s, repeats=repeats, helped=helped)
 
 
 def _digest(transition: Transition) -> int:
@@ -190,7 +184,7 @@ class _Seen:
             common_reward=self._common,
             paid_after_death=self._paid_after_death,
             repeats=repeats,
-            classes=tuple(self._seen_class(k) for k in range(len(self._low))),
+            classes=tuple(map(self._seen_class, range(len(self._low)))),
             agents=tuple(
                 SeenAgent(
                     steps=int(self._acted[i]),

@@ -207,6 +207,11 @@ class Frame:
     After a truncation: an agent that was truncated and got no final observation.
     """
 
+    def arrays(self) -> list[FloatArray | BoolArray]:
+        """All arrays of the frame, the global state last."""
+        state = () if self.state is None else (self.state,)
+        return [*self.obs, *(self.masks or ()), *(self.alive or ()), *(self.waits or ()), *state]
+
     def there(self, k: int) -> BoolArray | None:
         """bool [N, B] of class k: the agents in the episode, whether they act or wait; None if all always are."""
         if self.alive is None or self.waits is None:
@@ -246,15 +251,12 @@ class BatchedEnv(Protocol):
 
     def reset(self, seed: int) -> Frame:
         """Start a new episode in every copy; all randomness until the next reset comes from `seed`."""
-        ...
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """Let all agents act once in every copy; `actions` holds one array per agent class."""
-        ...
 
     def close(self) -> None:
         """Release the environment's resources; calling it twice is safe."""
-        ...
 
 
 @runtime_checkable
@@ -263,7 +265,6 @@ class StateOnDemand(Protocol):
 
     def without_state(self) -> None:
         """Leave the state out of all frames from the next reset on; `spaces.state_size` is 0 from now on."""
-        ...
 
 
 @runtime_checkable
@@ -285,7 +286,18 @@ class Truncating(Protocol):
 
         Where a game is over in that step, it terminates all the same. A reset or a load cancels it.
         """
-        ...
+
+
+class Truncatable:
+    """Base of environments that keep which copies to truncate in `_cut_B`; by default, they hold no resources."""
+
+    _cut_B: BoolArray  # noqa: N815  # a shape suffix
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        self._cut_B[...] = chosen_B
+
+    def close(self) -> None:
+        """Do nothing: there are no resources to release."""
 
 
 @runtime_checkable
@@ -297,7 +309,6 @@ class Saved(Protocol):
 
         Equal situations give equal arrays, bit for bit.
         """
-        ...
 
     def load(self, arrays: Arrays) -> Frame:
         """Continue from a save of an environment with the same options and batch; returns the frame of that time.
@@ -305,7 +316,6 @@ class Saved(Protocol):
         From then on, equal actions give the arrays that the saved environment gives. Raises CorruptError for arrays
         that no such save holds.
         """
-        ...
 
 
 def saved(arrays: Arrays, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:  # Any: of each dtype
@@ -369,7 +379,6 @@ class Pictured(Protocol):
 
     def picture(self, *, ended: bool = False) -> Picture:
         """Copy 0 as it is now or, if its episode `ended` with the last step, at the end of it; raises SpecError."""
-        ...
 
 
 def random_actions(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:

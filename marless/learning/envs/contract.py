@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from marless.core.errors import told
 from marless.learning.envs.base import (
-    Arrays,
     BatchedEnv,
     BoolArray,
     EnvSpaces,
@@ -46,7 +45,10 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
         again = _play(first, steps, seed)
         _require(_same(played, again), f"a second reset with the same seed gives another episode: {_SEEDED}")
         if isinstance(first, Saved):
-            _check_saves(first, second, steps, seed)
+            try:
+                _compare_saves(first, second, steps, seed)
+            except AssertionError as error:
+                raise AssertionError(f"{error}{_ADVICE}") from error
         if isinstance(first, Truncating):
             for chosen in range(batch):
                 _check_truncate(first, second, steps, np.arange(batch) == chosen, seed)
@@ -54,27 +56,23 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
             env.close()
 
 
-def _check_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> None:
-    """Save in several steps, continue in `other`, and compare all that both show, and their next saves."""
-    try:
-        _compare_saves(env, other, steps, seed)
-    except AssertionError as error:
-        raise AssertionError(f"{error}{_ADVICE}") from error
-
-
 def _compare_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> None:
+    """Save in several steps, continue in `other`, and compare all that both show, and their next saves."""
     assert isinstance(env, Saved) and isinstance(other, Saved)
     rng = np.random.default_rng(seed)
     for begun in sorted({0, 1, steps // 3, steps - 1}):
         frame = env.reset(seed)
         for _ in range(begun):
             frame = env.step(random_actions(env.spaces, frame, rng)).frame
-        saved, shown = env.save(), _copies(_by_copy(frame))
+        saved, shown = env.save(), [array.copy() for array in _by_copy(frame)]
         kept = {name: array.copy() for name, array in saved.items()}
         for offset in range(2):  # `other` has a past of its own, which must not matter
             other.step(random_actions(other.spaces, other.reset(seed + 1 + offset), rng))
         where = f"saved after step {begun} and loaded"
-        loaded = _loaded(other, saved, where)
+        try:
+            loaded = other.load(saved)
+        except Exception as error:
+            raise AssertionError(f"{where}: load() failed with {told(error)}") from error
         _check_frame(other, loaded, where)
         _require(_same(shown, _by_copy(loaded)), f"{where}: the frame is another")
         _require(_alike(kept, other.save()), f"{where}: the next save is another")
@@ -121,19 +119,12 @@ def _compare_truncated(step: Transition, whole: Transition, chosen_B: BoolArray,
     _require(_same(*others), f"{where}: the frame of another copy differs")
 
 
-def _loaded(env: Saved, arrays: Arrays, where: str) -> Frame:
-    try:
-        return env.load(arrays)
-    except Exception as error:
-        raise AssertionError(f"{where}: load() failed with {told(error)}") from error
-
-
 def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
     """Run and check the steps; returns copies of all arrays seen."""
     rng = np.random.default_rng(seed)
     frame = env.reset(seed)
     _check_frame(env, frame, "reset")
-    seen, length_B = _copies(_by_copy(frame)), np.zeros(env.batch, np.int64)
+    seen, length_B = [array.copy() for array in _by_copy(frame)], np.zeros(env.batch, np.int64)
     for t in range(steps):
         actions = random_actions(env.spaces, frame, rng)
         there = _there(frame)
@@ -144,7 +135,7 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
         _check_transition(env, there, step, f"step {t}")
         _check_length(env.spaces, length_B, step, f"step {t}")
         length_B[step.ended] = 0
-        seen += _copies(_arrays(step))
+        seen += [array.copy() for array in _arrays(step)]
         frame = step.frame
     return seen
 
@@ -246,9 +237,7 @@ def _there(frame: Frame) -> There:
 
 def _by_copy(frame: Frame) -> list[Array]:
     """All arrays of a frame, each with the copies as its first axis."""
-    per_agent = (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *(frame.waits or ()))
-    state = () if frame.state is None else (frame.state,)
-    return [*(array.swapaxes(0, 1) for array in per_agent), *state]
+    return [array if array is frame.state else array.swapaxes(0, 1) for array in frame.arrays()]
 
 
 def _arrays(step: Transition) -> list[Array]:
@@ -260,10 +249,6 @@ def _arrays(step: Transition) -> list[Array]:
 
 def _alike(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
-
-
-def _copies(arrays: Sequence[Array]) -> list[Array]:
-    return [array.copy() for array in arrays]
 
 
 def _same(left: Sequence[Array], right: Sequence[Array]) -> bool:

@@ -30,6 +30,7 @@ from marless.learning.envs.base import (
     EnvSpaces,
     Frame,
     Transition,
+    Truncatable,
     load_generator,
     save_generator,
     saved,
@@ -120,7 +121,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-class Game(ABC):
+class Game(Truncatable, ABC):
     """Base of the games: observations, shared rewards, and episodes that terminate after `max_steps` env steps."""
 
     spaces: EnvSpaces
@@ -138,7 +139,11 @@ class Game(ABC):
         )
         self.batch = batch
         # Two frames, because the last one of an episode must stay valid when the next episode starts.
-        self._now, self._last = (self._blank() for _ in range(2))
+        obs_NBO = np.zeros((agents, batch, states + agents), np.float32)
+        obs_NBO[..., states:] = np.eye(agents)[:, None]
+        self._now, self._last = (
+            Frame(obs=(obs_NBO.copy(),), state=np.zeros((batch, states), np.float32)) for _ in range(2)
+        )
         self._steps_B = np.zeros(batch, np.int64)
         self._state_B = np.zeros(batch, np.intp)
         self._cut_B = np.zeros(batch, np.bool_)
@@ -174,12 +179,6 @@ class Game(ABC):
             won=won_B,
         )
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut_B[...] = chosen_B
-
-    def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
-        """Do nothing: there are no resources to release."""
-
     def save(self) -> Arrays:
         return {"steps": self._steps_B.copy(), "state": self._state_B.astype(np.int64)}
 
@@ -202,12 +201,6 @@ class Game(ABC):
         self._steps_B[copies_B] = 0
         self._state_B[copies_B] = 0
         return self._show(self._now)
-
-    def _blank(self) -> Frame:
-        agents, states = len(self.spaces.agents), self.spaces.state_size
-        obs_NBO = np.zeros((agents, self.batch, states + agents), np.float32)
-        obs_NBO[..., states:] = np.eye(agents)[:, None]
-        return Frame(obs=(obs_NBO,), state=np.zeros((self.batch, states), np.float32))
 
     def _show(self, frame: Frame, over_B: BoolArray | None = None) -> Frame:
         """Write the present states into a frame, one-hot; zeros where an episode is over."""
@@ -284,7 +277,7 @@ class CartPoleOptions:
             raise SpecError(f"agents must be a whole number from 1 to {MAX_AGENTS}, got {self.agents!r}")
 
 
-class CartPole:
+class CartPole(Truncatable):
     """B copies of a team of carts. Action 0 pushes a cart to the left, 1 to the right; each step pays 1 to every agent.
 
     The global state is what all agents observe, one after another.
@@ -311,7 +304,8 @@ class CartPole:
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         self._carts_NBO = _moved(self._carts_NBO, actions[0])
         self._steps_B += 1
-        over_B: BoolArray = np.any(_fallen(self._carts_NBO), axis=0)
+        # The pole of some cart is too far from upright, or the cart has left its track.
+        over_B: BoolArray = np.any(np.abs(self._carts_NBO[..., ::2]) > (_TRACK, _ANGLE), axis=(0, 2))
         truncated_B = ((self._steps_B == LONGEST) | self._cut_B) & ~over_B
         ended_B = over_B | truncated_B
         self._cut_B[:] = False
@@ -330,15 +324,9 @@ class CartPole:
             ended=ended_B,
         )
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut_B[...] = chosen_B
-
     def save(self) -> Arrays:
-        return {
-            "carts": self._carts_NBO.copy(),
-            "steps": self._steps_B.copy(),
-            "random": save_generator(self._rng),
-        }
+        arrays = {"carts": self._carts_NBO.copy(), "steps": self._steps_B.copy()}
+        return {**arrays, "random": save_generator(self._rng)}
 
     def load(self, arrays: Arrays) -> Frame:
         shape = (len(self.spaces.agents), self.batch, 4)
@@ -349,9 +337,6 @@ class CartPole:
         self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
         self._cut_B[:] = False
         return self._frame()
-
-    def close(self) -> None:
-        """Do nothing: there are no resources to release."""
 
     def _begun(self) -> NDArray[np.float64]:
         return self._rng.uniform(-0.05, 0.05, (len(self.spaces.agents), self.batch, 4))
@@ -373,9 +358,3 @@ def _moved(carts_NBO: NDArray[np.float64], action_NB: ActionArray) -> NDArray[np
     return np.stack(
         [x + _STEP_S * speed, speed + _STEP_S * pull, angle + _STEP_S * turn, turn + _STEP_S * spin], axis=-1
     )
-
-
-def _fallen(carts_NBO: NDArray[np.float64]) -> BoolArray:
-    """bool [N, B]: the pole is too far from upright, or the cart has left its track."""
-    fallen_NB: BoolArray = np.any(np.abs(carts_NBO[..., ::2]) > (_TRACK, _ANGLE), axis=-1)
-    return fallen_NB

@@ -21,6 +21,7 @@ from marless.core.registry import declaration, declared, plugged
 from marless.learning.envs import allowed, games
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 from marless.learning.envs.mpe import hunting, moving, speaking
+from marless.learning.envs.mpe.options import ParticleOptions
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
@@ -125,12 +126,12 @@ def _ours(env: Callable[[OptionsType, int], BatchedEnv], options_type: type[Opti
 
 _OURS: Mapping[str, Factory] = MappingProxyType(
     {
-        "mpe/simple": _ours(moving.Simple, moving.SimpleOptions),
+        "mpe/simple": _ours(moving.Simple, ParticleOptions),
         "mpe/simple_adversary": _ours(moving.SimpleAdversary, moving.AdversaryOptions),
-        "mpe/simple_crypto": _ours(speaking.SimpleCrypto, speaking.CryptoOptions),
-        "mpe/simple_push": _ours(moving.SimplePush, moving.PushOptions),
+        "mpe/simple_crypto": _ours(speaking.SimpleCrypto, ParticleOptions),
+        "mpe/simple_push": _ours(moving.SimplePush, ParticleOptions),
         "mpe/simple_reference": _ours(speaking.SimpleReference, speaking.ReferenceOptions),
-        "mpe/simple_speaker_listener": _ours(speaking.SimpleSpeakerListener, speaking.SpeakerListenerOptions),
+        "mpe/simple_speaker_listener": _ours(speaking.SimpleSpeakerListener, ParticleOptions),
         "mpe/simple_spread": _ours(moving.SimpleSpread, moving.SpreadOptions),
         "mpe/simple_tag": _ours(hunting.SimpleTag, hunting.TagOptions),
         "mpe/simple_world_comm": _ours(hunting.SimpleWorldComm, hunting.WorldCommOptions),

@@ -26,6 +26,7 @@ from marless.learning.envs.base import (
     Discrete,
     Frame,
     Transition,
+    Truncatable,
     saved,
 )
 
@@ -182,7 +183,7 @@ def replaying(b: int) -> Iterator[None]:
         ) from error
 
 
-class Apart:
+class Apart(Truncatable):
     """B environments of one copy as one of B copies, whose save is the seeds and actions of the present episodes.
 
     `make` makes one of them. Every episode begins with a reset, whose seed depends on the seed of this environment's
@@ -217,16 +218,11 @@ class Apart:
             step = replace(step, frame=_frame(frames), truncated=step.truncated | cut_B, ended=ended_B)
         return step
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut_B[:] = chosen_B
-
     def save(self) -> Arrays:
         return self._log.save()
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`; raises SpecError if a copy does not play its episode as it did
-        before.
-        """
+        """Play the saved episodes again; raises SpecError if a copy does not play its episode as it did before."""
         self._log.load(arrays)
         self._cut_B[:] = False
         return _frame([self._replayed(b) for b in range(self.batch)])

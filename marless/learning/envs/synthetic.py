@@ -10,7 +10,6 @@ import numpy as np
 
 from marless.learning.envs.base import (
     ActionArray,
-    AgentClass,
     Arrays,
     BoolArray,
     Box,
@@ -19,6 +18,7 @@ from marless.learning.envs.base import (
     Frame,
     RewardArray,
     Transition,
+    Truncatable,
     load_generator,
     save_generator,
     saved,
@@ -34,7 +34,7 @@ _LEGAL = 0.6
 """Probability that an action is legal, if the spaces have masks; the first action always is."""
 
 
-class SyntheticEnv:
+class SyntheticEnv(Truncatable):
     """Agents observe noise. The reward of a discrete action a is component a of the observation (modulo its size);
     a continuous action costs the sum of its components' distances from those of the observation. The team's reward, if
     there is one, is the greatest of its agents' rewards.
@@ -55,9 +55,13 @@ class SyntheticEnv:
         return self._frame
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """See `BatchedEnv`; raises ValueError for an action out of range, or an illegal one of an agent alive."""
+        """Raise ValueError for an action out of range, or an illegal one of an agent alive."""
         rewards = tuple(self._rewards(k, action) for k, action in enumerate(actions))
-        terminated = self._terminations()
+        if self.spaces.deaths:
+            terminated = tuple(there & (self._rng.random(there.shape) < _END) for there in self._there)
+        else:
+            over_B = self._rng.random(self.batch) < _END
+            terminated = tuple(there & over_B for there in self._there)
         left = tuple(there & ~over for there, over in zip(self._there, terminated, strict=True))
         self._steps_B += 1
         gone_B = ~np.concatenate(left).any(axis=0)
@@ -73,16 +77,13 @@ class SyntheticEnv:
         team = np.concatenate(rewards).max(axis=0) if self.spaces.team_reward else None
         return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B, team_reward=team)
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut_B[...] = chosen_B
-
     def save(self) -> Arrays:
         state = {name: array.copy() for name, array in self._arrays().items()}
         return {**state, "random": save_generator(self._rng), "steps": self._steps_B.copy()}
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`; a frame is noise, so it is part of the save."""
         self.reset(0)
+        # A frame is noise, so it is part of the save.
         for name, array in self._arrays().items():
             array[...] = saved(arrays, name, array.dtype.name, array.shape)
         self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
@@ -90,9 +91,6 @@ class SyntheticEnv:
         waits = self._frame.waits or map(np.zeros_like, self._alive)
         self._there = tuple(map(np.logical_or, self._alive, waits))
         return self._frame
-
-    def close(self) -> None:
-        """See `BatchedEnv`."""
 
     def _arrays(self) -> dict[str, BoolArray | FloatArray]:
         frame = self._frame
@@ -113,19 +111,12 @@ class SyntheticEnv:
             for c, alive_NB in zip(spaces.classes, alive, strict=True)
         )
         state = rng.standard_normal((self.batch, spaces.state_size), np.float32) if spaces.state_size else None
-        masks = tuple(self._mask(c) for c in spaces.classes) if spaces.masks else None
+        masks = None
+        if spaces.masks:
+            masks = tuple(rng.random((len(c.agents), self.batch, c.action.n)) < _LEGAL for c in spaces.classes)
+            for mask_NBA in masks:
+                mask_NBA[..., 0] = True
         return Frame(obs, state, masks, alive if spaces.deaths or spaces.turns else None, waits)
-
-    def _mask(self, agents: AgentClass) -> BoolArray:
-        mask_NBA = self._rng.random((len(agents.agents), self.batch, agents.action.n)) < _LEGAL
-        mask_NBA[..., 0] = True
-        return mask_NBA
-
-    def _terminations(self) -> tuple[BoolArray, ...]:
-        if self.spaces.deaths:
-            return tuple(there & (self._rng.random(there.shape) < _END) for there in self._there)
-        over_B = self._rng.random(self.batch) < _END
-        return tuple(there & over_B for there in self._there)
 
     def _rewards(self, k: int, action: ActionArray) -> RewardArray:
         earned_NB = self._paid(k, action)
@@ -142,18 +133,15 @@ class SyntheticEnv:
             seen_NBA = obs_NBO[..., np.arange(space.n) % obs_NBO.shape[2]]
             cost_NB: FloatArray = np.abs(action - seen_NBA).sum(axis=-1, dtype=np.float32)
             return np.where(alive_NB, -cost_NB, np.float32(0))
-        self._check_choice(k, space.n, action)
+        legal_NB = (action >= 0) & (action < space.n)
+        if legal_NB.all() and self._frame.masks is not None:
+            taken = action[..., None].astype(np.intp)
+            legal_NB = np.take_along_axis(self._frame.masks[k], taken, axis=2)[..., 0] | ~alive_NB
+        if not legal_NB.all():
+            raise ValueError(f"class {self.spaces.classes[k].name}: an action is illegal")
         place = (action % obs_NBO.shape[2])[..., None].astype(np.intp)
         earned_NB: FloatArray = np.take_along_axis(obs_NBO, place, axis=2)[..., 0]
         return np.where(alive_NB, earned_NB, np.float32(0))
-
-    def _check_choice(self, k: int, choices: int, action: ActionArray) -> None:
-        legal_NB = (action >= 0) & (action < choices)
-        if legal_NB.all() and self._frame.masks is not None:
-            taken = action[..., None].astype(np.intp)
-            legal_NB = np.take_along_axis(self._frame.masks[k], taken, axis=2)[..., 0] | ~self._alive[k]
-        if not legal_NB.all():
-            raise ValueError(f"class {self.spaces.classes[k].name}: an action is illegal")
 
 
 def _joined(going_on: Frame, fresh: Frame, ended_B: BoolArray) -> Frame:

@@ -33,12 +33,10 @@ class Acting(Protocol):
     @property
     def acting(self) -> Arrays:
         """Weights by name."""
-        ...
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """How to interpret the weights."""
-        ...
 
 
 @dataclass(frozen=True)

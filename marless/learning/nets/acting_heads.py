@@ -43,18 +43,26 @@ class ActingHead(Protocol):
 
         Log-probabilities are 0 for policies that are not stochastic, whose learners do not use them.
         """
-        ...
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
         """The best actions."""
-        ...
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
         """Logits or Q values [N, B, A]; or (normalised) means, with the log deviations [N, A] if there are any."""
-        ...
 
 
-class ActingCategorical:
+class _DiscreteHead:
+    """Outputs say how good each discrete action is; legal actions are compared only."""
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> NDArray[np.int32]:
+        best_NB: NDArray[np.int32] = _legal(output_NAB, mask_NBA).argmax(axis=1).astype(np.int32)
+        return best_NB
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
+
+
+class ActingCategorical(_DiscreteHead):
     """Outputs are logits of discrete actions."""
 
     def __init__(self) -> None:
@@ -76,24 +84,15 @@ class ActingCategorical:
         np.subtract(1, threshold_NB, out=threshold_NB)
         threshold_NB *= total_NB
         action_NB = (cumulative_NAB < threshold_NB[:, None]).sum(axis=1, dtype=np.int32)
-        log_prob_NB = logits_NAB.take(action_NB * np.intp(total_NB.shape[1]) + self._offsets(logits_NAB))
-        log_prob_NB -= np.log(total_NB)
-        return action_NB, log_prob_NB
-
-    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        return _best(output_NAB, mask_NBA)
-
-    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
-
-    def _offsets(self, logits_NAB: FloatArray) -> NDArray[np.intp]:
         agents, choices, batch = logits_NAB.shape
         if self._offset_NB.shape != (agents, batch):
             self._offset_NB = np.arange(agents)[:, None] * (choices * batch) + np.arange(batch)
-        return self._offset_NB
+        log_prob_NB = logits_NAB.take(action_NB * np.intp(batch) + self._offset_NB)
+        log_prob_NB -= np.log(total_NB)
+        return action_NB, log_prob_NB
 
 
-class EpsilonCategorical:
+class EpsilonCategorical(_DiscreteHead):
     """Outputs are logits of discrete actions; exploration takes a random legal action with probability ε."""
 
     def __init__(self, epsilon_N1: FloatArray) -> None:
@@ -102,16 +101,9 @@ class EpsilonCategorical:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingHead`; learners of such policies use no log-probabilities, which are 0."""
         sampled_NB, _ = self._policy.sample(output_NAB, mask_NBA, rng)
         own_NB = sampled_NB.astype(np.int32, copy=False)
         return self._random.mixed(own_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(own_NB.shape, np.float32)
-
-    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        return _best(output_NAB, mask_NBA)
-
-    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        return self._policy.outputs(output_NAB, mask_NBA)
 
 
 class ActingGaussian:
@@ -123,7 +115,6 @@ class ActingGaussian:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingHead`; actions are not clipped yet."""
         log_std_NA1 = self._log_std_NA[:, :, None]
         noise_NAB = rng.standard_normal(output_NAB.shape, dtype=np.float32)
         # The noise is (action − mean) / σ already: computed from the action, it would suffer
@@ -142,7 +133,7 @@ class ActingGaussian:
         return output_NAB.transpose(0, 2, 1), self._log_std_NA
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(_DiscreteHead):
     """Outputs are Q values of discrete actions; exploration takes a random legal action with probability ε."""
 
     def __init__(self, epsilon_N1: FloatArray) -> None:
@@ -151,7 +142,7 @@ class EpsilonGreedy:
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        best_NB = _best(output_NAB, mask_NBA)
+        best_NB = self.greedy(output_NAB, mask_NBA)
         return self.mixed(best_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(best_NB.shape, np.float32)
 
     def mixed(
@@ -169,12 +160,6 @@ class EpsilonGreedy:
         # Random actions are drawn for agents that do not explore, too: how far the
         # generator advances is always the same.
         return np.where(explores_NB, any_NB, own_NB)
-
-    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        return _best(output_NAB, mask_NBA)
-
-    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
 
 
 class Deterministic:
@@ -219,11 +204,6 @@ def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
     if mask_NBA is not None:
         output_NAB[~mask_NBA.transpose(0, 2, 1)] = ILLEGAL_LOGIT
     return output_NAB
-
-
-def _best(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> NDArray[np.int32]:
-    best_NB: NDArray[np.int32] = _legal(output_NAB, mask_NBA).argmax(axis=1).astype(np.int32)
-    return best_NB
 
 
 def free_parameters(action: Discrete | Box, acts: str = STOCHASTIC) -> int:

@@ -5,9 +5,9 @@ Shapes: N agents (or 1, if all share their weights), B environment copies, I inp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,36 +20,42 @@ from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
 _PREFIX = "policy"
 
 
-class ActingNet(Protocol):
+class ActingNet(ABC):
     """The nets of all agents of a class, evaluated together in the allocated number of environment copies."""
 
     remembers: bool
+    _kept_NHB: FloatArray = np.empty((0, 0, 0), np.float32)  # noqa: N815  # a shape suffix
+    """The memory; replaced by `allocate`."""
 
+    @abstractmethod
     def allocate(self, agents: int, batch: int) -> FloatArray:
         """Allocate buffers for `agents` agents and `batch` copies, and reset memory; returns the input buffer.
 
         That is float32 [N, I + 1, B], to which inputs are written; its last row of ones must not be changed.
         """
-        ...
+
+    @abstractmethod
+    def output(self) -> FloatArray:
+        """Evaluate the inputs written, to a new array [N, K, B]; recurrent nets advance by one step."""
 
     def reset_memory(self, anew_NB: BoolArray) -> None:
         """Reset the memory of these agents in these copies."""
-        ...
+        if self.remembers:
+            self._kept_NHB.swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> FloatArray | None:
         """A copy of the memory, float32 [N, H, B]; None for nets without."""
-        ...
+        return self._kept_NHB.copy() if self.remembers else None
 
     def recall(self, hidden_NHB: FloatArray) -> None:
         """Continue with this memory, after `allocate`; raises CorruptError if it does not fit."""
-        ...
+        shape = self._kept_NHB.shape
+        if hidden_NHB.shape != shape or not np.isfinite(hidden_NHB).all():
+            raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(shape)}")
+        self._kept_NHB[...] = hidden_NHB
 
-    def output(self) -> FloatArray:
-        """Evaluate the inputs written, to a new array [N, K, B]; recurrent nets advance by one step."""
-        ...
 
-
-class ActingPerceptrons:
+class ActingPerceptrons(ActingNet):
     """Layers [N, outputs, inputs + 1] with an activation between them."""
 
     remembers = False
@@ -64,15 +70,6 @@ class ActingPerceptrons:
         self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
         return self._buffers[0]
 
-    def reset_memory(self, anew_NB: BoolArray) -> None:
-        """See `ActingNet`; without effect."""
-
-    def memory(self) -> FloatArray | None:
-        return None
-
-    def recall(self, hidden_NHB: FloatArray) -> None:
-        raise CorruptError("there is a memory of nets that have none")
-
     def output(self) -> FloatArray:
         for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
             hidden = target[:, :-1]
@@ -82,7 +79,7 @@ class ActingPerceptrons:
         return result
 
 
-class ActingGatedUnits:
+class ActingGatedUnits(ActingNet):
     """A recurrent net: a perceptron whose outputs are added to a GRU's gates, and an output layer; see `nets.gru`."""
 
     remembers = True
@@ -96,21 +93,12 @@ class ActingGatedUnits:
         self._hidden_NHB = np.zeros((agents, self._memory.shape[2], batch), np.float32)
         # A row of ones, as in the perceptrons: it carries the biases of the memory's matrix and of the output layer.
         self._hidden_NHB[:, -1] = 1
+        self._kept_NHB = self._hidden_NHB[:, :-1]
         return self._body.allocate(agents, batch)
-
-    def reset_memory(self, anew_NB: BoolArray) -> None:
-        self._hidden_NHB[:, :-1].swapaxes(1, 2)[anew_NB] = 0
-
-    def memory(self) -> FloatArray | None:
-        return self._hidden_NHB[:, :-1].copy()
-
-    def recall(self, hidden_NHB: FloatArray) -> None:
-        kept = self._hidden_NHB[:, :-1]
-        kept[...] = checked_memory(hidden_NHB, kept.shape)
 
     def output(self) -> FloatArray:
         gates, recurrent = self._body.output(), np.matmul(self._memory, self._hidden_NHB)
-        units, hidden = gates.shape[1] // GATES, self._hidden_NHB[:, :-1]
+        units, hidden = gates.shape[1] // GATES, self._kept_NHB
         switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
         switches += recurrent[:, : 2 * units]
         _sigmoid(switches)
@@ -124,7 +112,7 @@ class ActingGatedUnits:
         return result
 
 
-class AnyKind:
+class AnyKind(ActingNet):
     """Nets of any kind, by the kind's own definition."""
 
     def __init__(self, layout: NetLayout, matrices: Sequence[FloatArray], activation: str) -> None:
@@ -132,59 +120,40 @@ class AnyKind:
         self._kind, self._ops = kind_of(layout.kind), numpy_ops(activation)
         self._layers = [partial(_affine, matrix) for matrix in matrices]
         self._inputs, self._units = layout.inputs, layout.memory
-        self._input = self._hidden_NHB = np.empty((0, 0, 0), np.float32)
+        self._input = np.empty((0, 0, 0), np.float32)
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        self._hidden_NHB = np.zeros((agents, self._units, batch), np.float32)
+        self._kept_NHB = np.zeros((agents, self._units, batch), np.float32)
         self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
         return self._input
 
-    def reset_memory(self, anew_NB: BoolArray) -> None:
-        self._hidden_NHB.swapaxes(1, 2)[anew_NB] = 0
-
-    def memory(self) -> FloatArray | None:
-        return self._hidden_NHB.copy() if self.remembers else None
-
-    def recall(self, hidden_NHB: FloatArray) -> None:
-        self._hidden_NHB = checked_memory(hidden_NHB, self._hidden_NHB.shape).copy()
-
     def output(self) -> FloatArray:
-        found, memory = self._kind.step(self._ops, self._layers, self._input[:, :-1], self._hidden_NHB)
+        found, memory = self._kind.step(self._ops, self._layers, self._input[:, :-1], self._kept_NHB)
         if self.remembers:
-            self._hidden_NHB = memory
+            self._kept_NHB = memory
         result: FloatArray = found
         return result
 
 
-def checked_memory(hidden_NHB: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """The memory; raises CorruptError unless it has this shape and is finite."""
-    if hidden_NHB.shape != shape or not np.isfinite(hidden_NHB).all():
-        raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(shape)}")
-    return hidden_NHB
-
-
 def numpy_ops(activation: str) -> Ops:
-    """The operations of kinds, in NumPy."""
-    return Ops(
-        # A kind may use a layer's result twice, as with torch's operations, so these never write into their argument.
-        activate=partial(_new, ACTIVATE[activation]),
-        tanh=np.tanh,
-        sigmoid=_new_sigmoid,
-        exp=np.exp,
-        join=partial(np.concatenate, axis=1),
-    )
+    """The operations of kinds, in NumPy.
 
+    A kind may use a layer's result twice, as with torch's operations, so these never write into their argument.
+    """
 
-def _new(activate: Callable[[FloatArray, FloatArray], None], x: FloatArray) -> FloatArray:
-    out = np.empty_like(x)
-    activate(x, out)
-    return out
+    write = ACTIVATE[activation]
 
+    def activate(x: FloatArray) -> FloatArray:
+        out = np.empty_like(x)
+        write(x, out)
+        return out
 
-def _new_sigmoid(x: FloatArray) -> FloatArray:
-    out = x.copy()
-    _sigmoid(out)
-    return out
+    def sigmoid(x: FloatArray) -> FloatArray:
+        out = x.copy()
+        _sigmoid(out)
+        return out
+
+    return Ops(activate=activate, tanh=np.tanh, sigmoid=sigmoid, exp=np.exp, join=partial(np.concatenate, axis=1))
 
 
 def _affine(matrix: FloatArray, x: FloatArray) -> FloatArray:
@@ -245,13 +214,8 @@ def _sigmoid(x: FloatArray) -> None:
     x *= 0.5
 
 
-def _relu(x: FloatArray, out: FloatArray) -> None:
-    np.maximum(x, 0, out=out)
-
-
-def _tanh(x: FloatArray, out: FloatArray) -> None:
-    np.tanh(x, out=out)
-
-
-ACTIVATE: dict[str, Callable[[FloatArray, FloatArray], None]] = {"tanh": _tanh, "relu": _relu}
-"""Activation → what writes φ(x) to `out`; its twin for learners is in `marless.learning.nets.kernels`."""
+ACTIVATE: dict[str, Callable[[FloatArray, FloatArray], object]] = {
+    "tanh": np.tanh,
+    "relu": lambda x, out: np.maximum(x, 0, out=out),
+}
+"""Activation → what writes φ(x) to `out`, its second argument; its twin for learners is in `nets.kernels`."""

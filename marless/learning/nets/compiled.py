@@ -162,20 +162,20 @@ def _chosen() -> tuple[Library | None, str]:
 
 def _built() -> Path:
     """The library of this machine, which is compiled if it is not there yet. Raises OSError and _MissingError."""
+
+    def name(library: Path) -> str:
+        return f"{key}-{hashlib.sha256(library.read_bytes()).hexdigest()[:32]}.so"
+
     directory = private_files.directory(_cache() / "marless" / "kernels")
     key = hashlib.sha256(repr((_OPTIONS, _cpu())).encode() + SOURCE.read_bytes()).hexdigest()[:32]
     for found in directory.glob(f"{key}-*.so"):
-        if found.name == _name(key, found):  # a process that maps a file which was cut short would be killed
+        if found.name == name(found):  # a process that maps a file which was cut short would be killed
             return found
         found.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         made = Path(folder, "kernels.so")
         _compile(made)
-        return made.replace(directory / _name(key, made))  # so that another process finds a whole file or none
-
-
-def _name(key: str, library: Path) -> str:
-    return f"{key}-{hashlib.sha256(library.read_bytes()).hexdigest()[:32]}.so"
+        return made.replace(directory / name(made))  # so that another process finds a whole file or none
 
 
 def _cache() -> Path:

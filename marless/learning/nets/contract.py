@@ -110,9 +110,12 @@ class _Trial:
         # 1e-6 drown in float32's rounding.
         direction_PD = torch.tensor(np.random.default_rng(8).standard_normal(tuple(self.flat.shape)))
         step = 1e-6
-        one, other = (
-            (self._defined(sign * step * direction_PD) * at_output_PKM.double()).sum().item() for sign in (1, -1)
+        moved = (self.flat.double() + sign * step * direction_PD for sign in (1, -1))
+        defined = (
+            unrolled.outputs(self.layout, flat_PD, self.activation, self.input.double(), self.resets)
+            for flat_PD in moved
         )
+        one, other = ((output_PKM * at_output_PKM.double()).sum().item() for output_PKM in defined)
         expected, found = (one - other) / (2 * step), (net.gradient_PD.double() * direction_PD).sum().item()
         # Errors are compared with the sum of magnitudes: the terms of a directional
         # derivative may cancel to almost nothing.
@@ -147,10 +150,6 @@ class _Trial:
             found.append(net.output())
         _require(all(each.dtype == np.float32 for each in found), f"{self.where}: actors do not compute in float32")
         return np.concatenate(found, axis=2)
-
-    def _defined(self, change_PD: Tensor) -> Tensor:
-        flat_PD = self.flat.double() + change_PD
-        return unrolled.outputs(self.layout, flat_PD, self.activation, self.input.double(), self.resets)
 
 
 def _require(kept: bool, broken: str) -> None:

@@ -123,6 +123,8 @@ class StackedGRU:
         if self._kernels and self._described:
             self._kernels.gru_backward(self._described[0])
             return
+        # gradient · (1 − y²) of a tanh y, and gradient · y · (1 − y) of a sigmoid y.
+        to_tanh, to_sigmoid = torch.ops.aten.tanh_backward.grad_input, torch.ops.aten.sigmoid_backward.grad_input
         steps, units = len(self._keep), self.layout.units
         to_memory_PHG = self._memory_PGH[:, :, :-1].transpose(1, 2)
         d_hidden, d_new, d_recurrent = (_by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))
@@ -130,13 +132,13 @@ class StackedGRU:
         remembered, scratch = _by_step(work.before[:, :-1], steps), work.scratch
         for t in range(steps - 1, -1, -1):
             r, z, n = work.gates[t].chunk(GATES, dim=1)
-            _tanh_slope(d_hidden[t], n, out=d_new[t])
+            to_tanh(d_hidden[t], n, grad_input=d_new[t])
             d_new[t].addcmul_(d_new[t], z, value=-1)
             torch.mul(d_new[t], r, out=d_n[t])
             torch.mul(d_new[t], work.recurrent[t, :, 2 * units :], out=scratch)
-            _sigmoid_slope(scratch, r, out=d_r[t])
+            to_sigmoid(scratch, r, grad_input=d_r[t])
             torch.sub(remembered[t], n, out=scratch).mul_(d_hidden[t])
-            _sigmoid_slope(scratch, z, out=d_z[t])
+            to_sigmoid(scratch, z, grad_input=d_z[t])
             if t:
                 kernels.matmul(to_memory_PHG, d_recurrent[t], out=work.carry)
                 # Where memory is reset, `keep` is 0: no gradient flows from an episode to the one before it.
@@ -172,37 +174,24 @@ class StackedGRU:
         if (steps, copies) not in self._workspaces:
             if len(self._workspaces) == WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
-            self._workspaces[steps, copies] = self._buffers(steps, copies)
+            stack, gates, _ = self._memory_PGH.shape
+            units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
+            self._workspaces[steps, copies] = _Workspace(
+                recurrent=new(steps, stack, gates, copies),
+                gates=new(steps, stack, gates, copies),
+                before=new(stack, units + 1, samples).fill_(1),
+                hidden=new(stack, units + 1, samples).fill_(1),
+                d_hidden=new(stack, units, samples),
+                d_recurrent=new(stack, gates, samples),
+                d_new=new(stack, units, samples),
+                scratch=new(stack, units, copies),
+                carry=new(stack, units, copies),
+                output=new(stack, self.layout.outputs, samples),
+                panels=new((4 * units + 1) * self._kernels.width if self._kernels else 0),
+            )
         return self._workspaces[steps, copies]
-
-    def _buffers(self, steps: int, copies: int) -> _Workspace:
-        stack, gates, _ = self._memory_PGH.shape
-        units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
-        return _Workspace(
-            recurrent=new(steps, stack, gates, copies),
-            gates=new(steps, stack, gates, copies),
-            before=new(stack, units + 1, samples).fill_(1),
-            hidden=new(stack, units + 1, samples).fill_(1),
-            d_hidden=new(stack, units, samples),
-            d_recurrent=new(stack, gates, samples),
-            d_new=new(stack, units, samples),
-            scratch=new(stack, units, copies),
-            carry=new(stack, units, copies),
-            output=new(stack, self.layout.outputs, samples),
-            panels=new((4 * units + 1) * self._kernels.width if self._kernels else 0),
-        )
 
 
 def _by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Views [..., B] of the columns of each step."""
     return x.view(*x.shape[:-1], steps, -1).unbind(-2)
-
-
-def _tanh_slope(gradient: Tensor, y: Tensor, out: Tensor) -> None:
-    """out ← gradient · (1 − y²), y being a tanh."""
-    torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=out)
-
-
-def _sigmoid_slope(gradient: Tensor, y: Tensor, out: Tensor) -> None:
-    """out ← gradient · y · (1 − y), y being a sigmoid."""
-    torch.ops.aten.sigmoid_backward.grad_input(gradient, y, grad_input=out)

@@ -22,11 +22,9 @@ class ActionDistribution(Protocol):
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-probability of the actions taken and entropy, each [P, M]."""
-        ...
 
     def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
         """The gradient with respect to the outputs, given those with respect to the last results of `evaluate`."""
-        ...
 
 
 class Categorical:

@@ -61,7 +61,8 @@ def fused_matmul(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y
     if b.stride(2) != 1 and b.stride(1) == 1 and then == Then.NOTHING:
         a, b, out = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2)
     nets, rows, columns = out.shape
-    left, right = _strides(a), _strides(b)
+    # One operand for all nets has no stride between them.
+    left, right = ((0, *x.stride()[1:]) if x.shape[0] == 1 else x.stride() for x in (a, b))
     if rows < _LEAST or columns < _LEAST or (right[2] != 1 and right[1] != 1):
         return False
     # kernels.c applies what follows a product in vectors, so only to rows without gaps.
@@ -85,11 +86,6 @@ def fused_matmul(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y
         then,
     )
     return True
-
-
-def _strides(x: Tensor) -> tuple[int, ...]:
-    """The strides of an operand of `nets` products, of which there may be one for all."""
-    return (0, *x.stride()[1:]) if x.shape[0] == 1 else x.stride()
 
 
 def _compiled(*tensors: Tensor) -> Library | None:
@@ -245,11 +241,11 @@ class Activation:
     `ModelSpec.activation`; test_activations.py compares the columns with each other and with autograd.
     """
 
-    apply_: Callable[[Tensor], None]
+    apply_: Callable[[Tensor], object]
     """x ← φ(x)."""
     differentiable: Callable[[Tensor], Tensor]
     """φ(x), as an operation that autograd can follow."""
-    through_: Callable[[Tensor, Tensor], None]
+    through_: Callable[[Tensor, Tensor], object]
     """gradient ← gradient · φ′, given the gradient and y."""
     slope: Callable[[Tensor], Tensor]
     """φ′, given y."""
@@ -277,18 +273,23 @@ def _tanh_through_(gradient: Tensor, y: Tensor) -> None:
     torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
 
 
-def _relu_through_(gradient: Tensor, y: Tensor) -> None:
-    torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient)
-
-
-def _relu_(x: Tensor) -> None:
-    x.relu_()
-
-
-TANH, RELU = (Then.TANH, Then.TANH_SLOPE), (Then.RELU, Then.RELU_SLOPE)
 ACTIVATIONS = {
-    "tanh": Activation(tanh_, torch.tanh, _tanh_through_, lambda y: 1 - y.square(), lambda y: -2 * y, TANH),
-    "relu": Activation(_relu_, torch.relu, _relu_through_, lambda y: (y > 0).to(y.dtype), None, RELU),
+    "tanh": Activation(
+        apply_=tanh_,
+        differentiable=torch.tanh,
+        through_=_tanh_through_,
+        slope=lambda y: 1 - y.square(),
+        bend=lambda y: -2 * y,
+        fused=(Then.TANH, Then.TANH_SLOPE),
+    ),
+    "relu": Activation(
+        apply_=torch.relu_,
+        differentiable=torch.relu,
+        through_=lambda gradient, y: torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=gradient),
+        slope=lambda y: (y > 0).to(y.dtype),
+        bend=None,
+        fused=(Then.RELU, Then.RELU_SLOPE),
+    ),
 }
 
 

@@ -42,18 +42,15 @@ class NetKind(Protocol):
         `hidden` is the job's `model.hidden`. Initial weights are orthogonal, with gain √2 (the output layer has one of
         its own). Biases are 0; those of hidden layers are random in most off-policy algorithms.
         """
-        ...
 
     def memory(self, hidden: tuple[int, ...]) -> int:
         """H, numbers that a net remembers of each episode; 0 for nets without memory."""
-        ...
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
         """Outputs [P, K, M] and the next memory [P, H, M], for inputs [P, I, M] and the memory, zeros at first.
 
         Without memory, `memory` is [P, 0, M], and is returned as it came. No array that was given may be changed.
         """
-        ...
 
 
 class Perceptron:

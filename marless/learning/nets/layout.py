@@ -8,12 +8,11 @@ NumPy only: actors and learners read the same vector through the same layout.
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,88 +41,62 @@ class ParameterLayout(Protocol):
     """The positions of parameters in a flat vector."""
 
     @property
-    def inputs(self) -> int:
-        """I, number of inputs without the row of ones."""
-        ...
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        """Units of each hidden layer; in a recurrent net, the last one is the recurrent layer."""
-        ...
-
-    @property
     def outputs(self) -> int:
         """K, number of outputs."""
-        ...
-
-    @property
-    def free(self) -> int:
-        """Number of parameters outside of all layers: the log standard deviations of a Gaussian policy."""
-        ...
 
     @property
     def size(self) -> int:
         """D, the length of the flat vector."""
-        ...
 
     def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
         """Initial parameters, float32 [D]: orthogonal weights (Saxe et al. 2014), all else 0.
 
         With `biased`, biases below the output layer are uniform in ± 1/√inputs, as those of torch's `Linear`.
         """
-        ...
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
         """Named copies: `prefix.i.weight` [out, in] and `prefix.i.bias` [out] of layer i, and `prefix.free`."""
-        ...
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
         """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
-        ...
 
 
-class NetLayout(ParameterLayout, Protocol):
-    """The positions of a net's parameters in its flat vector, for any kind of net."""
+@dataclass(frozen=True)
+class NetLayout:
+    """The layout of a net of any kind: matrices [outputs, inputs + 1], one after another, then `free` parameters."""
 
-    @property
-    def kind(self) -> str:
-        """The kind of the net, see `marless.learning.nets.kinds`."""
-        ...
+    inputs: int
+    """I, number of inputs without the row of ones."""
+    hidden: tuple[int, ...]
+    """Units of each hidden layer; in a recurrent net, the last one is the recurrent layer."""
+    outputs: int
+    """K, number of outputs."""
+    free: int = 0
+    """Number of parameters outside of all layers: the log standard deviations of a Gaussian policy."""
+    kind: str = MLP
+    """The kind of the net, see `marless.learning.nets.kinds`."""
 
     @property
     def memory(self) -> int:
         """H, numbers that the net remembers of each episode; 0 for nets without memory."""
-        ...
+        return kind_of(self.kind).memory(self.hidden)
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each matrix, the output layer's last."""
-        ...
+        """(outputs, inputs + 1) of each matrix, the output layer's last.
 
-    @property
-    def spans(self) -> tuple[slice, ...]:
-        """Position of each matrix in the flat vector."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Matrices(ABC):
-    """A flat float32 vector of matrices [outputs, inputs + 1], one after another, then `free` further parameters."""
-
-    inputs: int
-    hidden: tuple[int, ...]
-    outputs: int
-    free: int = 0
-    """See `ParameterLayout`."""
-
-    @property
-    @abstractmethod
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each matrix."""
+        Raises SpecError for a kind whose output layer has other outputs.
+        """
+        declared = tuple(kind_of(self.kind).matrices(self.inputs, self.hidden, self.outputs))
+        if not declared or declared[-1][0] != self.outputs:
+            raise SpecError(
+                f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
+            )
+        return tuple((o, i + 1) for o, i in declared)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each matrix among named arrays; by default they are numbered from 0."""
+        """Name of each matrix among named arrays; they are numbered from 0."""
         return tuple(map(str, range(len(self.shapes))))
 
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
@@ -179,22 +152,12 @@ class _Matrices(ABC):
         return flat_D
 
 
-@dataclass(frozen=True)
-class Layout(_Matrices):
+class Layout(NetLayout):
     """The layout of a perceptron: one matrix per layer."""
 
-    kind: ClassVar[str] = MLP
-    memory: ClassVar[int] = 0
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each layer."""
-        sizes = (self.inputs, *self.hidden, self.outputs)
-        return tuple((o, i + 1) for i, o in pairwise(sizes))
-
 
 @dataclass(frozen=True)
-class GRULayout(_Matrices):
+class GRULayout(NetLayout):
     """The layout of a recurrent net: dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
 
     The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates r, z, n, 3·H rows in
@@ -202,26 +165,17 @@ class GRULayout(_Matrices):
     there, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
     """
 
-    kind: ClassVar[str] = GRU
+    kind: str = GRU
 
     @property
     def units(self) -> int:
         """H, number of recurrent units."""
         return self.hidden[-1]
 
-    @property
-    def memory(self) -> int:
-        return self.units
-
     @cached_property
     def body(self) -> Layout:
         """The layers below the recurrence: a perceptron whose outputs are added to the gates; the first parameters."""
         return Layout(self.inputs, self.hidden[:-1], GATES * self.units)
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each matrix: the layers below, the memory, the output layer."""
-        return (*self.body.shapes, (GATES * self.units, self.units + 1), (self.outputs, self.units + 1))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -230,33 +184,10 @@ class GRULayout(_Matrices):
         return (*self.body.names, f"{last}{MEMORY}", str(last + 1))
 
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        outputs, inputs = self.shapes[matrix]
-        if matrix == len(self.shapes) - 1:
-            return output_gain * _orthogonal(rng, outputs, inputs - 1)
-        if matrix < len(self.hidden) - 1:
-            return float(np.sqrt(2.0)) * _orthogonal(rng, outputs, inputs - 1)
-        return np.concatenate([_orthogonal(rng, self.units, inputs - 1) for _ in range(GATES)])
-
-
-@dataclass(frozen=True)
-class KindLayout(_Matrices):
-    """The layout of a net of any kind, by the matrices that it declares."""
-
-    kind: str = ""
-
-    @property
-    def memory(self) -> int:
-        return kind_of(self.kind).memory(self.hidden)
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each matrix; raises SpecError for a kind whose output layer has other outputs."""
-        declared = tuple(kind_of(self.kind).matrices(self.inputs, self.hidden, self.outputs))
-        if not declared or declared[-1][0] != self.outputs:
-            raise SpecError(
-                f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
-            )
-        return tuple((o, i + 1) for o, i in declared)
+        if matrix < len(self.hidden) - 1 or matrix == len(self.shapes) - 1:
+            return super()._weights(matrix, rng, output_gain)
+        inputs = self.shapes[matrix][1] - 1
+        return np.concatenate([_orthogonal(rng, self.units, inputs) for _ in range(GATES)])
 
 
 def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
@@ -268,7 +199,7 @@ def layout_of(kind: str, inputs: int, hidden: tuple[int, ...], outputs: int, fre
     """The layout of a net; raises SpecError for an unknown kind."""
     if kind in (MLP, GRU):
         return (GRULayout if kind == GRU else Layout)(inputs, hidden, outputs, free)
-    return KindLayout(inputs, hidden, outputs, free, kind)
+    return NetLayout(inputs, hidden, outputs, free, kind)
 
 
 def checked(arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...]) -> FloatArray:
@@ -302,12 +233,6 @@ class MixingLayout:
     hypernet: int
     """Hidden units of the hypernetworks for weights."""
     outputs: int = 1
-    free: int = 0
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        """Units of the mixer's hidden layer."""
-        return (self.embed,)
 
     @cached_property
     def nets(self) -> dict[str, Layout]:
@@ -331,16 +256,12 @@ class MixingLayout:
         return sum(each.size for each in self.nets.values())
 
     def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
-        """Initial parameters of all nets, float32 [D]."""
         return np.concatenate([each.initial(rng, output_gain, biased=biased) for each in self.nets.values()])
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
         """Named copies: `prefix.weight1.0.weight` …"""
-        arrays: dict[str, FloatArray] = {}
-        for name, each in self.nets.items():
-            arrays |= each.to_arrays(f"{prefix}.{name}", flat_D[self.spans[name]])
-        return arrays
+        parts = (each.to_arrays(f"{prefix}.{name}", flat_D[self.spans[name]]) for name, each in self.nets.items())
+        return {name: array for part in parts for name, array in part.items()}
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
         return np.concatenate([each.from_arrays(f"{prefix}.{name}", arrays) for name, each in self.nets.items()])

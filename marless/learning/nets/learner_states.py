@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -52,7 +53,13 @@ class Bank(Generic[FunctionT]):
 
         An unchanged stack is reused without copying. All sources are read before any name is overwritten.
         """
-        kept = {names: self._unchanged(names, starts) or self._stack(starts) for names, starts in stacks}
+        kept = {}
+        for names, starts in stacks:
+            stack = self._stacks.get(names)
+            # A row that is another object was put, changed or moved to another stack since: then this stack's copy is
+            # outdated.
+            unchanged = names == starts and stack and all(map(is_, map(self.row, names), stack.rows))
+            kept[names] = stack if stack and unchanged else self._stack(starts)
         for names, stack in kept.items():
             self._rows.update(zip(names, stack.rows, strict=True))
         self._stacks = kept
@@ -67,15 +74,6 @@ class Bank(Generic[FunctionT]):
         stack = self._stack((name,))
         change(stack.function)
         self._rows[name] = stack.rows[0]
-
-    def _unchanged(self, names: tuple[str, ...], starts: tuple[str, ...]) -> _Stack[FunctionT] | None:
-        stack = self._stacks.get(names)
-        if stack is None or names != starts:
-            return None
-        # A row that is another object was put, changed or moved to another stack since: then
-        # this stack's copy is outdated.
-        same = all(self.row(name) is row for name, row in zip(names, stack.rows, strict=True))
-        return stack if same else None
 
     def _stack(self, starts: tuple[str, ...]) -> _Stack[FunctionT]:
         sources = [self.row(start) for start in starts]

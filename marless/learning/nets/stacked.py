@@ -43,29 +43,23 @@ class Net(Protocol):
     @property
     def layout(self) -> NetLayout:
         """Positions of the parameters."""
-        ...
 
     @property
     def activation(self) -> str:
         """The name of the non-linearity after each dense hidden layer, in `marless.learning.nets.kernels`."""
-        ...
 
     @property
     def output_layer(self) -> Tensor:
         """The last layer's matrix, a view [P, K, H + 1] of the parameters."""
-        ...
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Outputs [P, K, M]; valid until the next call with as many samples."""
-        ...
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """Write the layers' gradients to `gradient_PD`, given the loss's gradient with respect to the last outputs."""
-        ...
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """Outputs [P, K, S] of any number of samples, as a new tensor; `backward` cannot follow."""
-        ...
 
 
 class FeedForward(Net, Protocol):
@@ -77,7 +71,6 @@ class FeedForward(Net, Protocol):
         `rows_PR`, int64, has the indices of the inputs of each net. `gradient_PD` does not change. Either this or
         `backward` may follow a `forward`, not both.
         """
-        ...
 
 
 def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedForward:

@@ -31,6 +31,7 @@ from marless.learning.envs.base import (
     Frame,
     Scene,
     Transition,
+    Truncatable,
     load_generator,
     save_generator,
     saved,
@@ -92,7 +93,7 @@ class Landmarks:
     """Coordinates are drawn uniformly from ± this."""
 
 
-class ParticleEnv(ABC):
+class ParticleEnv(Truncatable, ABC):
     """Base of the games, which write observations (`_write_rows`) and rewards (`_score`)."""
 
     spaces: EnvSpaces
@@ -118,7 +119,9 @@ class ParticleEnv(ABC):
         movers, marks = len(self.spaces.agents), sum(kind.count for kind in landmarks)
         self._marks = marks
         self._within_E1 = np.array([1.0] * movers + [k.within for k in landmarks for _ in range(k.count)])[:, None]
-        self._seen_NM = _seen(movers, marks)
+        # For each agent, the indices of the entities it sees: every landmark, then every other agent.
+        seen = [[*range(movers, movers + marks), *(j for j in range(movers) if j != i)] for i in range(movers)]
+        self._seen_NM: IntArray = np.array(seen, np.intp)
         self._steps_B = np.zeros(batch, np.int64)
         self._pos_E2B = np.zeros((movers + marks, 2, batch))
         self._agents_N2B, self._marks_M2B = self._pos_E2B[:movers], self._pos_E2B[movers:]
@@ -131,7 +134,8 @@ class ParticleEnv(ABC):
         self._rewards_NB = np.zeros((movers, batch))
         self._rows_SB, self._last_rows_SB = np.zeros((2, self.spaces.state_size, batch), dtype)
         self._frame, self._last_frame = self._view(self._rows_SB), self._view(self._last_rows_SB)
-        self._forces, self._rewards = self._by_class(self._force_N2B), self._by_class(self._rewards_NB)
+        stops = np.cumsum([len(c.agents) for c in self.spaces.classes])[:-1]
+        self._forces, self._rewards = (tuple(np.split(x, stops)) for x in (self._force_N2B, self._rewards_NB))
         self._last_scene: Scene | None = None
         self._cut_B = np.zeros(batch, np.bool_)
         self._rng = np.random.default_rng(0)
@@ -171,9 +175,6 @@ class ParticleEnv(ABC):
             ended=ended,
         )
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut_B[...] = chosen_B
-
     def save(self) -> Arrays:
         state = {name: array.copy() for name, array in self._state().items()}
         return {**state, "random": save_generator(self._rng)}
@@ -197,9 +198,6 @@ class ParticleEnv(ABC):
             return self._last_scene
         goal = self._goal_G2B[0, :, 0].copy() if self.goals == 1 else None
         return Scene(self._agents_N2B[:, :, 0].copy(), self._marks_M2B[:, :, 0].copy(), goal, self._size_E)
-
-    def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
-        """Do nothing: there are no resources to release."""
 
     @abstractmethod
     def _write_rows(self) -> None:
@@ -252,24 +250,32 @@ class ParticleEnv(ABC):
         self._vel_N2B *= 1.0 - DAMPING
         self._vel_N2B += DT * self._force_N2B
         if self._top_N1 is not None:
-            self._slow_down(self._top_N1)
+            speed_NB = np.sqrt(self._vel_N2B[:, 0] ** 2 + self._vel_N2B[:, 1] ** 2)
+            agent, copy = fast = np.nonzero(speed_NB > self._top_N1)
+            self._vel_N2B[agent, :, copy] = (
+                self._vel_N2B[agent, :, copy] / speed_NB[fast][:, None] * self._top_N1[agent]
+            )
 
     def _act(self, actions: tuple[ActionArray, ...]) -> None:
         """Turn actions into the agents' own forces and messages."""
         heard = 0
         for role, force_N2B, action in zip(self._roles, self._forces, actions, strict=True):
-            if role.moves:
-                force_N2B[...] = _pushes(action, role) if self._continuous else _push(action, role)
+            if role.moves and self._continuous:
+                push = np.clip(action[..., :MOVES], 0.0, 1.0)
+                towards = (push[..., 2] - push[..., 1], push[..., 4] - push[..., 3])
+                force_N2B[...] = role.force * np.stack(towards, axis=1, dtype=np.float64)
+            elif role.moves:
+                move_NB = action % MOVES if role.speaks else action
+                force_N2B[...] = (role.force * PUSH_2A)[:, move_NB].transpose(1, 0, 2)
             if role.speaks:
                 said_NWB = self._said_NWB[heard : heard + len(role.agents)]
                 heard += len(role.agents)
-                said_NWB[...] = _strengths(action, role) if self._continuous else self._word(action, role)
-
-    def _word(self, action_NB: ActionArray, role: AgentRole) -> BoolArray:
-        """One-hot messages [N, W, B]."""
-        word_NB = action_NB // MOVES if role.moves else action_NB
-        one_hot_NWB: BoolArray = word_NB[:, None] == np.arange(self.words)[:, None]
-        return one_hot_NWB
+                if self._continuous:
+                    first = MOVES if role.moves else 0
+                    said_NWB[...] = np.clip(action[..., first:], 0.0, 1.0).transpose(0, 2, 1)
+                else:
+                    word_NB = action // MOVES if role.moves else action
+                    said_NWB[...] = word_NB[:, None] == np.arange(self.words)[:, None]
 
     def _touch(self, part: slice) -> None:
         """Add the contact forces between agents and those entities seen that `part` selects."""
@@ -285,12 +291,6 @@ class ParticleEnv(ABC):
             towards = self._rel_NM2B[agent, other, component, copy]
             force_NB = self._force_N2B[:, component]
             np.subtract.at(force_NB, (agent, copy), CONTACT_FORCE * towards / dist * overlap)
-
-    def _slow_down(self, top_N1: FloatArray64) -> None:
-        speed_NB = np.sqrt(self._vel_N2B[:, 0] ** 2 + self._vel_N2B[:, 1] ** 2)
-        fast = np.nonzero(speed_NB > top_N1)
-        agent, copy = fast
-        self._vel_N2B[agent, :, copy] = self._vel_N2B[agent, :, copy] / speed_NB[fast][:, None] * top_N1[agent]
 
     def _look(self) -> None:
         # "clip" only spares NumPy a buffered copy: all indices are within bounds.
@@ -325,10 +325,6 @@ class ParticleEnv(ABC):
         state_size = sum(len(c.agents) * c.obs_size for c in classes)
         return EnvSpaces(classes, state_size, options.max_cycles, rewards=self.rewards)
 
-    def _by_class(self, array: FloatArray64) -> tuple[FloatArray64, ...]:
-        stops = np.cumsum([len(c.agents) for c in self.spaces.classes])[:-1]
-        return tuple(np.split(array, stops))
-
     def _role_rows(self) -> list[Rows]:
         """Views [N, O, B] of `_rows_SB`, one per role, to write observations to."""
         return [obs_NBO.transpose(0, 2, 1) for obs_NBO in self._frame.obs]
@@ -353,27 +349,3 @@ def planes(rows_NOB: Rows, start: int, vectors: int) -> Rows:
     """The view [N, vectors, 2, B] of the plane vectors that stand in observations from feature `start` on."""
     agents, _, batch = rows_NOB.shape
     return rows_NOB[:, start : start + 2 * vectors].reshape(agents, vectors, 2, batch)
-
-
-def _seen(movers: int, marks: int) -> IntArray:
-    """[agents, M]: for each agent, the indices of the entities it sees: every landmark, then every other agent."""
-    landmarks = range(movers, movers + marks)
-    return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)], np.intp)
-
-
-def _push(action_NB: ActionArray, role: AgentRole) -> FloatArray64:
-    """The own force [N, 2, B] of discrete actions."""
-    move_NB = action_NB % MOVES if role.speaks else action_NB
-    return (role.force * PUSH_2A)[:, move_NB].transpose(1, 0, 2)
-
-
-def _pushes(action_NBA: ActionArray, role: AgentRole) -> FloatArray64:
-    """The own force [N, 2, B] of continuous actions."""
-    push = np.clip(action_NBA[..., :MOVES], 0.0, 1.0)
-    return role.force * np.stack((push[..., 2] - push[..., 1], push[..., 4] - push[..., 3]), axis=1, dtype=np.float64)
-
-
-def _strengths(action_NBA: ActionArray, role: AgentRole) -> NDArray[Any]:  # Any: the type of the actions
-    """Messages [N, W, B] of continuous actions."""
-    first = MOVES if role.moves else 0
-    return np.clip(action_NBA[..., first:], 0.0, 1.0).transpose(0, 2, 1)

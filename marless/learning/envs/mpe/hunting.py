@@ -14,8 +14,6 @@ from marless.learning.envs.mpe.options import (
     Sight,
     SightOptions,
     check_count,
-    check_flag,
-    check_ratio,
     nearest,
 )
 
@@ -36,10 +34,7 @@ class HuntOptions(ParticleOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("num_good", self.num_good)
-        check_count("num_adversaries", self.num_adversaries)
         check_count("num_good + num_adversaries", self.num_good + self.num_adversaries)
-        check_count("num_obstacles", self.num_obstacles, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +48,6 @@ class TagOptions(HuntOptions, SightOptions):
     """Factor of the good agents' force and top speed; 0.5 is mpe2's `curriculum`, whose later stages are 0.75 and 1."""
     terminate_on_success: bool = False
     """True: an episode terminates when every good agent is touched by an adversary."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ratio("prey_speed", self.prey_speed)
-        check_flag("terminate_on_success", self.terminate_on_success)
 
 
 class SimpleTag(ParticleEnv):
@@ -175,11 +165,6 @@ class WorldCommOptions(HuntOptions):
     """Number of places where good agents find food."""
     num_forests: int = 2
     """Number of forests; may be 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("num_food", self.num_food)
-        check_count("num_forests", self.num_forests, least=0)
 
     @property
     def marks(self) -> int:

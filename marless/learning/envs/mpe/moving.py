@@ -9,12 +9,7 @@ from numpy.typing import DTypeLike
 
 from marless.learning.envs.base import BoolArray
 from marless.learning.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, length, planes
-from marless.learning.envs.mpe.options import ParticleOptions, Sight, TeamOptions, check_flag, check_ratio
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimpleOptions(ParticleOptions):
-    """Options of `simple`."""
+from marless.learning.envs.mpe.options import ParticleOptions, Sight, TeamOptions
 
 
 class Simple(ParticleEnv):
@@ -22,7 +17,7 @@ class Simple(ParticleEnv):
 
     rewards = "cooperative"
 
-    def __init__(self, options: SimpleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, options: ParticleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         role = AgentRole(name="agent", agents=("agent_0",), obs_size=4)
         super().__init__((role,), (Landmarks(count=1),), options, batch, dtype)
 
@@ -49,12 +44,6 @@ class SpreadOptions(TeamOptions):
     """True: collisions cost nothing, as in the first stage of mpe2's curriculum; false: its second, and last, stage."""
     terminate_on_success: bool = False
     """True: an episode terminates when every landmark has an agent nearer than 0.1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ratio("local_ratio", self.local_ratio)
-        check_flag("curriculum", self.curriculum)
-        check_flag("terminate_on_success", self.terminate_on_success)
 
 
 class SimpleSpread(ParticleEnv):
@@ -90,13 +79,10 @@ class SimpleSpread(ParticleEnv):
         if self._options.curriculum:
             self._rewards_NB.fill(0)
         else:
-            self._collisions()
+            bumps_NMB = self._dist_NMB[:, self._marks :] < self._apart_NM1[:, self._marks :]
+            np.add.reduce(bumps_NMB, axis=1, dtype=np.float64, out=self._rewards_NB)
+            self._rewards_NB *= -self._options.local_ratio
         self._rewards_NB += (1.0 - self._options.local_ratio) * team_B
-
-    def _collisions(self) -> None:
-        bumps_NMB = self._dist_NMB[:, self._marks :] < self._apart_NM1[:, self._marks :]
-        np.add.reduce(bumps_NMB, axis=1, dtype=np.float64, out=self._rewards_NB)
-        self._rewards_NB *= -self._options.local_ratio
 
     def _over(self) -> BoolArray:
         if not self._options.terminate_on_success:
@@ -155,11 +141,6 @@ AGENT_COLOURS_3M = np.array([[0.25, 0.25], [0.75, 0.25], [0.25, 0.75]])
 """Red, green and blue of the good agent for each goal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushOptions(ParticleOptions):
-    """Options of `simple_push`."""
-
-
 class SimplePush(ParticleEnv):
     """Competitive: a good agent walks to a goal that the adversary does not know; the two collide.
 
@@ -172,7 +153,7 @@ class SimplePush(ParticleEnv):
     rewards = "competitive"
     goals = 1
 
-    def __init__(self, options: PushOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, options: ParticleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = (
             AgentRole(name="adversary", agents=("adversary_0",), obs_size=8, collides=True),
             AgentRole(name="agent", agents=("agent_0",), obs_size=19, collides=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -11,11 +11,16 @@ from marless.core.limits import MAX_AGENTS
 from marless.learning.envs.mpe.engine import FloatArray64, Rows, length, planes
 
 MAX_CYCLES = 1_000_000
+MAY_BE_0 = ("num_obstacles", "num_forests")
+"""Counts of what a game can do without."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleOptions:
-    """Options of every game."""
+    """Options of every game. By its type, an option is a count, true or false, or a ratio from 0 to 1.
+
+    Raises SpecError, with one sentence, for anything else.
+    """
 
     max_cycles: int = 25
     """Env steps after which an episode is truncated."""
@@ -23,8 +28,17 @@ class ParticleOptions:
     """False: 5 moves (none, left, right, down, up), and words to say. True: a strength in [0, 1] for each of them."""
 
     def __post_init__(self) -> None:
-        check_count("max_cycles", self.max_cycles, most=MAX_CYCLES)
-        check_flag("continuous_actions", self.continuous_actions)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "bool" and not isinstance(value, bool):
+                raise SpecError(f"{each.name} must be true or false, got {shown(value)}")
+            if each.type == "float" and not (
+                isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            ):
+                raise SpecError(f"{each.name} must be a number from 0 to 1, got {shown(value)}")
+            if each.type == "int" or (each.type == "int | None" and value is not None):
+                most = MAX_CYCLES if each.name == "max_cycles" else MAX_AGENTS
+                check_count(each.name, value, least=0 if each.name in MAY_BE_0 else 1, most=most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +49,6 @@ class SightOptions(ParticleOptions):
     """Number of other agents that an agent observes, nearest first; zeros if there are fewer. None: all, in order."""
     num_landmark_neighbors: int | None = None
     """The same of landmarks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("num_agent_neighbors", "num_landmark_neighbors"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
 
     def places(self, landmarks: int, others: int) -> tuple[int, int]:
         """How many landmarks and other agents have a place in an observation, in a game that has this many."""
@@ -57,12 +65,6 @@ class TeamOptions(SightOptions):
     landmarks: int | None = None
     """Number of landmarks; None: as many as agents, which is the only choice in mpe2."""
 
-    def __post_init__(self) -> None:
-        check_count("agents", self.agents)
-        if self.landmarks is not None:
-            check_count("landmarks", self.landmarks)
-        super().__post_init__()
-
     @property
     def marks(self) -> int:
         """The number of landmarks."""
@@ -75,18 +77,6 @@ def check_count(name: str, value: object, *, least: int = 1, most: int = MAX_AGE
         raise SpecError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     if value > most:
         raise SpecError(f"{name} may be {most:,} at most, got {shown(value)}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise SpecError unless the option is true or false."""
-    if not isinstance(value, bool):
-        raise SpecError(f"{name} must be true or false, got {shown(value)}")
-
-
-def check_ratio(name: str, value: object) -> None:
-    """Raise SpecError unless the option is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise SpecError(f"{name} must be a number from 0 to 1, got {shown(value)}")
 
 
 class Sight:

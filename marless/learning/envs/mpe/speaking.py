@@ -8,14 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from marless.learning.envs.mpe.engine import AgentRole, Landmarks, ParticleEnv, length, planes
-from marless.learning.envs.mpe.options import ParticleOptions, check_ratio
+from marless.learning.envs.mpe.options import ParticleOptions
 
 MARKS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeakerListenerOptions(ParticleOptions):
-    """Options of `simple_speaker_listener`."""
 
 
 class SimpleSpeakerListener(ParticleEnv):
@@ -31,7 +26,7 @@ class SimpleSpeakerListener(ParticleEnv):
     colours_3M = 0.15 + 0.5 * np.eye(MARKS)  # noqa: N815  # a shape suffix
     """Red, green and blue of each landmark."""
 
-    def __init__(self, options: SpeakerListenerOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, options: ParticleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = (
             AgentRole(name="speaker", agents=("speaker_0",), obs_size=3, moves=False, speaks=True, size=0.075),
             AgentRole(name="listener", agents=("listener_0",), obs_size=2 + 2 * MARKS + self.words, size=0.075),
@@ -61,10 +56,6 @@ class ReferenceOptions(ParticleOptions):
 
     local_ratio: float = 0.5
     """Weight λ of one distance in an agent's reward; the weight of the mean of both distances is 1 − λ."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ratio("local_ratio", self.local_ratio)
 
 
 class SimpleReference(ParticleEnv):
@@ -105,11 +96,6 @@ class SimpleReference(ParticleEnv):
         self._rewards_NB += (1.0 - self._local_ratio) * near_NB.mean(axis=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CryptoOptions(ParticleOptions):
-    """Options of `simple_crypto`."""
-
-
 class SimpleCrypto(ParticleEnv):
     """Competitive: Alice sends Bob a secret over a channel that Eve hears; nobody moves.
 
@@ -123,7 +109,7 @@ class SimpleCrypto(ParticleEnv):
     goals = 2
     words = 4
 
-    def __init__(self, options: CryptoOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, options: ParticleOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         roles = tuple(
             AgentRole(name=name, agents=(f"{name}_0",), obs_size=size, moves=False, speaks=True)
             for name, size in (("eve", self.words), ("bob", 2 * self.words), ("alice", 2 * self.words))

@@ -13,13 +13,13 @@ from marless.core.errors import SpecError, told
 from marless.learning.envs.base import (
     ActionArray,
     Arrays,
-    BoolArray,
     Box,
     Discrete,
     EnvSpaces,
     FloatArray,
     Frame,
     Transition,
+    Truncatable,
 )
 from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
 from marless.learning.envs.pettingzoo.masks import AUTO, MASK, MaskChoice
@@ -77,15 +77,10 @@ class _View:
                 "one at each reset, or set env.mask: none"
             )
 
-    def wait(self, b: int, agent: Any) -> None:
-        """Show an agent of copy b as one that waits for its turn."""
-        k, i = self._seats[agent]
-        self.waits[k][i, b] = True
-
     def copy_from(self, other: _View) -> None:
         """Show what another view of the same environment shows."""
         self.without_choice = other.without_choice
-        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
+        for mine, theirs in zip(self.frame.arrays(), other.frame.arrays(), strict=True):
             np.copyto(mine, theirs)
 
     def _forbid(self, k: int, i: int | slice, b: int) -> None:
@@ -93,12 +88,8 @@ class _View:
             self.masks[k][i, b] = False
             self.masks[k][i, b, 0] = True
 
-    def _arrays(self) -> list[FloatArray | BoolArray]:
-        state = () if self.state is None else (self.state,)
-        return [*self.obs, *self.alive, *self.waits, *(self.masks or ()), *state]
 
-
-class PettingZooEnv:
+class PettingZooEnv(Truncatable):
     """B copies of a parallel PettingZoo environment behind the batched protocol."""
 
     spaces: EnvSpaces
@@ -132,7 +123,7 @@ class PettingZooEnv:
         """Agents that are in the episode and wait, by copy."""
         self._step = np.zeros(self.batch, np.int64)
         self._log = EpisodeLog(self.spaces.classes, self.batch)
-        self._cut = np.zeros(self.batch, np.bool_)
+        self._cut_B = np.zeros(self.batch, np.bool_)
         self._filmed = getattr(envs[0], "render_mode", None) == "rgb_array"
         self._last_picture: NDArray[np.uint8] | None = None
         # Observations that do not fit their spaces are refused here, before a job starts, not in its first round.
@@ -145,7 +136,7 @@ class PettingZooEnv:
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy, each with a seed of its own."""
         self._log.begin(seed)
-        self._cut[:] = False
+        self._cut_B[:] = False
         for b in range(self.batch):
             self._start(b, self._now)
         return self._shown(self._now)
@@ -167,15 +158,21 @@ class PettingZooEnv:
                 terminated[k][i, b] = agent in outcome.terminated
             self._show(b, self._now, outcome)
             truncated[b], ended[b] = outcome.truncated, outcome.over
-        truncated |= self._cut & ~ended
-        ended |= self._cut
-        self._cut[:] = False
+        truncated |= self._cut_B & ~ended
+        ended |= self._cut_B
+        self._cut_B[:] = False
         self._log.add(actions, ended)
         # Before the copy is reset: from then on it draws the next episode.
         if ended[0] and self._filmed:
             self._last_picture = self.picture()
+        view = self._now
+        if ended.any():
+            view = self._next
+            view.copy_from(self._now)
+            for over in np.flatnonzero(ended):
+                self._start(int(over), view)
         return Transition(
-            frame=self._shown(self._restart(ended) if ended.any() else self._now),
+            frame=self._shown(view),
             final=self._now.frame,
             rewards=rewards,
             terminated=terminated,
@@ -183,25 +180,20 @@ class PettingZooEnv:
             ended=ended,
         )
 
-    def truncate(self, chosen_B: BoolArray) -> None:
-        self._cut[...] = chosen_B
-
     def save(self) -> Arrays:
         return self._log.save()
 
     def load(self, arrays: Arrays) -> Frame:
-        """See `marless.learning.envs.base.Saved`; raises SpecError if a copy does not play its episode as it did
-        before.
-        """
+        """Play the saved episodes again; raises SpecError if a copy does not play its episode as it did before."""
         self._log.load(arrays)
-        self._cut[:] = False
+        self._cut_B[:] = False
         for b in range(self.batch):
             with replaying(b):
                 self._replay(b)
         return self._now.frame
 
     def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:
-        """See `envs.base.Pictured`; the environment must have been made with `render_mode: rgb_array`."""
+        """The picture that copy 0 draws of itself, if it was made with `render_mode: rgb_array`."""
         if ended and self._last_picture is not None:
             return self._last_picture
         pixels = self._envs[0].render()
@@ -231,7 +223,12 @@ class PettingZooEnv:
         env = self._envs[b]
         self._step[b] += 1
         acted = [*self._present[b], *self._waiting[b]]
-        chosen = {a: self._decode(a, b, actions) for a in env.agents}
+        chosen: dict[Any, Any] = {}
+        for agent in env.agents:
+            k, i = self._seats[agent]
+            # What a policy without an observation draws is noise, so an agent that waits does what never changes.
+            action = _idle(self.spaces.classes[k].action) if agent in self._waiting[b] else actions[k][i, b]
+            chosen[agent] = self._seats.codecs[k].decode(action)
         return _Outcome(env, acted, call_step(env, chosen, self._where(b)))
 
     def _replay(self, b: int) -> None:
@@ -244,12 +241,6 @@ class PettingZooEnv:
                 raise SpecError(f"it ended after {t + 1} steps")
         if self._log.steps[b]:
             self._show(b, self._now, outcome)
-
-    def _decode(self, agent: Any, b: int, actions: tuple[ActionArray, ...]) -> Any:
-        k, i = self._seats[agent]
-        # What a policy without an observation draws is noise, so an agent that waits does what never changes.
-        action = _idle(self.spaces.classes[k].action) if agent in self._waiting[b] else actions[k][i, b]
-        return self._seats.codecs[k].decode(action)
 
     def _start(self, b: int, view: _View) -> None:
         env = self._envs[b]
@@ -278,7 +269,8 @@ class PettingZooEnv:
                 except SpecError as error:
                     raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} {error}") from None
         for agent in self._waiting[b]:
-            view.wait(b, agent)
+            k, i = self._seats[agent]
+            view.waits[k][i, b] = True
 
     def _global_state(self, b: int, size: int, *, over: bool = False) -> FloatArray | None:
         """The global state of a copy; None if it cannot be had after the `over`, where PettingZoo promises none.
@@ -312,12 +304,6 @@ class PettingZooEnv:
         """The frame that is acted upon next; frames at the end of an episode may well allow no action."""
         self.without_choice |= {agent for _, agent in view.without_choice}
         return view.frame
-
-    def _restart(self, ended_B: BoolArray) -> _View:
-        self._next.copy_from(self._now)
-        for b in np.flatnonzero(ended_B):
-            self._start(int(b), self._next)
-        return self._next
 
 
 def _idle(action: Discrete | Box) -> NDArray[np.generic]:

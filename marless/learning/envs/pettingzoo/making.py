@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -46,7 +46,10 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
     place.check_options(list(options))
     module = _imported(place)
     construct = _constructor(place, module)
-    _check_options(options, _known_options(module, construct))
+    known = _known_options(module, construct)
+    for option in options:
+        if known and option not in known:
+            raise SpecError(unknown_name("option", option, known))
     return PettingZooEnv([_build(construct, options) for _ in range(batch)], parse_choice(mask))
 
 
@@ -92,12 +95,6 @@ def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
         return unknown_environment(module)
     siblings = pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", ()))
     return unknown_name("module", missing, [f"{parent}.{each.name}" for each in siblings if each.name[0] != "_"])
-
-
-def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
-    for option in options:
-        if known and option not in known:
-            raise SpecError(unknown_name("option", option, known))
 
 
 def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -101,7 +101,12 @@ class MaskSource:
             raise SpecError(f"has a mask {self.key!r} with numbers that are neither 0 nor 1: {shown(numbers.tolist())}")
         if self.inverted:
             bits = ~bits
-        return bits if self.form == "actions" else _combined(bits, self.sizes)
+        if self.form == "actions":
+            return bits
+        # A combination is legal if the choice of each of its components is.
+        parts = np.split(bits, np.cumsum(self.sizes)[:-1])
+        combined: BoolArray = reduce(np.logical_and.outer, parts).ravel()
+        return combined
 
 
 def flat(value: Any) -> NDArray[np.generic] | None:
@@ -112,13 +117,6 @@ def flat(value: Any) -> NDArray[np.generic] | None:
     except (ValueError, TypeError):  # ragged, or no numbers
         return None
     return found if found.dtype.kind in "biuf" else None
-
-
-def _combined(bits: BoolArray, sizes: tuple[int, ...]) -> BoolArray:
-    """Which combinations are legal, from the legal choices of each component."""
-    parts = np.split(bits, np.cumsum(sizes)[:-1])
-    found: BoolArray = reduce(np.logical_and.outer, parts).ravel()
-    return found
 
 
 def sizes_of(action: Space) -> tuple[int, ...] | None:
@@ -161,24 +159,28 @@ def in_observation(space: Space, action: Space, choice: MaskChoice) -> tuple[Mas
     sizes = sizes_of(action)
     if not isinstance(space, spaces.Dict) or sizes is None or len(space.spaces) < 2 or choice.key is None:
         return None, []
-
-    def source(key: str, form: Form) -> MaskSource:
-        return MaskSource("observation", key, sizes, form, choice.inverted)
+    source = partial(MaskSource, "observation", sizes=sizes, inverted=choice.inverted)
 
     if choice.key in space.spaces:
         part = space.spaces[choice.key]
         if (form := _form(_bits(part), sizes, choice.form)) is None:
-            raise SpecError(f"{choice.key!r} of observations is no mask: {_misfit(part, sizes)}")
-        return source(choice.key, form), []
+            raise SpecError(
+                f"{choice.key!r} of observations is no mask: its space is {shown(str(part))[1:-1]}, {_wanted(sizes)}"
+            )
+        return source(choice.key, form=form), []
     if not choice.auto:
         return None, []
     forms = {key: form for key, part in space.spaces.items() if (form := _form(_bits(part), sizes, None))}
     named = [key for key in forms if _SAYS_MASK.search(key) and not _SAYS_NO.search(key)]
     if named:
-        return source(named[0], forms[named[0]]), [_taken("observations", named[0])]
+        return source(named[0], form=forms[named[0]]), [_taken("observations", named[0])]
     stands_alone = len(space.spaces) == 2 and "observation" in space.spaces
     doubtful = [key for key in forms if key != "observation" and (stands_alone or _SAYS_NO.search(key))]
-    return None, [_not_taken(key) for key in doubtful]
+    return None, [
+        f"{key!r} of observations has a number per action and is observed, not taken for a mask; if it is one, set "
+        f"env.mask: {key}, or env.mask: {{key: {key}, inverted: true}} if its ones forbid"
+        for key in doubtful
+    ]
 
 
 def in_info(info: Mapping[Any, Any], action: Space, choice: MaskChoice) -> tuple[MaskSource | None, list[str]]:
@@ -207,10 +209,6 @@ def in_info(info: Mapping[Any, Any], action: Space, choice: MaskChoice) -> tuple
     return None, []
 
 
-def _misfit(space: Space, sizes: tuple[int, ...]) -> str:
-    return f"its space is {shown(str(space))[1:-1]}, {_wanted(sizes)}"
-
-
 def _wanted(sizes: tuple[int, ...]) -> str:
     either = "" if len(sizes) == 1 else f", or {sum(sizes)}, one per choice of each component"
     return (
@@ -223,11 +221,4 @@ def _taken(where: str, key: str) -> str:
     return (
         f"{key!r} of {where} is taken for the mask of legal actions, by its name; say so with env.mask: {key}, or set "
         "env.mask: none to have it observed"
-    )
-
-
-def _not_taken(key: str) -> str:
-    return (
-        f"{key!r} of observations has a number per action and is observed, not taken for a mask; if it is one, set "
-        f"env.mask: {key}, or env.mask: {{key: {key}, inverted: true}} if its ones forbid"
     )

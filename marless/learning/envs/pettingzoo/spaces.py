@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +29,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marless.core.errors import SpecError, shown, told
-from marless.learning.envs.base import BoolArray, Box, Discrete
+from marless.learning.envs.base import BOUNDLESS, BoolArray, Box, Discrete
 from marless.learning.envs.pettingzoo.masks import AUTO, MaskChoice, MaskSource, in_observation, sizes_of
 
 # Any stands for PettingZoo's and Gymnasium's objects, because third-party ones need not subclass anything.
@@ -37,8 +37,6 @@ Space = Any
 Encoder = Callable[[Any], NDArray[np.generic]]
 _MOST_COMBINATIONS = 4096
 """Actions that a MultiDiscrete or MultiBinary space may have in all combinations."""
-_BOUNDLESS = 1e30
-"""Bounds as large as this stand for none: float32's largest number was once the way to write it."""
 _BYTE = np.float32(1 / 255)
 
 
@@ -63,13 +61,19 @@ class SpaceCodec:
     def action_space(self) -> Discrete | Box:
         """The action space as policies see it; raises SpecError if they cannot."""
         if (sizes := sizes_of(self.action)) is not None:
-            return Discrete(_combinations(self.action, sizes))
+            count = math.prod(sizes)
+            if len(sizes) > 1 and count > _MOST_COMBINATIONS:
+                raise SpecError(
+                    f"action space {self.action} has {count:,} combinations, each of which is an action; at most "
+                    f"{_MOST_COMBINATIONS:,} are supported"
+                )
+            return Discrete(count)
         if not isinstance(self.action, spaces.Box):
             raise SpecError(
                 f"action space {self.action} is not supported; known: Discrete, MultiDiscrete, MultiBinary, Box"
             )
         low, high = (np.asarray(bound, np.float64).ravel() for bound in (self.action.low, self.action.high))
-        low, high = np.where(low <= -_BOUNDLESS, -np.inf, low), np.where(high >= _BOUNDLESS, np.inf, high)
+        low, high = np.where(low <= -BOUNDLESS, -np.inf, low), np.where(high >= BOUNDLESS, np.inf, high)
         return Box(low=tuple(low.tolist()), high=tuple(high.tolist()))
 
     def encode(self, observation: Any) -> NDArray[np.generic]:
@@ -147,23 +151,14 @@ def state_encoder(space: Space | None) -> Encoder:
     return _encoder(space) if isinstance(space, spaces.Box) else _numbers
 
 
-def _combinations(space: Space, sizes: Sequence[int]) -> int:
-    count = math.prod(sizes)
-    if len(sizes) > 1 and count > _MOST_COMBINATIONS:
-        raise SpecError(
-            f"action space {space} has {count:,} combinations, each of which is an action; at most "
-            f"{_MOST_COMBINATIONS:,} are supported"
-        )
-    return count
-
-
 def _encoder(space: Space) -> Encoder:
     """Flattens values of a space; raises ValueError, TypeError or KeyError for what is not of its size and kind."""
     if isinstance(space, spaces.Box):
-        flatten, size = _pixels if _is_pixels(space) else _numbers, math.prod(space.shape)
+        pixels = space.dtype == np.uint8 and bool((space.low == 0).all() and (space.high == 255).all())
+        size = math.prod(space.shape)
 
         def flat_box(value: Any) -> NDArray[np.generic]:
-            found = flatten(value)
+            found = np.multiply(value, _BYTE, dtype=np.float32).ravel() if pixels else np.asarray(value).ravel()
             # NumPy would spread one number over all, and drop the imaginary part of a complex one.
             if found.size != size or found.dtype.kind not in "biuf":
                 raise ValueError(value)
@@ -193,12 +188,3 @@ def _one_hot(space: Space, value: Any) -> NDArray[np.generic]:
 
 def _numbers(value: Any) -> NDArray[np.generic]:
     return np.asarray(value).ravel()
-
-
-def _pixels(value: Any) -> NDArray[np.generic]:
-    scaled: NDArray[np.float32] = np.multiply(value, _BYTE, dtype=np.float32)
-    return scaled.ravel()
-
-
-def _is_pixels(space: spaces.Box) -> bool:
-    return space.dtype == np.uint8 and bool((space.low == 0).all() and (space.high == 255).all())

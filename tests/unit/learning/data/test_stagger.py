@@ -47,11 +47,11 @@ def ends(env, rounds: int, steps: int, *, index: int | None = 1, through_bytes: 
     lane, found, stats = Lane(env), [], []
     lane.begin(3)
     for number in range(rounds):
-        before = lane._meter.steps.copy()
+        before = lane._meter.steps_B.copy()
         trajectory, some = lane.roll([Still()], steps=steps, seed=number, with_state=False, index=index)
         stats.append(some)
         over = trajectory["cut"].copy()
-        over[-1] &= lane._meter.steps == 0
+        over[-1] &= lane._meter.steps_B == 0
         found.append(over)
         assert np.array_equal(trajectory.arrays.get("resumed", before > 0), before > 0)
         if through_bytes:

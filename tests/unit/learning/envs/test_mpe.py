@@ -11,6 +11,7 @@ from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete, random_actions
 from marless.learning.envs.mpe import hunting, moving, speaking
 from marless.learning.envs.mpe.moving import SimpleSpread, SpreadOptions
+from marless.learning.envs.mpe.options import ParticleOptions
 
 TOLERANCE = 1e-12
 THEIR_NAMES = {"agents": "N"}
@@ -20,15 +21,15 @@ THEIR_NAMES = {"agents": "N"}
 def pair(game, **options):
     """mpe2's environment and ours, with float64 observations."""
     module, env, options_type = {
-        "simple": ("simple_v3", moving.Simple, moving.SimpleOptions),
+        "simple": ("simple_v3", moving.Simple, ParticleOptions),
         "adversary": ("simple_adversary_v3", moving.SimpleAdversary, moving.AdversaryOptions),
-        "crypto": ("simple_crypto_v3", speaking.SimpleCrypto, speaking.CryptoOptions),
-        "push": ("simple_push_v3", moving.SimplePush, moving.PushOptions),
+        "crypto": ("simple_crypto_v3", speaking.SimpleCrypto, ParticleOptions),
+        "push": ("simple_push_v3", moving.SimplePush, ParticleOptions),
         "reference": ("simple_reference_v3", speaking.SimpleReference, speaking.ReferenceOptions),
         "speaker_listener": (
             "simple_speaker_listener_v4",
             speaking.SimpleSpeakerListener,
-            speaking.SpeakerListenerOptions,
+            ParticleOptions,
         ),
         "spread": ("simple_spread_v3", moving.SimpleSpread, moving.SpreadOptions),
         "tag": ("simple_tag_v3", hunting.SimpleTag, hunting.TagOptions),
