@@ -21,7 +21,7 @@ from marless.core.state import PolicyState
 from marless.learning.aggregation.applying import applied, check
 from marless.learning.aggregation.config import AggregationConfig, AsyncRule, SoftsyncRule, StellarisRule
 from marless.learning.aggregation.queue import GradientQueue, Queue, QueuedGradient
-from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.nets import serial
 from marless.learning.nets.layout import layout
 from marless.learning.nets.model import ModelSpec

@@ -22,7 +22,7 @@ from marless.learning.aggregation.applying import applied
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
-from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.data.rollout import play, rollout
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry

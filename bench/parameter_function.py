@@ -26,7 +26,7 @@ from bench.aggregation import SIZES, blobs, fresh
 from bench.harness import Row, spread
 from bench.param_store import store_process, throughput
 from marless.learning.aggregation import gradient_file
-from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from marless.rpc.param_store import AggregationReply, ParamStore, PolicyWrite, WeightedGradient

@@ -61,14 +61,16 @@ class Registry(Generic[Entry]):
     group: str
     """The group of entry points to search. The name of an entry point is that of its entry, its object the entry."""
     attribute: str
-    """The name of the entry in each of marless's modules."""
+    """The name of the entry in each of marless's modules that has one."""
     modules: Mapping[str, str]
-    """Name → module of marless's own entries. They take precedence: an entry point cannot replace them."""
+    """Name → module of marless's own entries, or "module:name of the entry" if a module has several. They take
+    precedence: an entry point cannot replace them."""
 
     def find(self, name: str) -> Entry:
         """Look up an entry; raises SpecError with the nearest match if the name is not registered."""
         if name in self.modules:
-            ours: Entry = getattr(import_module(self.modules[name]), self.attribute)
+            module, _, attribute = self.modules[name].partition(":")
+            ours: Entry = getattr(import_module(module), attribute or self.attribute)
             return ours
         entry = declaration(self.group, name)
         if entry is None:

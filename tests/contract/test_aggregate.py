@@ -27,8 +27,7 @@ from marless.core.errors import (
 )
 from marless.core.state import NetStep, PolicyState, ReturnScale
 from marless.learning.aggregation import gradient_file
-from marless.learning.aggregation.applying import applied
-from marless.learning.aggregation.arrays import Matrices
+from marless.learning.aggregation.applying import Matrices, applied
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from marless.rpc.client import Peer

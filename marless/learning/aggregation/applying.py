@@ -10,17 +10,14 @@ w_i, i = 1 … H:
 
 With plain gradient descent, A(g) = g, this is Yu et al. 2024 to the letter: θ ← θ − (lr/H) Σ w_i g_i. The other form,
 (1/H) Σ w_i A(g_i), was left out: each g_i alone is noisier than their mean, Adam's division by its size makes a step of
-full length of it, and the moments would have to be those before all of them, or depend on the order.
-
-With `step: separate` each gradient is a step of Adam of its own, of length w_i · lr and in order of arrival, as in the
+full length of it, and the moments would have to be those before all of them, or depend on the order. With
+`step: separate` each gradient is a step of Adam of its own, of length w_i · lr and in order of arrival, as in the
 public code of that paper.
 
-Adam for one net in NumPy; `marless.learning.nets.adam` is the same for stacks of nets in torch.
-
-The units of a critic's values in NumPy; `marless.learning.algos.ppo.normalise` is the same for stacks of critics in
-torch.
-
-Shapes: K outputs of the critic; moments are (Σw, Σw·x, Σw·x²), float64 [K, 3].
+For stacks of nets in torch, `marless.learning.nets.adam` has the same Adam, `marless.learning.algos.ppo.advantages` the
+same units of a critic's values, and `marless.learning.nets.layout` the same flat vector: a matrix [outputs, inputs + 1]
+for each weight and bias, those of a memory after their layer, then free parameters.
+Shapes: K outputs of the critic, D parameters; moments are (Σw, Σw·x, Σw·x²), float64 [K, 3].
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError
-from marless.core.state import Arrays, NetStep, PolicyState, ReturnScale
-from marless.learning.aggregation.arrays import Matrices
-from marless.learning.nets.layout import checked
+from marless.core.state import Arrays, NetStep, PolicyState
+from marless.learning.nets.layout import MEMORY, FloatArray, checked
 from marless.learning.nets.serial import not_finite
 
 _RETURNS = "returns"
@@ -96,20 +93,14 @@ def applied(
     """
     check(state, gradients, steps)
     nets = {prefix: _Net.of(state, prefix) for prefix in _prefixes(state, steps)}
-    for part in _parts(gradients, weights, separate=separate):
+    parts = [([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
+    for part in starmap(combine, parts if separate else [(gradients, weights)]):
         for prefix, net in nets.items():
             net.step(part, steps[prefix])
     acting, learning = dict(state.acting), dict(state.learning)
     for net in nets.values():
         net.write(acting, learning)
     return PolicyState(acting, learning, state.metadata)
-
-
-def _parts(gradients: Sequence[Arrays], weights: Sequence[float], *, separate: bool) -> list[Combined]:
-    """What each step follows."""
-    if not separate:
-        return [combine(gradients, weights)]
-    return [combine([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
 
 
 def check(state: PolicyState, gradients: Sequence[Arrays], steps: Mapping[str, NetStep]) -> None:
@@ -152,6 +143,10 @@ class _Net:
             raise CorruptError(
                 f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[matrices.outputs, 3]}"
             )
+        count = learning[f"{prefix}.count"]
+        if count.shape != () or count.dtype.kind not in "iu":
+            what = f"{count.dtype}{list(count.shape)}"
+            raise CorruptError(f"policy state: {prefix}.count is {what}, expected a whole number")
         return cls(
             matrices=matrices,
             acts=weights is state.acting,
@@ -159,7 +154,7 @@ class _Net:
             # Moments are changed in place, and the state is a published version. A target is replaced instead.
             first=checked(learning, f"{prefix}.first", size).copy(),
             second=checked(learning, f"{prefix}.second", size).copy(),
-            count=_count(learning[f"{prefix}.count"], prefix),
+            count=int(count),
             moments=None if moments is None else moments.astype(np.float64),
             target=checked(learning, f"{prefix}.target", size) if f"{prefix}.target" in learning else None,
         )
@@ -168,7 +163,10 @@ class _Net:
         """Take one step; the critic's units follow the returns first."""
         prefix = self.matrices.prefix
         if step.returns is not None and self.moments is not None:
-            self._follow(part.gradient[f"{prefix}.{_RETURNS}"].astype(np.float64), step.returns)
+            batch_K3 = part.gradient[f"{prefix}.{_RETURNS}"].astype(np.float64)
+            before, self.moments = self.moments, updated_moments(self.moments, batch_K3, step.returns.decay)
+            if step.returns.popart:
+                rescale_(self.matrices.output_layer(self.flat), before, self.moments)
         # A copy, even of float32: its norm is limited in place, and the gradient is the caller's.
         gradient_D = part.gradient[prefix].astype(np.float32)
         clip_norm_(gradient_D, step.max_grad_norm)
@@ -177,12 +175,6 @@ class _Net:
         adam_(self.flat, self.first, self.second, self.count, gradient_D, lr=lr, eps=step.eps)
         if step.target_steps is not None and self.count % step.target_steps == 0:
             self.target = self.flat.copy()
-
-    def _follow(self, batch_K3: NDArray[np.float64], returns: ReturnScale) -> None:
-        assert self.moments is not None
-        before, self.moments = self.moments, updated_moments(self.moments, batch_K3, returns.decay)
-        if returns.popart:
-            rescale_(self.matrices.output_layer(self.flat), before, self.moments)
 
     def write(self, acting: dict[str, NDArray[np.generic]], learning: dict[str, NDArray[np.generic]]) -> None:
         """Put the arrays into the parts of a state, in place of the present ones."""
@@ -202,12 +194,6 @@ def _prefixes(state: PolicyState, steps: Mapping[str, NetStep]) -> list[str]:
     if not found:
         raise CorruptError(f"policy state: it has no optimizer of any of {sorted(steps)}")
     return found
-
-
-def _count(array: NDArray[np.generic], prefix: str) -> int:
-    if array.shape != () or array.dtype.kind not in "iu":
-        raise CorruptError(f"policy state: {prefix}.count is {array.dtype}{list(array.shape)}, expected a whole number")
-    return int(array)
 
 
 def _weights(state: PolicyState, prefix: str) -> Arrays:
@@ -281,3 +267,84 @@ def rescale_(layer_KH: NDArray[np.float32], before_K3: Moments, after_K3: Moment
     (mean_K1, std_K1), (new_mean_K1, new_std_K1) = mean_and_std(before_K3), mean_and_std(after_K3)
     layer_KH *= (std_K1 / new_std_K1).astype(np.float32)
     layer_KH[:, -1:] += ((mean_K1 - new_mean_K1) / new_std_K1).astype(np.float32)
+
+
+_WEIGHT, _BIAS, _FREE = ".weight", ".bias", ".free"
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of one net in the order of its flat vector."""
+
+    prefix: str
+    shapes: Mapping[str, tuple[int, int]]
+    """(outputs, inputs + 1) by name, such as `policy.0`."""
+    free: int
+    """Number of further parameters, at the end."""
+
+    @classmethod
+    def of(cls, prefix: str, arrays: Arrays) -> Matrices:
+        """The arrays of the net whose named arrays begin with `prefix.`; raises CorruptError if there are none."""
+        names = [name.removesuffix(_WEIGHT) for name in arrays if name.startswith(f"{prefix}.")]
+        names = [name for name in names if name + _WEIGHT in arrays]
+        shapes: dict[str, tuple[int, int]] = {}
+        for name in sorted(names, key=lambda each: _place(each, prefix)):
+            shape = arrays[name + _WEIGHT].shape
+            if len(shape) != 2:
+                raise CorruptError(f"policy state: {name}{_WEIGHT} is of shape {list(shape)}, expected two axes")
+            shapes[name] = (shape[0], shape[1] + 1)
+        if not shapes:
+            raise CorruptError(f"policy state: it has no weights of {prefix!r}")
+        free = arrays.get(prefix + _FREE)
+        return cls(prefix, shapes, 0 if free is None else free.size)
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return sum(outputs * inputs for outputs, inputs in self.shapes.values()) + self.free
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the net's last layer."""
+        return list(self.shapes.values())[-1][0]
+
+    def flat(self, arrays: Arrays) -> FloatArray:
+        """The flat vector of named arrays, as a copy; raises CorruptError for one that is missing or does not fit."""
+        flat_D = np.empty(self.size, np.float32)
+        start = 0
+        for name, (outputs, inputs) in self.shapes.items():
+            matrix = flat_D[start : start + outputs * inputs].reshape(outputs, inputs)
+            matrix[:, :-1] = checked(arrays, name + _WEIGHT, (outputs, inputs - 1))
+            matrix[:, -1] = checked(arrays, name + _BIAS, (outputs,))
+            start += outputs * inputs
+        if self.free:
+            flat_D[start:] = checked(arrays, self.prefix + _FREE, (self.free,))
+        return flat_D
+
+    def named(self, flat_D: FloatArray) -> dict[str, NDArray[np.generic]]:
+        """The inverse of `flat`, as copies."""
+        arrays: dict[str, NDArray[np.generic]] = {}
+        start = 0
+        for name, (outputs, inputs) in self.shapes.items():
+            matrix = flat_D[start : start + outputs * inputs].reshape(outputs, inputs)
+            arrays[name + _WEIGHT] = np.ascontiguousarray(matrix[:, :-1])
+            arrays[name + _BIAS] = matrix[:, -1].copy()
+            start += outputs * inputs
+        if self.free:
+            arrays[self.prefix + _FREE] = flat_D[start:].copy()
+        return arrays
+
+    def output_layer(self, flat_D: FloatArray) -> FloatArray:
+        """The last matrix, [outputs, inputs + 1], as a view of the flat vector."""
+        outputs, inputs = list(self.shapes.values())[-1]
+        end = self.size - self.free
+        return flat_D[end - outputs * inputs : end].reshape(outputs, inputs)
+
+
+def _place(name: str, prefix: str) -> tuple[int, bool]:
+    """Order of a matrix: layers by number, the matrix of a layer's memory after that of the layer."""
+    number = name.removeprefix(f"{prefix}.").removesuffix(MEMORY)
+    if not number.isdecimal():
+        raise CorruptError(f"policy state: {name} is no layer of a net whose gradients can be aggregated")
+    # As a number, because as text layer 10 would come before layer 2.
+    return int(number), name.endswith(MEMORY)

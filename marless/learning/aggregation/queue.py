@@ -1,12 +1,9 @@
 """The queue of gradients of one scope, as a bounded state machine without clock, randomness or I/O.
 
 What happens to a queue is a sequence of events: a gradient arrives, a learner ends without one, gradients are lost.
-Each event gives a new `Queue` and, if the rule says so, an `GradientBatch` of all that wait. So equal events in equal
-order give equal aggregations, which is what recovery and replay rest on.
-
-The formulas of staleness: weights of gradients, and the bound on their mean staleness. Pure functions.
-
-Staleness is the store's clock now minus the clock of the version that a gradient was computed from.
+Each event gives a new `Queue` and, if the rule says so, a `GradientBatch` of all that wait. So equal events in equal
+order give equal aggregations, which is what recovery and replay rest on. Staleness is the store's clock now minus the
+clock of the version that a gradient was computed from; pure functions weigh gradients by it, and bound its mean.
 """
 
 from __future__ import annotations
@@ -207,8 +204,8 @@ class GradientQueue:
         found = GradientBatch(
             clock=clock,
             gradients=tuple(
-                Weighted(gradient=each, staleness=clock - each.clock, weight=self._weight(clock - each.clock))
-                for each in queue.waiting
+                Weighted(gradient=each, staleness=age, weight=weight(age, config.weights, config.root))
+                for each, age in ((each, clock - each.clock) for each in queue.waiting)
             ),
             because=because,
             bound=self.bound(queue),
@@ -237,9 +234,6 @@ class GradientQueue:
             record, least = max(queue.record, float(stalest)), config.first_round
         over = record > 0 and queue.aggregations >= least
         return replace(queue, record=record, first_round=queue.aggregations if over else None)
-
-    def _weight(self, staleness: int) -> float:
-        return weight(staleness, self.config.weights, self.config.root)
 
 
 def _mean(numbers: Sequence[int]) -> float:

@@ -1,5 +1,4 @@
-"""A contract test for algorithms: checks the protocols of `marless.learning.algos.algorithm` and
-`marless.learning.algos.learner`.
+"""A contract test for algorithms: checks the protocols of `algorithm` and `learner` beside it.
 
 For tests of marless and of other packages; see docs/extending/algorithm.md.
 """
@@ -137,8 +136,9 @@ class _Trial:
             missing = [group.policy for group in inputs.groups if group.policy not in given]
             _require(not missing, f"{where}, {scope.name}: no gradients of {missing}")
             for name in given:
-                held = _same(other.state(name).acting, self.states[name].acting)
-                _require(held, f"{where}: `gradients` has moved the weights of {name}")
+                held, before = other.state(name).acting, self.states[name].acting
+                same = all(_equal(held, before, array) for array in held.keys() | before.keys())
+                _require(same, f"{where}: `gradients` has moved the weights of {name}")
             for name, gradients in given.items():
                 other.apply(name, gradients, inputs.env_steps)
             for name in given:
@@ -151,26 +151,23 @@ class _Trial:
         for scope in self.scopes:
             learner = self._learners[scope.index]
             for name in _starts(learner, self.job.served(scope, self.job.groups(round_))):
-                if name not in self.states:
-                    self._create(scope, name, where)
+                if name in self.states:
+                    continue
+                # A state is reproducible, and unchanged by serialisation.
+                self.states[name] = serial.decode(*serial.encode(self._learner(scope, None).initial(name, SEED)))
+                learner.load(name, learner.initial(name, SEED))
+                _require_equal(learner, name, self.states[name], f"{where}: made twice, or loaded and read,")
+                learner.load(name, self.states[name])
+                _require_equal(learner, name, self.states[name], f"{where}: loaded and read,")
         try:
             return self.job.sample(round_, number, self.states, self.algorithm.needs_state(self.config))
         except (CorruptError, ValueError) as error:
             raise AssertionError(f"{where}: sampling with its policies: {error}") from error
 
-    def _create(self, scope: Scope, name: str, where: str) -> None:
-        """Make a state and hold it; check that it is reproducible, and unchanged by serialisation."""
-        self.states[name] = _sent(self._learner(scope, None).initial(name, SEED))
-        learner = self._learners[scope.index]
-        learner.load(name, learner.initial(name, SEED))
-        _require_equal(learner, name, self.states[name], f"{where}: made twice, or loaded and read,")
-        learner.load(name, self.states[name])
-        _require_equal(learner, name, self.states[name], f"{where}: loaded and read,")
-
     def _update(self, scope: Scope, inputs: RoundInput, where: str, again: bool) -> None:
         learner, before = self._learners[scope.index], self._copy(scope, "before")
         output = learner.update(inputs)
-        updated = {name: _sent(learner.state(name)) for name in learner.names(inputs.groups)}
+        updated = {name: serial.decode(*serial.encode(learner.state(name))) for name in learner.names(inputs.groups)}
         trained = any(_moved(self.states[group.start], updated[group.policy]) for group in inputs.groups)
         self.moved |= trained
         self._check_output(scope, inputs, output, where, trained)
@@ -185,27 +182,29 @@ class _Trial:
                 trained_states = {name: each for name, each in updated.items() if each.metadata.get("kind") != REPLAY}
                 unmeasured = replace(inputs, measure=Measure())
                 self._redo(scope, unmeasured, before, trained_states, f"{where}: without measurements,")
-                self._stop(scope, inputs, before, updated, f"{where}: after an update that was stopped,")
+                self._redo(scope, inputs, before, updated, f"{where}: after an update that was stopped,", stop=True)
         self.states |= updated
 
     def _redo(
-        self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
+        self,
+        scope: Scope,
+        inputs: RoundInput,
+        replay: Path,
+        expected: Mapping[str, PolicyState],
+        where: str,
+        *,
+        stop: bool = False,
     ) -> None:
-        """Check that a new learner with only the states that the update started from computes the same states."""
-        learner = self._started(scope, inputs.groups, replay)
-        learner.update(inputs)
-        for name, state in expected.items():
-            _require_equal(learner, name, state, where)
+        """Check that a new learner with only the states that the update started from computes the same states.
 
-    def _stop(
-        self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
-    ) -> None:
-        """Check that a learner that was stopped and then has loaded its states again computes the same states."""
+        With `stop`, it is stopped during the update, and then loads its states again.
+        """
         learner, asked = self._started(scope, inputs.groups, replay), count()
-        with suppress(StoppedError):
-            learner.update(replace(inputs, stopped=lambda: next(asked) >= _ASKED))
-        for name in _starts(learner, inputs.groups):
-            learner.load(name, self.states[name])
+        if stop:
+            with suppress(StoppedError):
+                learner.update(replace(inputs, stopped=lambda: next(asked) >= _ASKED))
+            for name in _starts(learner, inputs.groups):
+                learner.load(name, self.states[name])
         learner.update(inputs)
         for name, state in expected.items():
             _require_equal(learner, name, state, where)
@@ -219,10 +218,15 @@ class _Trial:
     def _check_output(self, scope: Scope, inputs: RoundInput, output: UpdateOutput, where: str, trained: bool) -> None:
         nodes = self.algorithm.functions(self.config, scope, inputs.groups, self.job.spaces)
         names = self._learners[scope.index].names(inputs.groups)
-        _check_names(names, inputs.groups, where)
+        _require(len(set(names)) == len(names), f"{where}: some names are published twice: {names}")
+        missing = [group.policy for group in inputs.groups if group.policy not in names]
+        _require(not missing, f"{where}: policies {missing} are not among the names that are published, {names}")
         _check_nodes(nodes, scope, inputs.groups, names, where)
         _check_runs(nodes, output, where, trained)
-        _check_metrics(output, names, where)
+        metrics = output.metrics
+        _require(metrics.keys() <= set(names), f"{where}: metrics of {sorted(metrics)}, published {names}")
+        odd = {f"{n}.{m}": x for n, found in metrics.items() for m, x in found.items() if not math.isfinite(x)}
+        _require(not odd, f"{where}: metrics that are no finite numbers: {odd}")
         if inputs.measure.curvature and trained:
             _check_measured(output, inputs.groups, scope.agent_classes(self.job.spaces), where)
 
@@ -284,12 +288,6 @@ def _starts(learner: Learner, groups: Sequence[Group]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(group.start for group in groups), *learned_jointly)))
 
 
-def _check_names(names: Sequence[str], groups: Sequence[Group], where: str) -> None:
-    _require(len(set(names)) == len(names), f"{where}: some names are published twice: {names}")
-    missing = [group.policy for group in groups if group.policy not in names]
-    _require(not missing, f"{where}: policies {missing} are not among the names that are published, {names}")
-
-
 def _check_nodes(
     nodes: Sequence[FunctionNode], scope: Scope, groups: Sequence[Group], names: Sequence[str], where: str
 ) -> None:
@@ -319,12 +317,6 @@ def _check_runs(nodes: Sequence[FunctionNode], output: UpdateOutput, where: str,
         _require(sane, f"{where}: {run.function}/{run.name} ended before it began, or took less than nothing")
 
 
-def _check_metrics(output: UpdateOutput, names: Sequence[str], where: str) -> None:
-    _require(output.metrics.keys() <= set(names), f"{where}: metrics of {sorted(output.metrics)}, published {names}")
-    odd = {f"{n}.{m}": x for n, found in output.metrics.items() for m, x in found.items() if not math.isfinite(x)}
-    _require(not odd, f"{where}: metrics that are no finite numbers: {odd}")
-
-
 def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequence[AgentClass], where: str) -> None:
     billed = {run.name for run in output.runs if run.function == "curvature"}
     for group in groups:
@@ -337,11 +329,6 @@ def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequ
             size = (len(agents.agents),) * 2
             found_NN = output.distances.get(agents.name)
             _require(found_NN is not None and found_NN.shape == size, f"{where}: no distances {size} of {agents.name}")
-
-
-def _sent(state: PolicyState) -> PolicyState:
-    """The state after serialisation and deserialisation."""
-    return serial.decode(*serial.encode(state))
 
 
 def _require_equal(learner: Learner, name: str, expected: PolicyState, where: str) -> None:
@@ -357,10 +344,6 @@ def _moved(before: PolicyState, after: PolicyState) -> bool:
     """True if a policy's weights have changed."""
     names = [name for name in after.acting if name.startswith("policy.")]
     return not all(_equal(before.acting, after.acting, name) for name in names)
-
-
-def _same(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(_equal(one, other, name) for name in one)
 
 
 def _equal(one: Arrays, other: Arrays, name: str) -> bool:

@@ -6,13 +6,17 @@ from marless.core.registry import Registry
 from marless.learning.algos.algorithm import Algorithm
 
 _FAMILIES = {"ppo": ("ippo", "mappo", "impact"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
-"""Ours, by the package that has their config, functions, losses and learner."""
+"""Ours, by the package that has their settings, functions, losses and learner."""
 
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     "marless.algos",
     "ALGORITHM",
-    {name: f"marless.learning.algos.{family}.{name}" for family, names in _FAMILIES.items() for name in names},
+    {
+        name: f"marless.learning.algos.{family}.algorithms:{name}"
+        for family, names in _FAMILIES.items()
+        for name in names
+    },
 )
 
 algorithm = ALGORITHMS.find

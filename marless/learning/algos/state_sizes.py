@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from marless.core.group import Group
-from marless.learning.algos.ddpg.config import DDPGConfig
+from marless.learning.algos.ddpg.algorithms import DDPGConfig
 from marless.learning.algos.learner import Scope
-from marless.learning.algos.q.config import QConfig, QMIXConfig
+from marless.learning.algos.q.algorithms import QConfig, QMIXConfig
 from marless.learning.envs.base import AgentClass, EnvSpaces
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs

@@ -16,7 +16,7 @@ from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.learning.envs.synthetic import SyntheticEnv
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.nets.model import ModelSpec
-from marless.learning.similarity.policy_distance import PolicyDistanceConfig
+from marless.learning.similarity.measures import PolicyDistanceConfig
 
 SEED = 3
 ACTORS, COPIES, STEPS = 2, 4, 6

@@ -1,7 +1,7 @@
 """The protocol of similarities, which measure how differently agents behave, and their registry.
 
-Other packages register similarities as entry points of the group "marless.similarity". Importing this module, or the
-config of a similarity, does not import NumPy.
+Other packages register similarities as entry points of the group "marless.similarity". Importing this module, with the
+configs of marless's own similarities, does not import NumPy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from pydantic import Field
 
 from marless.core.errors import SpecError
 from marless.core.interruption import Stopped, never
@@ -89,7 +91,7 @@ SIMILARITIES: Registry[SimilarityKind] = Registry(
     "similarity",
     "marless.similarity",
     "SIMILARITY",
-    {name: f"marless.learning.similarity.{name}" for name in ("kde", "policy_distance")},
+    {name: f"{__name__}:{name}" for name in ("kde", "policy_distance")},
 )
 
 similarity = SIMILARITIES.find
@@ -121,3 +123,47 @@ def needs(what: str, package: str, install: str) -> None:
     """Raise SpecError if `package` is not "" and cannot be imported."""
     if package and find_spec(package) is None:
         raise SpecError(f"{what} needs the package {package!r}: pip install '{install}'")
+
+
+class KdeConfig(SimilarityConfig):
+    """Symmetrised Kullback-Leibler divergence, in nats, between kernel density estimates.
+
+    Source: Wei et al. 2025 (MARLess), §4.2: samples (observation, action) compressed by PCA, a kernel density estimate
+    per agent, the Kullback-Leibler divergence of every pair.
+    """
+
+    name: Literal["kde"] = "kde"
+    dimensions: int = Field(8, ge=1, le=32, description="largest number of principal components")
+    variance: float = Field(
+        0.95, gt=0, le=1, description="fraction of the variance that the principal components explain"
+    )
+
+
+def _densities(config: KdeConfig) -> Similarity:
+    from marless.learning.similarity.densities import Densities
+
+    return Densities(config.dimensions, config.variance)
+
+
+kde = SimilarityKind(config_type=KdeConfig, make=_densities, package="sklearn", install="marless[sharing]")
+
+
+class PolicyDistanceConfig(SimilarityConfig):
+    """Mean Jensen-Shannon distance, in [0, 1], of discrete actions; mean 2-Wasserstein distance of normal ones.
+
+    A substitute for MAPD (Hu et al.) that needs no training, and ours: distances of the action distributions
+    themselves, over a pooled batch of observations of all agents.
+    """
+
+    name: Literal["policy_distance"] = "policy_distance"
+
+
+def _distributions(_: PolicyDistanceConfig) -> Similarity:
+    from marless.learning.similarity.distributions import PolicyDistances
+
+    return PolicyDistances()
+
+
+policy_distance = SimilarityKind(
+    config_type=PolicyDistanceConfig, make=_distributions, package="scipy", install="marless[sharing]"
+)

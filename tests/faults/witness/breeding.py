@@ -9,7 +9,7 @@ from pydantic import Field
 
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.algos.learner import Learner, LearnerContext
-from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPO, IPPOConfig
 
 
 class BreedingConfig(IPPOConfig):

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.algos.learner import Learner, LearnerContext
-from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
-from marless.learning.algos.q.vdn import VDN, VDNConfig
+from marless.learning.algos.ppo.algorithms import IPPO, IPPOConfig
+from marless.learning.algos.q.algorithms import VDN, VDNConfig
 
 UPDATE_S = 0.02
 """An update takes at least so long, that there is time to kill it in."""

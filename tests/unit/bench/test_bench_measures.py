@@ -17,7 +17,7 @@ from bench.systems import Point, Request, crossing, named, points, rounds, setti
 from bench.time_to_return import TUNING
 from marless.fleet.launchers.template import command
 from marless.jobs import spec
-from marless.learning.algos.ppo.config import PPOConfig
+from marless.learning.algos.ppo.algorithms import PPOConfig
 
 RECORDED = """\
 Submoduled environments not found. Skipping import.

@@ -3,9 +3,9 @@
 Critics regress on r + γ Q′(s′, μ′(s′)); policies maximise Q(s, μ(s)), where only an agent's own action is replaced by
 its policy's, and the others' are those taken (Lowe et al. 2017, eq. 5 and 6; single agents: Lillicrap et al. 2016).
 Departs from Lowe et al., who update the critic first and use the result for the policy: here both gradients use the
-parameters before the step.
-Shapes: R rows (agents), of all classes one after another where critics read them; P nets, A actions or action
-components, I inputs + 1, M samples.
+parameters before the step. Stacked nets have one row per agent, and several rows may use the same net.
+Shapes: R rows (agents), of all classes one after another where critics read them; P nets of D parameters, A actions or
+action components, I inputs + 1, K outputs, M samples, F values of any kind.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.critic_inputs import CriticInputs, replaced
-from marless.learning.algos.ddpg.heads import DeterministicHead
-from marless.learning.algos.ddpg.nets import RowNets
-from marless.learning.algos.ddpg.views import SampleView
+from marless.learning.algos.ddpg.heads import Head
+from marless.learning.algos.ddpg.inputs import CriticInputs, SampleView, replaced
 from marless.learning.algos.off_policy import td
-from marless.learning.algos.training.meter import PRESENT
+from marless.learning.algos.training.passes import PRESENT
 from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.stacked import feed_forward
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
@@ -44,7 +44,7 @@ class Actors:
     """Index of the class among the views."""
     stack: Stack
     """Its members are the rows."""
-    head: DeterministicHead
+    head: Head
     nets: RowNets
     targets: RowNets
     judges: RowNets
@@ -101,8 +101,9 @@ class ActorCritics:
 
     def critic_gradients(self, views: Sequence[SampleView], built: Tensor) -> tuple[list[StackGradient], Tensor]:
         """The gradients of each stack of critics, and the TD errors of the first stack, [R, 1, M]."""
-        target_R1M, weight_RM = self.targets(views), torch.cat([view.weight for view in views]).squeeze(1)
-        share_RM = torch.cat([view.share for view in views]).squeeze(1)
+        target_R1M, weight_RM = self.targets(views), torch.cat([view.weights() for view in views])
+        # the weights without importance; 0 for an agent that is in none of the samples
+        share_RM = td.sample_weights(torch.cat([view.alive for view in views]).squeeze(1), None)
         found, errors = [], []
         for critics in self.critics:
             value_R1M = critics.nets.net.forward(built)
@@ -119,11 +120,12 @@ class ActorCritics:
 
     def policy_gradients(self, views: Sequence[SampleView], built: Tensor) -> list[StackGradient]:
         """The gradients of each stack of policies."""
-        return [self._policy_gradient(actors, views[actors.index], built) for actors in self.actors]
-
-    def _policy_gradient(self, actors: Actors, view: SampleView, built: Tensor) -> StackGradient:
-        input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.stack)
-        return descent(actors, mine, input_RIM, self._regularisation)
+        found = []
+        for actors in self.actors:
+            view = views[actors.index]
+            input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.stack)
+            found.append(descent(actors, mine, input_RIM, self._regularisation))
+        return found
 
     def _built_after(self, views: Sequence[SampleView]) -> Tensor:
         """The critics' inputs in the successor states. Absent agents do not act there, except for their own critics:
@@ -154,7 +156,8 @@ class ActorCritics:
             view, stack = views[actors.index], actors.stack
             output_RAM = actors.targets.net.evaluate(stack.rows(view.after))
             legal = None if view.legal_after is None else stack.rows(view.legal_after)
-            stack.put_rows(actors.head.target(output_RAM, stack.rows(view.noise_after), legal), actions[actors.index])
+            noise_RAM = stack.rows(view.noise_after)
+            actions[actors.index][stack.agents] = actors.head.target(output_RAM, noise_RAM, legal)
         return [
             action if view.kept is None else torch.where(view.kept.isnan(), action, view.kept)
             for action, view in zip(actions, views, strict=True)
@@ -168,7 +171,7 @@ def descent(actors: Actors, mine: SampleView, input_RIM: Tensor, regularisation:
     """
     output_RAM = actors.nets.net.forward(mine.now)
     action_RAM = actors.head.act(output_RAM, mine.noise, mine.legal)
-    weight_R1M, judges = mine.acting_weight, actors.judges.net
+    weight_R1M, judges = mine.weights(acting=True).unsqueeze(1), actors.judges.net
     value_R1M = judges.forward(replaced(input_RIM, actors.own, action_RAM))
     d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
     # outputs of illegal actions have no effect, so they are not regularised
@@ -190,3 +193,36 @@ def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Met
     scale_P1 = torch.where(rows_P1 > 0, 1 / rows_P1, 0.0)
     means = {name: nets.mean(x_R.unsqueeze(1) * present_R1) * scale_P1 for name, x_R in per_row.items()}
     return {name: mean_P1.squeeze(1) for name, mean_P1 in means.items()} | {PRESENT: (rows_P1 > 0).float().squeeze(1)}
+
+
+class RowNets:
+    """P nets with R rows; `owners` has the index of each row's net."""
+
+    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str, owners: Sequence[int]) -> None:
+        nets = len(flat_PD)
+        self._flat_PD = flat_PD
+        self._alone = tuple(owners) == tuple(range(nets))
+        self.owners_R = torch.tensor(owners, device=flat_PD.device)
+        rows = [[r for r, owner in enumerate(owners) if owner == net] for net in range(nets)]
+        self._rows = [torch.tensor(each, dtype=torch.long, device=flat_PD.device) for each in rows]
+        # With one row per net the rows are the nets' own parameters: nothing is copied,
+        # and there is nothing to refresh.
+        self.flat_RD = flat_PD if self._alone else flat_PD[self.owners_R]
+        self.net = feed_forward(layout, self.flat_RD, activation)
+
+    def refresh(self) -> None:
+        """Copy the nets' parameters to the rows again, after a gradient step."""
+        if not self._alone:
+            torch.index_select(self._flat_PD, 0, self.owners_R, out=self.flat_RD)
+
+    def backward(self, d_output_RKM: Tensor) -> Tensor:
+        """Each net's gradient [P, D], given those at its rows' last outputs; overwritten by the next call."""
+        self.net.backward(d_output_RKM)
+        return self.mean(self.net.gradient_PD)
+
+    def mean(self, x_RF: Tensor) -> Tensor:
+        """Mean over the rows of each net: [R, F] → [P, F]; 0 for nets without rows."""
+        if self._alone:
+            return x_RF
+        rows = [x_RF[index].mean(dim=0) if len(index) else torch.zeros_like(x_RF[0]) for index in self._rows]
+        return torch.stack(rows)

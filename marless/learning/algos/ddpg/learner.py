@@ -8,42 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
-from marless.core.errors import CorruptError
-from marless.core.state import Arrays
-from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
-from marless.learning.algos.ddpg.config import DDPGConfig
-from marless.learning.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
-from marless.learning.algos.ddpg.heads import DeterministicHead, head
-from marless.learning.algos.ddpg.nets import RowNets
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics, RowNets
+from marless.learning.algos.ddpg.algorithms import Critic, DDPGConfig
+from marless.learning.algos.ddpg.heads import Head, head
+from marless.learning.algos.ddpg.inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.learning.algos.ddpg.training import DDPGTraining, Ensemble, TrainedActorCritic
 from marless.learning.algos.learner import LearnerContext, RoundInput
-from marless.learning.algos.off_policy.learner import (
-    Kinds,
-    OffPolicyLearner,
-    PublishedNet,
-    Training,
-    follow_,
-    make_optimizer,
-)
-from marless.learning.algos.rates import value_at
+from marless.learning.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training
+from marless.learning.algos.off_policy.td import make_optimizer
+from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.policy_batching import Stack, row_stacks
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_STOCHASTIC, STOCHASTIC
-from marless.learning.nets.adam import clip_norm_
 from marless.learning.nets.inputs import Inputs
-from marless.learning.nets.layout import NetLayout, checked, layout
+from marless.learning.nets.layout import NetLayout, layout
 from marless.learning.nets.learner_states import Bank, Row, StateCodec
-from marless.learning.nets.model import ModelSpec
 
-Critic = Literal["own", "joint"]
-"""own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
 _POLICY, _CRITIC, _TWIN = "policy", "critic", "twin"
 """Prefixes of nets in published states."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The function of these banks: the stacked tensors alone, as nets are made for each round."""
+
+    tensors: Row
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,9 @@ class _Class:
     agents: AgentClass
     inputs: Inputs
     """Inputs of the policies and, with the action, of critics that they share."""
-    head: DeterministicHead
-    policies: Bank[Row]
+    head: Head
     layout: NetLayout
-    codec: StateCodec
-
-    def sizes(self, *, ids: bool) -> Sizes:
-        """What critics read of each agent, with or without its id."""
-        seen = self.inputs.size(self.agents) if ids else self.agents.obs_size
-        return Sizes(len(self.agents.agents), seen, self.agents.action.n)
+    policies: PublishedNet
 
     def chosen(self, inputs: RoundInput, samples: int, device: torch.device) -> list[Stack]:
         """The stacks of the round's groups of this class, which train on batches of so many samples."""
@@ -87,18 +74,20 @@ class DDPGLearner(OffPolicyLearner):
         super().__init__(config, context, kinds)
         self._config = config
         self._model, self._activation = context.model, context.model.activation
-        seen = zip(classes, inputs.values(), strict=True)
-        self._classes = tuple(_class(agents, each, config, context.model) for agents, each in seen)
-        sizes = [each.sizes(ids=critic == "own") for each in self._classes]
+        self._classes: list[_Class] = []
+        sizes = []
+        for a, seen in zip(classes, inputs.values(), strict=True):
+            shape = layout(seen.size(a), context.model, a.action.n)
+            # With so small an output layer policies start close to the middle of the box, or close to uniform.
+            codec = StateCodec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
+            self._classes.append(_Class(a, seen, head(a.action, config), shape, PublishedNet(codec, Bank(_Held))))
+            # What critics read of each agent: its id only if agents share a critic.
+            sizes.append(Sizes(len(a.agents), seen.size(a) if critic == "own" else a.obs_size, a.action.n))
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
         self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
-        self._critics = {
-            prefix: PublishedNet(
-                StateCodec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True),
-                Bank(_itself),
-            )
-            for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
-        }
+        kind = partial(StateCodec, layout=self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True)
+        prefixes = (_CRITIC, _TWIN) if config.twin else (_CRITIC,)
+        self._critics = {prefix: PublishedNet(kind(prefix), Bank(_Held)) for prefix in prefixes}
         agents = tuple(agent for each in classes for agent in each.agents)
         self._critic_names = tuple(f"critic.{agent}" for agent in agents) if critic == "joint" else ()
 
@@ -109,8 +98,7 @@ class DDPGLearner(OffPolicyLearner):
         critics = tuple(self._critics.values())
         if name in self._critic_names:
             return critics
-        mine = self._serves(name)
-        return (PublishedNet(mine.codec, mine.policies), *(() if self._critic_names else critics))
+        return (self._serves(name).policies, *(() if self._critic_names else critics))
 
     def _metadata(self, name: str) -> Mapping[str, str]:
         if name in self._critic_names:
@@ -129,23 +117,6 @@ class DDPGLearner(OffPolicyLearner):
         heads = [each.head for each in self._classes]
         return DDPGTraining(self._config, self._scope.name, ensembles, heads, (inputs.seed, inputs.round))
 
-    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        prefixes = [part.codec.prefix for part in self._parts(name)]
-        if not gradients.keys() & prefixes:
-            raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {prefixes}")
-        for part in self._parts(name):
-            prefix = part.codec.prefix
-            if prefix in gradients:  # policies are not updated in every step
-                gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
-                gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
-                lr = self._lr(prefix, env_steps)
-                part.bank.change(name, partial(self._follow, gradient_1D=gradient_1D, lr=lr))
-
-    def _follow(self, row: Row, gradient_1D: torch.Tensor, lr: float) -> None:
-        clip_norm_(gradient_1D, self._config.max_grad_norm)
-        make_optimizer(self._config, row, lr=lr, steps=1).step(gradient_1D)
-        follow_(self._config, row)
-
     def _serves(self, name: str) -> _Class:
         """The class of a policy."""
         return self._classes[self._scope.classes.index(self._class_of(name))]
@@ -156,7 +127,7 @@ class DDPGLearner(OffPolicyLearner):
     def _together(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
         """One ensemble of all agents of all classes, with one critic per agent."""
         seats = Stack.separate(self._critic_names, self._device)
-        critics = {prefix: _arranged(part.bank, [seats], copies)[0] for prefix, part in self._critics.items()}
+        critics = {prefix: _arranged(part, [seats], copies)[0] for prefix, part in self._critics.items()}
         actors, policies, first = [], [], 0
         for index, each in enumerate(self._classes):
             chosen = each.chosen(inputs, self._config.batch_size, self._device)
@@ -164,7 +135,7 @@ class DDPGLearner(OffPolicyLearner):
                 # Critics are those of all classes, class after class, and indices of agents are within their class.
                 judges = [first + agent for agent in stack.agents.tolist()]
                 actors.append(self._actors(index, stack, row, critics[_CRITIC], judges))
-                policies.append(self._trained("policy", _POLICY, stack.names, row, inputs))
+                policies.append(self._trained(_POLICY, stack.names, row, inputs))
             first += len(each.agents.agents)
         return [self._ensemble(None, actors, policies, seats, critics, inputs)]
 
@@ -173,13 +144,13 @@ class DDPGLearner(OffPolicyLearner):
         (mine,) = self._classes
         chosen = mine.chosen(inputs, self._config.batch_size, self._device)
         policies = _arranged(mine.policies, chosen, copies)
-        critics = {prefix: _arranged(part.bank, chosen, copies) for prefix, part in self._critics.items()}
+        critics = {prefix: _arranged(part, chosen, copies) for prefix, part in self._critics.items()}
         ensembles = []
         for i, stack in enumerate(chosen):
             seats = stack.seated()
             judged = {prefix: found[i] for prefix, found in critics.items()}
             actors = self._actors(0, seats, policies[i], judged[_CRITIC], stack.owners)
-            trained = self._trained("policy", _POLICY, stack.names, policies[i], inputs)
+            trained = self._trained(_POLICY, stack.names, policies[i], inputs)
             ensembles.append(self._ensemble(stack, [actors], [trained], seats, judged, inputs))
         return ensembles
 
@@ -193,7 +164,7 @@ class DDPGLearner(OffPolicyLearner):
         inputs: RoundInput,
     ) -> Ensemble:
         judges = [Critics(**self._nets(self._critic_layout, row, seats)) for row in critics.values()]
-        trained = [self._trained("critic", prefix, seats.names, row, inputs) for prefix, row in critics.items()]
+        trained = [self._trained(prefix, seats.names, row, inputs) for prefix, row in critics.items()]
         nets = ActorCritics(self._inputs, actors, judges, regularisation=self._config.regularisation)
         return Ensemble(stack=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
 
@@ -215,27 +186,13 @@ class DDPGLearner(OffPolicyLearner):
             for key, tensor in (("nets", "flat"), ("targets", "target"))
         }
 
-    def _trained(
-        self, function: Literal["critic", "policy"], prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput
-    ) -> TrainedActorCritic:
+    def _trained(self, prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput) -> TrainedActorCritic:
         lr, steps = self._lr(prefix, inputs.env_steps), self._gradient_steps(inputs)
         optimizer = make_optimizer(self._config, row, lr=lr, steps=steps)
-        return TrainedActorCritic(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
+        return TrainedActorCritic(prefix=prefix, names=names, tensors=row, optimizer=optimizer)
 
 
-def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
-    shape = layout(inputs.size(agents), model, agents.action.n)
-    # With so small an output layer policies start close to the middle of the box, or close to uniform.
-    codec = StateCodec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
-    return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
-
-
-def _arranged(bank: Bank[Row], chosen: Sequence[Stack], copies: bool) -> list[Row]:
-    """The stacked rows of a bank, or copies of them."""
-    wanted = [(stack.names, stack.starts) for stack in chosen]
-    return bank.copies(wanted) if copies else bank.arrange(wanted)
-
-
-def _itself(row: Row) -> Row:
-    """The function of these banks: the stacked tensors themselves, as nets are made for each round."""
-    return row
+def _arranged(part: PublishedNet, chosen: Sequence[Stack], copies: bool) -> list[Row]:
+    """The stacked rows of a net's bank, or copies of them."""
+    arrange = part.bank.copies if copies else part.bank.arrange
+    return [held.tensors for held in arrange([(stack.names, stack.starts) for stack in chosen])]

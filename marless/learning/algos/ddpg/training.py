@@ -1,33 +1,37 @@
-"""Gradient steps of deterministic policy gradients over batches of a replay; see
-`marless.learning.algos.off_policy.learner`.
+"""Gradient steps of deterministic policy gradients over batches of a replay, and the measurement of their policies.
 
-Shapes: N agents of a class, P nets of a stack, D parameters, E env steps drawn.
+See `marless.learning.algos.off_policy.learner.Training`. What is measured is the objective of policies, E[Q(s, μ(s))],
+with its gradient and Hessian.
+Shapes: N agents of a class, P nets of a stack, D parameters, R rows (agents), A actions or action components, I inputs
++ 1, M samples, E env steps drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.actor_critics import ActorCritics, StackGradient
-from marless.learning.algos.ddpg.config import DDPGConfig
-from marless.learning.algos.ddpg.heads import DeterministicHead
-from marless.learning.algos.ddpg.objective import PolicyObjective, SampledStack
-from marless.learning.algos.ddpg.views import SampleView, views
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, StackGradient, descent
+from marless.learning.algos.ddpg.algorithms import DDPGConfig
+from marless.learning.algos.ddpg.heads import Head
+from marless.learning.algos.ddpg.inputs import SampleView, replaced, views
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
-from marless.learning.algos.off_policy.learner import Metrics, Optimizer, follow_
+from marless.learning.algos.off_policy.td import Metrics, TrainedStack
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.meter import PassTimer, step_means
+from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Stack
-from marless.learning.nets.adam import clip_norm_
+from marless.learning.curvature.hessian import hessian_product
+from marless.learning.curvature.lanczos import Product
 from marless.learning.nets.learner_states import Row
+from marless.learning.nets.unrolled import outputs, pulled_back
 
 _STREAM = 5
 """Number of the random stream of noise in gradient steps, which must differ from that of draws from the replay."""
@@ -35,33 +39,14 @@ _PARTS = 4
 """Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedActorCritic:
-    """A stack of nets with its optimizer and its metrics."""
+class TrainedActorCritic(TrainedStack):
+    """A stack of policies or critics. Metrics of critics and twins have names of their own."""
 
-    function: Literal["critic", "policy"]
-    prefix: str
-    """Prefix of its nets in published states."""
-    names: tuple[str, ...]
-    tensors: Row
-    optimizer: Optimizer
-    seen: list[dict[str, Tensor]] = field(default_factory=list)
-    """Metrics of each step so far."""
-
-    def step(self, gradient: StackGradient, config: DDPGConfig) -> None:
-        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
-        # A target net follows each step of its own net: with `policy_every` target critics move in every step, unlike
-        # in TD3, where they move only with the policies.
-        norm_P = clip_norm_(gradient.gradient, config.max_grad_norm)
-        self.optimizer.step(gradient.gradient)
-        follow_(config, self.tensors)
-        self.seen.append(gradient.metrics | {"grad_norm": norm_P})
-
-    def metrics(self) -> Metrics:
-        """Means over the steps so far, see `step_means`; metrics of critics and twins have names of their own."""
-        means = {key: mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
-        label = {key: key if self.function == "policy" else _of_critics(key, self.prefix) for key in means}
-        return {name: {label[key]: means[key][i] for key in means} for i, name in enumerate(self.names)}
+    def label(self, metric: str) -> str:
+        if self.prefix == "policy":
+            return metric
+        plain = "critic_grad_norm" if metric == "grad_norm" else metric
+        return plain if self.prefix == "critic" else f"{self.prefix}_{plain}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +73,16 @@ class Ensemble:
         self.stack.put(x_R1M, x_N1E)
         return x_N1E.squeeze(1)
 
-    def due(self, every: int) -> bool:
-        """True if policies are updated in the next gradient step, by the critics' step count."""
-        return (int(self.critics[0].tensors["count"][0]) + 1) % every == 0
-
 
 class DDPGTraining:
     """All ensembles of a scope; see `marless.learning.algos.off_policy.learner.Training`."""
 
     def __init__(
-        self,
-        config: DDPGConfig,
-        scope: str,
-        ensembles: Sequence[Ensemble],
-        heads: Sequence[DeterministicHead],
-        seed: tuple[int, int],
+        self, config: DDPGConfig, scope: str, ensembles: Sequence[Ensemble], heads: Sequence[Head], seed: Sequence[int]
     ) -> None:
         """Train `ensembles`; `heads` has one head per class of the scope, `seed` the job's seed and the round."""
-        self._config = config
-        self._scope = scope
-        self._ensembles = tuple(ensembles)
-        self._heads = tuple(heads)
+        self._config, self._scope = config, scope
+        self._ensembles, self._heads = tuple(ensembles), tuple(heads)
         self._rng = np.random.default_rng([*seed, _STREAM])
 
     @property
@@ -117,16 +91,20 @@ class DDPGTraining:
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
-        # All ensembles train on one batch; MADDPG's code draws another one for each agent.
+        # All ensembles train on one batch; MADDPG's code draws another one for each agent. A target net follows each
+        # step of its own net: with `policy_every` target critics move in every step, unlike in TD3, where they move
+        # only with the policies.
         config, everyone = self._config, self._views(batch, meter)
         errors = []
         for each in self._ensembles:
             critics, policies, error_R1M = self._gradients(each, everyone, meter)
             if policies:
                 with meter.measure("policy", _names(each.policies)):
-                    _step(each.policies, policies, config)
+                    for trained, gradient in zip(each.policies, policies, strict=True):
+                        trained.follow(gradient.gradient, config, gradient.metrics)
             with meter.measure("critic", _names(each.critics)):
-                _step(each.critics, critics, config)
+                for trained, gradient in zip(each.critics, critics, strict=True):
+                    trained.follow(gradient.gradient, config, gradient.metrics)
                 each.nets.refresh()
             errors.append(error_R1M)
         return self._priorities(batch, everyone, errors)
@@ -181,7 +159,8 @@ class DDPGTraining:
             built = each.nets.built(mine)
             critics, error_R1M = each.nets.critic_gradients(mine, built)
         policies: list[StackGradient] = []
-        if each.due(self._config.policy_every):
+        # Policies are updated in every so many gradient steps, by the critics' count of them.
+        if (int(each.critics[0].tensors["count"][0]) + 1) % self._config.policy_every == 0:
             with meter.measure("policy", _names(each.policies)):
                 policies = each.nets.policy_gradients(mine, built)
         return critics, policies, error_R1M
@@ -209,11 +188,89 @@ def _names(stacks: Sequence[TrainedActorCritic]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in stacks for name in each.names))
 
 
-def _step(stacks: Sequence[TrainedActorCritic], gradients: Sequence[StackGradient], config: DDPGConfig) -> None:
-    for trained, gradient in zip(stacks, gradients, strict=True):
-        trained.step(gradient, config)
+_VIEW = "view."
 
 
-def _of_critics(metric: str, prefix: str) -> str:
-    plain = "critic_grad_norm" if metric == "grad_norm" else metric
-    return plain if prefix == "critic" else f"{prefix}_{plain}"
+class ActionValue:
+    """Σ f(z) of policies' outputs z, for any f that autograd can differentiate twice; see `OutputObjective`.
+
+    Here f is a head and a critic. Autograd is affordable, because only a policy's few outputs are differentiated twice.
+    """
+
+    def __init__(self, output_RAM: Tensor, value: Callable[[Tensor], Tensor]) -> None:
+        self._output_RAM = output_RAM.detach().clone().requires_grad_()
+        total = value(self._output_RAM).sum()
+        (self._gradient_RAM,) = torch.autograd.grad(total, self._output_RAM, create_graph=True)
+
+    def gradient(self) -> tuple[Tensor, None]:
+        return self._gradient_RAM.detach(), None
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
+        (product,) = pulled_back(flow_PKM, self._gradient_RAM, self._output_RAM, retain_graph=True)
+        return product, None
+
+
+class PolicyObjective:
+    """A stack of policies as `marless.learning.algos.training.measuring.Measurable`."""
+
+    def __init__(self, actors: Actors, tensors: Row) -> None:
+        self._actors = actors
+        self.tensors = tensors
+
+    def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
+        # Of E[Q(s, μ(s))] alone, which is maximised: without regularisation, and with the opposite sign of the loss.
+        return descent(self._actors, _view(batch), batch["input"], 0.0).gradient.neg()
+
+    def hessian(self, batch: Mapping[str, Tensor]) -> Product:
+        actors, mine = self._actors, _view(batch)
+        weight_R1M, nets, judges = mine.weights(acting=True).unsqueeze(1), actors.nets, actors.judges
+
+        def value(output_RAM: Tensor) -> Tensor:
+            action_RAM = actors.head.smooth(output_RAM, mine.noise, mine.legal)
+            input_RIM = replaced(batch["input"], actors.own, action_RAM)
+            # By the definition of the nets, which autograd follows twice; passes written by hand leave no graph.
+            return outputs(judges.net.layout, judges.flat_RD, judges.net.activation, input_RIM) * weight_R1M
+
+        product = hessian_product(
+            nets.net, nets.flat_RD, {"features": mine.now}, lambda output: ActionValue(output, value)
+        )
+        return lambda direction_PD: nets.mean(product(direction_PD[nets.owners_R]))
+
+
+class SampledStack:
+    """The samples of one draw for a stack of policies; see `marless.learning.algos.training.measuring.Measured`."""
+
+    unit = 1
+
+    def __init__(self, actors: Actors, view: SampleView, built: Tensor) -> None:
+        """Select the samples of the stack's rows from `view` and `built` of all agents, see `ActorCritics`."""
+        mine = view.taken(actors.stack)
+        parts = {f"{_VIEW}{each.name}": getattr(mine, each.name) for each in fields(mine)}
+        self._parts: dict[str, Tensor] = {name: part for name, part in parts.items() if part is not None}
+        self._parts["input"] = actors.judged(built, len(view.now))
+        self._parts["features"] = mine.now
+        self._parts["alive"] = actors.nets.mean((mine.alive if mine.acts is None else mine.acts).squeeze(1)).unsqueeze(
+            1
+        )
+        self._shuffled = self._parts
+
+    @property
+    def count(self) -> int:
+        """Number of env steps per row."""
+        return self._parts["input"].shape[2]
+
+    def subset(self, index_M: Tensor) -> dict[str, Tensor]:
+        return {name: part[:, :, index_M] for name, part in self._parts.items()}
+
+    def shuffle(self, order_S: Tensor) -> None:
+        self._shuffled = self.subset(order_S)
+
+    def minibatches(self, count: int) -> Sequence[dict[str, Tensor]]:
+        bounds = [self.count * i // count for i in range(count + 1)]
+        return [{name: part[:, :, a:b] for name, part in self._shuffled.items()} for a, b in pairwise(bounds)]
+
+
+def _view(batch: Mapping[str, Tensor]) -> SampleView:
+    names = [each.name for each in fields(SampleView)]
+    parts: dict[str, Any] = {name: batch.get(f"{_VIEW}{name}") for name in names}  # Any: some are None
+    return SampleView(**parts)

@@ -44,7 +44,7 @@ class ClassBatch:
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
     """float32 [N, F], 1 or 0, samples that count: the agent acts, or its last choice stands while it waits; None if
-    agents never leave, or have values after their death. See `marless.learning.algos.off_policy.turns`."""
+    agents never leave, or have values after their death. See `marless.learning.algos.training.turns`."""
     acts: Tensor | None = None
     """float32 [N, M], 1 where the agent itself acts; None: wherever it is alive."""
     kept: Tensor | None = None

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from marless.core.errors import SpecError
 from marless.core.settings import Strict
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered
-from marless.learning.algos.rates import Rate
-from marless.learning.algos.team import RewardRule, together
+from marless.learning.algos.settings import Rate, RewardRule, together
 
 UPDATE_ENV_STEPS = 20
 """Default number of a round's env steps per gradient step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.learning.algos.off_policy.config import OffPolicyConfig
-from marless.learning.algos.off_policy.turns import last_turns, next_turns, open_steps, turn_times
 from marless.learning.algos.training.rewards import RewardMoments
+from marless.learning.algos.training.turns import Rows, last_turns, next_turns, open_steps, turn_times
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
 from marless.learning.data.trajectory import returned
-from marless.learning.envs.base import ActionArray, AgentClass, Discrete
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Discrete, FloatArray
 from marless.learning.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
@@ -33,20 +33,20 @@ _CACHED = 512
 class _Frames:
     """The frames of a draw, and the relations between them."""
 
-    frame: NDArray[np.int64]
+    frame: Rows
     """[F], rows of T + 1 time steps of E columns; of several batches, one after another."""
-    then: NDArray[np.int64]
+    then: Rows
     """[n, M], the frames whose rewards a sample sums: its own and, for n-step targets of single env steps, those after
     it as long as they are `taken`."""
     steps: int
     """T."""
-    follows: NDArray[np.bool_]
+    follows: BoolArray
     """[T, E]; see `Batch`."""
-    valid: NDArray[np.float32] | None
+    valid: FloatArray | None
     """[M]; see `Batch`."""
-    taken: NDArray[np.bool_] | None = None
+    taken: BoolArray | None = None
     """[n, M]: false beyond the segment's end, and after a step in which an agent was truncated; None if n = 1."""
-    first: NDArray[np.int64] | None = None
+    first: Rows | None = None
     """[E], first frames of whole episodes, or of parts of them; None for single env steps."""
     width: int = 0
     """Columns of a batch of single env steps, of which there may be several."""
@@ -56,27 +56,27 @@ class _Frames:
 class _Own:
     """The frames of a draw for the agents of one class: `_Frames`, unless some of them wait; see `turns`."""
 
-    frame: NDArray[np.int64]
+    frame: Rows
     """[F], or [F, N]."""
-    act: NDArray[np.int64]
+    act: Rows
     """[M] or [M, N], the frames whose actions count."""
-    then: NDArray[np.int64]
+    then: Rows
     """[n, M]."""
-    taken: NDArray[np.bool_] | None
+    taken: BoolArray | None
     """[n, M] or [n, N, M]."""
-    alive: NDArray[np.bool_] | None
+    alive: BoolArray | None
     """[F, N], samples that count; None: all."""
-    waits: NDArray[np.bool_] | None = None
+    waits: BoolArray | None = None
     """[M, N], agents that wait, and whose last choice stands; None where agents have values of their own."""
-    after: NDArray[np.int64] | None = None
+    after: Rows | None = None
     """[M, N], likewise: the frames of their last turns in the successors."""
-    keeps: NDArray[np.bool_] | None = None
+    keeps: BoolArray | None = None
     """[M, N], likewise: who waits in the successors."""
-    turn: NDArray[np.int64] | None = None
+    turn: Rows | None = None
     """[F, N], see `ClassBatch`."""
-    waiting: NDArray[np.bool_] | None = None
+    waiting: BoolArray | None = None
     """[F, N], `waits` of `ClassBatch`."""
-    legal: NDArray[np.int64] | None = None
+    legal: Rows | None = None
     """[F, N], the frames whose legal actions count; None: those of `frame`."""
 
 
@@ -118,27 +118,20 @@ class BatchSource:
         if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
             most = max(_AT_ONCE // (2 * count * self.schema.frame_bytes), 1)
             for begun in range(0, times, most):
-                yield self._uniform(rng, count, min(times - begun, most), moments)
-        else:
-            for _ in range(times):
-                yield [self._one(rng, count, moments, beta)]
+                row = self.replay.draw(rng, min(times - begun, most) * count).row
+                yield list(self._batch(row, self._single(row, count), moments, None).parts(count))
+            return
+        for _ in range(times):
+            if self.config.replay.unit == "episodes":
+                episodes = self.replay.draw_episodes(rng, count, beta)
+                row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
+            else:
+                draw = self.replay.draw(rng, count, beta)
+                row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
+            importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
+            yield [self._batch(row, frames, moments, importance)]
 
-    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
-        row = self.replay.draw(rng, times * count).row
-        frames = self._single(row, count)
-        return list(self._batch(row, frames, moments, None).parts(count))
-
-    def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
-        if self.config.replay.unit == "episodes":
-            episodes = self.replay.draw_episodes(rng, count, beta)
-            row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
-        else:
-            draw = self.replay.draw(rng, count, beta)
-            row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
-        importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
-        return self._batch(row, frames, moments, importance)
-
-    def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
+    def _single(self, row_M: Rows, width: int) -> _Frames:
         """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`.
 
         The successor is one for all agents: where one is truncated before, the sums of all end with that step.
@@ -156,7 +149,7 @@ class BatchSource:
         summed = np.stack(taken) if len(taken) > 1 else None
         return _Frames(frame.ravel(), np.stack(then), 1, follows, None, summed, width=width)
 
-    def _truncated(self, row_M: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _truncated(self, row_M: Rows) -> BoolArray:
         """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
         found_M = np.zeros(len(row_M), np.bool_)
         for k, _, _ in self.classes:
@@ -165,35 +158,27 @@ class BatchSource:
                 found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
         return found_M
 
-    def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
-        """Whole episodes, padded with their last frame."""
+    def _whole(self, first_E: Rows, length_E: Rows) -> _Frames:
+        """Whole episodes, padded with their last frame.
+
+        Where a part of an episode starts from a memory that older weights computed, its first steps only bring the
+        memory up to date: burn-in (Kapturowski et al. 2019, §3).
+        """
         steps = _padded(int(length_E.max()), self.longest)
         time_T1 = np.arange(steps + 1)[:, None]
         # The frame after the last step is the episode's own view of where it ended or was
         # cut, with which padding is filled.
         frame_TE = first_E + np.minimum(time_T1, length_E)
-        valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= self._burnt(first_E, length_E))
+        burnt_E = np.zeros_like(length_E)
+        if self.units and self.schema.memory:
+            burnt_E = np.where(self._is("resumed", first_E), np.minimum(self.config.replay.burn_in, length_E // 2), 0)
+        valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= burnt_E)
         valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
         return _Frames(
             frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid, None, first_E
         )
 
-    def _burnt(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Steps of burn-in (Kapturowski et al. 2019, §3): where a part of an episode starts from a memory that older
-        weights computed, the first steps only bring the memory up to date.
-        """
-        if not self.units or not self.schema.memory:
-            return np.zeros_like(length_E)
-        burnt_E = np.minimum(self.config.replay.burn_in, length_E // 2)
-        return np.where(self._is("resumed", first_E), burnt_E, 0)
-
-    def _batch(
-        self,
-        row: NDArray[np.int64],
-        frames: _Frames,
-        moments: RewardMoments,
-        importance_M: NDArray[np.float32] | None,
-    ) -> Batch:
+    def _batch(self, row: Rows, frames: _Frames, moments: RewardMoments, importance_M: FloatArray | None) -> Batch:
         own = [self._own(k, frames) for k, _, _ in self.classes]
         classes = zip(self.classes, own, strict=True)
         return Batch(
@@ -216,23 +201,17 @@ class BatchSource:
         if waits_FN is None or not waits_FN.any():
             return common
         if frames.first is not None:
-            return (
-                self._held_over_time(common, frames, waits_FN) if self.together else _counted(common, frames, waits_FN)
-            )
+            over_time = self._held_over_time if self.together else _counted
+            return over_time(common, frames, waits_FN)
         return self._held(k, frames, waits_FN) if self.together else self._chained(k, frames, waits_FN)
 
-    def _chained(self, k: int, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+    def _chained(self, k: int, frames: _Frames, waits_FN: BoolArray) -> _Own:
         """Samples from each agent's turn to its next turn; open turns do not count."""
         width, agents = frames.width, waits_FN.shape[1]
         now_M, after_M = (part.ravel() for part in frames.frame.reshape(-1, 2, width).swapaxes(0, 1))
         taken_nM = np.ones_like(frames.then, np.bool_) if frames.taken is None else frames.taken
-        ahead = next_turns(
-            frames.then,
-            taken_nM,
-            after_M,
-            waits=lambda row: self._is(f"waits/{k}", row),
-            last=lambda row: self._is("last", row),
-        )
+        waits, last = partial(self._is, f"waits/{k}"), partial(self._is, "last")
+        ahead = next_turns(frames.then, taken_nM, after_M, waits=waits, last=last)
         now_MN = np.repeat(now_M[:, None], agents, axis=1)
         parts = [part.reshape(-1, width, agents) for part in (now_MN, ahead.after)]
         frame_FN = np.stack(parts, axis=1).reshape(-1, agents)
@@ -241,11 +220,10 @@ class BatchSource:
         counts_FN = alive_FN & ~silent.reshape(-1, agents) & ~self._flags(f"waits/{k}", frame_FN)
         return _Own(frame_FN, frames.then[0], ahead.then, ahead.taken, counts_FN)
 
-    def _held(self, k: int, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+    def _held(self, k: int, frames: _Frames, waits_FN: BoolArray) -> _Own:
         """The observations and actions of the last turns of agents that wait."""
-        frame_FN = last_turns(
-            frames.frame, waits=lambda row: self._is(f"waits/{k}", row), first=lambda row: self._is("first", row)
-        )
+        waits, first = partial(self._is, f"waits/{k}"), partial(self._is, "first")
+        frame_FN = last_turns(frames.frame, waits=waits, first=first)
         # An agent without a turn so far still waits at the frame that was found, the
         # segment's first: it counts nothing.
         alive_FN = self._flags(f"alive/{k}", frame_FN) if self._may_leave(k) else ~self._flags(f"waits/{k}", frame_FN)
@@ -253,7 +231,7 @@ class BatchSource:
         waits_MN, waits_after_MN = (part.reshape(-1, part.shape[-1]) for part in _halves(waits_FN, frames.width))
         return _Own(frame_FN, now_MN, frames.then, frames.taken, alive_FN, waits_MN, after_MN, waits_after_MN)
 
-    def _held_over_time(self, common: _Own, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+    def _held_over_time(self, common: _Own, frames: _Frames, waits_FN: BoolArray) -> _Own:
         """The same for episodes, whose nets see all steps: the actions of last turns, and when those were."""
         steps, agents = frames.steps, waits_FN.shape[1]
         frame_TEN = np.repeat(frames.frame.reshape(steps + 1, -1, 1), agents, axis=2)
@@ -282,21 +260,28 @@ class BatchSource:
         kept = None if own.after is None else self._each(f"action/{k}", own.after)
         if discrete and kept is not None and own.keeps is not None:
             legal_FNA = _only(kept, own.keeps, agents.action.n, legal_FNA, frames)
-        acts_NM = None
+        standing_NAM = acts_NM = None
+        if not discrete and kept is not None and own.keeps is not None:
+            standing_MNA = np.where(own.keeps[..., None], kept, np.nan).astype(np.float32)
+            standing_NAM = self._to(standing_MNA.transpose(1, 2, 0))
         if own.waits is not None and own.alive is not None:
             now = own.alive[: len(own.waits)] if own.turn is not None else _halves(own.alive, frames.width)[0]
             acts_NM = self._to((now.reshape(own.waits.shape) & ~own.waits).T.astype(np.float32))
+        memory_NHE = None
+        if self.units and self.schema.memory and frames.first is not None:
+            # Its last numbers are the last action, see `_features`.
+            memory_NHE = self._to(self._numbers(f"memory/{k}", frames.first)[:, :, : self.units].transpose(1, 2, 0))
         return ClassBatch(
             features=self._to(self._features(k, agents, inputs, own.frame)),
             action=self._to(action.T[:, None].astype(np.int64) if discrete else action.transpose(1, 2, 0)),
             legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
             alive=None if own.alive is None else self._to(own.alive.T.astype(np.float32)),
             acts=acts_NM,
-            kept=None if discrete or kept is None or own.keeps is None else self._to(_standing(kept, own.keeps)),
+            kept=standing_NAM,
             waits=None if own.waiting is None else self._to(own.waiting.T.astype(np.float32)),
             turn=None if own.turn is None else self._to(own.turn.T[:, None]),
             returned=self._returned(k, frames),
-            memory=self._memory(k, frames),
+            memory=memory_NHE,
         )
 
     def _may_leave(self, k: int) -> bool:
@@ -310,31 +295,21 @@ class BatchSource:
         found_TEN = returned(there_FN.reshape(frames.steps + 1, -1, there_FN.shape[1]))
         return self._to(found_TEN.reshape(there_FN.shape).T[:, None])
 
-    def _memory(self, k: int, frames: _Frames) -> Tensor | None:
-        """[N, H, E] of the nets; a memory's last numbers are the last action, see `_last`."""
-        if not self.units or not self.schema.memory or frames.first is None:
-            return None
-        return self._to(self._numbers(f"memory/{k}", frames.first)[:, :, : self.units].transpose(1, 2, 0))
-
-    def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: Rows) -> FloatArray:
         input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
         for some in _pieces(len(frame)):
             row = frame[some]
             obs_NFO = self._each(f"obs/{k}", row).astype(np.float32, copy=False).swapaxes(0, 1)
             before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
-            if inputs.last_action and self.schema.memory:
-                self._last(k, agents, row, input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some])
+            if inputs.last_action and self.schema.memory and (resumed_F := self._is("resumed", row)).any():
+                # Last actions of earlier rounds are no frames of the segment: they are kept with the nets' memory.
+                last_NAF = input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some]
+                memory_RNH = self._numbers(f"memory/{k}", row[resumed_F])
+                last_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
         return input_NIF
 
-    def _last(self, k: int, agents: AgentClass, row: NDArray[np.int64], input_NAF: NDArray[np.float32]) -> None:
-        """Write the last actions of earlier rounds, which are no frames of the segment."""
-        resumed_F = self._is("resumed", row)
-        if resumed_F.any():
-            memory_RNH = self._numbers(f"memory/{k}", row[resumed_F])
-            input_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
-
-    def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
+    def _before(self, k: int, agents: AgentClass, row: Rows) -> tuple[ActionArray, BoolArray]:
         """The agents' actions in the step before; and [F] or [N, F], True where there is none, because agents begin
         anew. `row` is [F], or [F, N] if agents have frames of their own.
         """
@@ -363,32 +338,20 @@ class BatchSource:
             for (k, _, _), mine in zip(self.classes, own, strict=True)
         ]
         if self.team:
+            gone = []
+            for (k, _, _), (_, over_nNM) in zip(self.classes, got, strict=True):
+                absent = ~_by_agent(self._there(k, frames.then)) if self._may_leave(k) else False
+                gone.append((over_nNM | absent).all(axis=1, keepdims=True))
+            everyone_n1M: BoolArray = np.logical_and.reduce(gone)
             reward_n1M = got[0][0][:, :1]  # all agents have the team's
-            over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, frames.taken, moments, 0),)
+            return (self._discounted(reward_n1M, everyone_n1M, frames.taken, moments, 0),)
         return tuple(
             self._discounted(reward_nNM, over_nNM, own[index].taken, moments, index)
             for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
-    def _everyone_gone(self, over: Sequence[NDArray[np.bool_]], frames: _Frames) -> NDArray[np.bool_]:
-        """bool [n, 1, M]: no agent of the scope is left after the step; `over` has the terminations [n, N, M]."""
-        gone = []
-        for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
-            gone_nNM = over_nNM
-            if self._may_leave(k):
-                gone_nNM = over_nNM | ~_by_agent(self._there(k, frames.then))
-            gone.append(gone_nNM.all(axis=1, keepdims=True))
-        everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)
-        return everyone_n1M
-
     def _discounted(
-        self,
-        reward_nNM: NDArray[np.float32],
-        over_nNM: NDArray[np.bool_],
-        taken: NDArray[np.bool_] | None,
-        moments: RewardMoments,
-        row: int,
+        self, reward_nNM: FloatArray, over_nNM: BoolArray, taken: BoolArray | None, moments: RewardMoments, row: int
     ) -> Gains:
         """Discounted sums of rewards up to the terminal state, or as long as frames are `taken`, [n, M] or [n, N, M].
 
@@ -407,21 +370,20 @@ class BatchSource:
         reward_NM += (discount_NM - np.float32(1)) * np.float32(centre * scale)
         return Gains(self._to(reward_NM), self._to(discount_NM))
 
-    def _numbers(self, name: str, row: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _numbers(self, name: str, row: Rows) -> FloatArray:
         return self.replay.take(name, row).astype(np.float32, copy=False)
 
-    def _is(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _is(self, name: str, row: Rows) -> BoolArray:
         return self.replay.take(name, row).astype(np.bool_, copy=False)
 
-    def _each(self, name: str, row: NDArray[np.int64]) -> NDArray[np.generic]:
+    def _each(self, name: str, row: Rows) -> NDArray[np.generic]:
         """A field of all agents of a class in frames [F], or of each in frames of its own, [F, N]."""
         return self.replay.take(name, row) if row.ndim == 1 else self.replay.take_each(name, row)
 
-    def _flags(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Does what `_each` does, for a field of flags."""
+    def _flags(self, name: str, row: Rows) -> BoolArray:
         return self._each(name, row).astype(np.bool_, copy=False)
 
-    def _there(self, k: int, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _there(self, k: int, row: Rows) -> BoolArray:
         """[x, N]: the agents in the episode, whether they act or wait."""
         alive = self._is(f"alive/{k}", row)
         return alive | self._is(f"waits/{k}", row) if f"waits/{k}" in self._fields else alive
@@ -435,7 +397,7 @@ def _pieces(frames: int) -> Iterator[slice]:
     return (slice(begun, begun + _CACHED) for begun in range(0, frames, _CACHED))
 
 
-def _counted(common: _Own, frames: _Frames, waits_FN: NDArray[np.bool_]) -> _Own:
+def _counted(common: _Own, frames: _Frames, waits_FN: BoolArray) -> _Own:
     """Whole episodes in which agents with values of their own wait: those steps and open turns do not count."""
     shape = (frames.steps + 1, -1, waits_FN.shape[1])
     alive_FN = np.ones_like(waits_FN) if common.alive is None else common.alive
@@ -451,12 +413,8 @@ def _halves(array: NDArray[Any], width: int) -> NDArray[Any]:  # Any: of each dt
 
 
 def _only(
-    kept_MN: NDArray[Any],
-    keeps_MN: NDArray[np.bool_],
-    actions: int,
-    legal_FNA: NDArray[Any] | None,
-    frames: _Frames,
-) -> NDArray[np.bool_]:
+    kept_MN: NDArray[Any], keeps_MN: BoolArray, actions: int, legal_FNA: NDArray[Any] | None, frames: _Frames
+) -> BoolArray:
     """The legal actions, [F, N, A], if agents that wait can only keep to their last choice in the successors."""
     shape = (len(frames.frame), kept_MN.shape[1], actions)
     found_FNA = np.ones(shape, np.bool_) if legal_FNA is None else np.array(legal_FNA, np.bool_)
@@ -465,12 +423,6 @@ def _only(
     wide = after.shape
     after[...] = np.where(keeps_MN.reshape(*wide[:-1], 1), chosen.reshape(wide), after)
     return found_FNA
-
-
-def _standing(kept_MNA: NDArray[Any], keeps_MN: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """[N, A, M]: continuous actions that stand in the successors, NaN elsewhere."""
-    found_MNA = np.where(keeps_MN[..., None], kept_MNA, np.nan).astype(np.float32)
-    return found_MNA.transpose(1, 2, 0)
 
 
 def _by_agent(rows_nMN: NDArray[Any]) -> NDArray[Any]:  # Any: of each dtype

@@ -17,44 +17,35 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import CorruptError, NotFoundError
-from marless.core.group import FunctionRun, Group
+from marless.core.group import Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.learning.algos.algorithm import remembered
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
+from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.off_policy.draws import BatchSource
-from marless.learning.algos.rates import Rate, value_at
+from marless.learning.algos.off_policy.td import Metrics
+from marless.learning.algos.settings import Rate, value_at
 from marless.learning.algos.training import measuring, similarity
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.learning.algos.training.table import tabulate
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
-from marless.learning.nets.adam import Adam, RMSProp
+from marless.learning.nets.adam import clip_norm_
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import checked, generator
-from marless.learning.nets.learner_states import Bank, Row, StateCodec
+from marless.learning.nets.learner_states import Bank, StateCodec
 
-Metrics = dict[str, dict[str, float]]
-"""Metrics by published name, then by metric."""
 _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
 _EXPLORATION, _REWARDS = "exploration", "rewards"
 """Names of arrays in states."""
-
-
-class Optimizer(Protocol):
-    """Takes gradient steps with stacked parameters, in place."""
-
-    def step(self, gradient_PD: Tensor) -> None:
-        """Take one step along a gradient [P, D]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class PublishedNet:
     """One net of a published state: the codec of its row, and the bank that holds it."""
 
     codec: StateCodec
-    bank: Bank[Any]  # Any: the family's own function type, which this module does not use
+    bank: Bank[Any]  # Any: the family's own function type, of which this module uses `tensors`, its row
 
 
 class Training(Protocol):
@@ -125,6 +116,7 @@ class OffPolicyLearner(ABC):
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
         self._replay = _replay(config, schema, context.replay)
+        self._no_rewards = partial(RewardMoments, context.scope.classes, config.gamma, team=kinds.team)
         self._moments = self._no_rewards()
         self._batches = BatchSource(
             replay=self._replay,
@@ -154,10 +146,6 @@ class OffPolicyLearner(ABC):
     @abstractmethod
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
         """Stack the nets for the round's groups; with `copies`, copies of them, so that held states do not change."""
-
-    @abstractmethod
-    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """Take one optimizer step from the state held under `name`."""
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         for group in groups:
@@ -198,7 +186,10 @@ class OffPolicyLearner(ABC):
         names = self.names(inputs.groups)
         with meter.measure("post_process", (self._scope.name,)):
             self._remember(inputs)
-        pending = self._compare(inputs)
+        pending = []
+        for k in self._scope.classes:
+            table = partial(tabulate, inputs.trajectories, k, False)
+            pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
         training = self._training(inputs, copies=False)
         metrics: Metrics = {name: {} for name in names}
         if self._ready():
@@ -206,19 +197,21 @@ class OffPolicyLearner(ABC):
             for batch in self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter):
                 check(inputs.stopped)
                 self._reprioritise(batch, training.step(batch, meter))
-            _merge(metrics, training.metrics())
+            metrics |= training.metrics()
             if measuring.asked(inputs.measure):
                 # Drawn after all gradient steps, from the same stream: weights are the same
                 # whether a round measures or not.
                 [batch] = self._draws(inputs, rng, training.count, 1, PassTimer())
-                _merge(metrics, training.measured(inputs, batch, meter))
+                for name, numbers in training.measured(inputs, batch, meter).items():
+                    metrics[name] |= numbers
         # Actors keep one exploration parameter during a round, so the next policies get the
         # one at the start of their round.
-        after = self._env_steps_after(inputs)
+        after = inputs.env_steps + _sampled(inputs)
         self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
         metrics[self._replay_name] = self._replay.report()
-        distances, compared = _compared(pending)
-        return UpdateOutput(metrics, (*meter.runs(), *compared), distances)
+        compared = [each.result() for each in pending]
+        distances = {name: found_NN for found, _ in compared for name, found_NN in found.items()}
+        return UpdateOutput(metrics, (*meter.runs(), *(run for _, runs in compared for run in runs)), distances)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`. The round is inserted into the replay buffer, of which there is only one version."""
@@ -231,7 +224,7 @@ class OffPolicyLearner(ABC):
         [batch] = self._draws(inputs, draw_generator(inputs), training.count, 1, meter)
         found, priority_E = training.gradients(batch, meter)
         self._reprioritise(batch, priority_E)
-        after, policies = self._env_steps_after(inputs), {group.policy for group in inputs.groups}
+        after, policies = inputs.env_steps + _sampled(inputs), {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
             name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
             | ({_EXPLORATION: np.array([self._exploration(name, after)], np.float32)} if name in policies else {})
@@ -241,9 +234,21 @@ class OffPolicyLearner(ABC):
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
         """See `Learner`; `gradients` also has the actors' next exploration parameter."""
-        self._apply(name, gradients, env_steps)
+        parts = {part.codec.prefix: part for part in self._parts(name)}
+        if not gradients.keys() & parts.keys():
+            raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {[*parts]}")
+        for prefix, part in parts.items():
+            if prefix in gradients:  # policies are not updated in every step of DDPG
+                gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
+                gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
+                part.bank.change(name, partial(self._step, gradient_1D, self._lr(prefix, env_steps)))
         if name not in self._joint():
             self._explores[name] = float(checked(gradients, _EXPLORATION, (1,))[0])
+
+    def _step(self, gradient_1D: Tensor, lr: float, function: Any) -> None:  # Any: see `PublishedNet`
+        clip_norm_(gradient_1D, self._settings.max_grad_norm)
+        td.make_optimizer(self._settings, function.tensors, lr=lr, steps=1).step(gradient_1D)
+        td.follow_(self._settings, function.tensors)
 
     def _class_of(self, name: str) -> int:
         """Index of the agent class of a policy; raises NotFoundError if no group had this name.
@@ -264,9 +269,6 @@ class OffPolicyLearner(ABC):
         if name not in self._joint():
             acting[_EXPLORATION] = np.array([exploration], np.float32)
         return PolicyState(acting, learning, self._metadata(name))
-
-    def _no_rewards(self) -> RewardMoments:
-        return RewardMoments(self._scope.classes, self._settings.gamma, team=self._kinds.team)
 
     def _remember(self, inputs: RoundInput) -> None:
         known, rule = self._replay.counts.inserted, self._settings.reward_rule
@@ -315,49 +317,15 @@ class OffPolicyLearner(ABC):
         """Number of gradient steps of an update."""
         return self._settings.gradient_steps(_sampled(inputs))
 
-    def _env_steps_after(self, inputs: RoundInput) -> int:
-        """The job's env steps when the next round begins."""
-        return inputs.env_steps + _sampled(inputs)
+    def _lr(self, prefix: str, env_steps: int) -> float:
+        """The learning rate of the nets of a prefix."""
+        return value_at(self._settings.lr, env_steps)
 
     def _exploration(self, name: str, env_steps: int) -> float:
         """The exploration parameter of a policy in a round that begins after so many env steps of the job."""
         if name in self._joint():
             return 0.0
         return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
-
-    def _compare(self, inputs: RoundInput) -> list[similarity.PendingMeasurement]:
-        """Start to measure the similarity of the agents of each class, if the round asks for it."""
-        if inputs.measure.similarity is None:
-            return []
-        pending = []
-        for k in self._scope.classes:
-            table = partial(tabulate, inputs.trajectories, k, False)
-            pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
-        return pending
-
-
-def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) -> Optimizer:
-    """Make the config's optimizer for `steps` gradient steps with the nets of a stacked row."""
-    if config.optimizer == "rmsprop":
-        return RMSProp(row["flat"], row["second"], row["count"], lr=lr, eps=config.optimizer_eps)
-    eps = config.optimizer_eps
-    return Adam(row["flat"], row["first"], row["second"], row["count"], steps=steps, lr=lr, eps=eps)
-
-
-def follow_(config: OffPolicyConfig, row: Row) -> None:
-    """Update the target nets of a stacked row after a gradient step.
-
-    Either by `target_tau` of the difference in every step (Lillicrap et al. 2016, algorithm 1), or by a copy every
-    `target_every` steps of the net (Mnih et al. 2015).
-    """
-    if config.target_every is None:
-        row["target"].lerp_(row["flat"], config.target_tau)
-        return
-    # Nets of one stack may have taken different numbers of steps, as groups merge and
-    # split: each is due by its own count.
-    due_P = row["count"].remainder(config.target_every) == 0
-    if due_P.any():
-        row["target"][due_P] = row["flat"][due_P]
 
 
 def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) -> ReplayBuffer:
@@ -378,20 +346,3 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
 
 def _remembered(replay: ReplayBuffer, moments: RewardMoments) -> PolicyState:
     return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
-
-
-def _merge(metrics: Metrics, more: Metrics) -> None:
-    for name, numbers in more.items():
-        metrics.setdefault(name, {}).update(numbers)
-
-
-def _compared(
-    pending: Sequence[similarity.PendingMeasurement],
-) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
-    distances: dict[str, NDArray[np.float64]] = {}
-    runs: list[FunctionRun] = []
-    for each in pending:
-        found, ran = each.result()
-        distances |= found
-        runs += ran
-    return distances, runs

@@ -1,4 +1,4 @@
-"""Targets and losses of temporal-difference learning.
+"""Temporal-difference learning: targets, losses, and gradient steps of stacked nets and their target nets.
 
 Shapes: N agents (or 1 for a team), T time, E episodes, M samples, P nets. A *successor's value* is the value of the
 state after a step. It is ignored where the agent terminated (discount 0), and used where an episode was truncated.
@@ -6,8 +6,20 @@ state after a step. It is ignored where the agent terminated (discount 0), and u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
+
+from marless.learning.algos.off_policy.config import OffPolicyConfig
+from marless.learning.algos.training.passes import step_means
+from marless.learning.algos.training.policy_batching import same_shape
+from marless.learning.nets.adam import Adam, RMSProp, clip_norm_
+from marless.learning.nets.learner_states import Row
+
+Metrics = dict[str, dict[str, float]]
+"""Metrics by published name, then by metric."""
 
 
 def lambda_returns(
@@ -57,7 +69,7 @@ def td_loss(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
     `weight` comes from `sample_weights`: 0 for padded steps and dead agents.
     Source: Mnih et al. 2015 (squared TD errors; their clipping of δ in the gradient is Huber's loss with huber = 1).
     """
-    _same(error_PM, weight_PM)
+    same_shape("P, M", error_PM, weight_PM)
     if huber is None:
         return (0.5 * error_PM.square() * weight_PM).sum(dim=1)
     small_PM = error_PM.abs().clamp_max(huber)
@@ -66,7 +78,7 @@ def td_loss(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
 
 def td_gradient(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
     """The gradient of `td_loss` at the predictions, [P, M], with δ = prediction − target."""
-    _same(error_PM, weight_PM)
+    same_shape("P, M", error_PM, weight_PM)
     return (error_PM if huber is None else error_PM.clamp(-huber, huber)) * weight_PM
 
 
@@ -87,7 +99,7 @@ def mean_errors(error_XM: Tensor, counts_XM: Tensor, width: int) -> Tensor:
     but it is not trained on, so it never shrinks: it would keep its column urgent for ever. A column without samples
     that count has 0.
     """
-    _same(error_XM, counts_XM)
+    same_shape("P, M", error_XM, counts_XM)
     counts_RE = counts_XM.reshape(-1, width)
     return (error_XM.abs().reshape(-1, width) * counts_RE).sum(dim=0) / counts_RE.sum(dim=0).clamp_min(1.0)
 
@@ -101,6 +113,55 @@ def _one_shape(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, foll
         )
 
 
-def _same(error_PM: Tensor, weight_PM: Tensor) -> None:
-    if error_PM.dim() != 2 or error_PM.shape != weight_PM.shape:
-        raise ValueError(f"shapes must both be [P, M], got {tuple(error_PM.shape)} and {tuple(weight_PM.shape)}")
+def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) -> Adam | RMSProp:
+    """Make the config's optimizer for `steps` gradient steps with the nets of a stacked row."""
+    if config.optimizer == "rmsprop":
+        return RMSProp(row["flat"], row["second"], row["count"], lr=lr, eps=config.optimizer_eps)
+    eps = config.optimizer_eps
+    return Adam(row["flat"], row["first"], row["second"], row["count"], steps=steps, lr=lr, eps=eps)
+
+
+def follow_(config: OffPolicyConfig, row: Row) -> None:
+    """Update the target nets of a stacked row after a gradient step.
+
+    Either by `target_tau` of the difference in every step (Lillicrap et al. 2016, algorithm 1), or by a copy every
+    `target_every` steps of the net (Mnih et al. 2015).
+    """
+    if config.target_every is None:
+        row["target"].lerp_(row["flat"], config.target_tau)
+        return
+    # Nets of one stack may have taken different numbers of steps, as groups merge and
+    # split: each is due by its own count.
+    due_P = row["count"].remainder(config.target_every) == 0
+    if due_P.any():
+        row["target"][due_P] = row["flat"][due_P]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStack:
+    """A stack of nets with its optimizer and its metrics."""
+
+    names: tuple[str, ...]
+    prefix: str
+    """Prefix of its nets in published states."""
+    tensors: Row
+    optimizer: Adam | RMSProp
+    seen: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """Metrics of the gradient steps so far, [P] each."""
+
+    def follow(self, gradient_PD: Tensor, config: OffPolicyConfig, metrics: Mapping[str, Tensor] | None = None) -> None:
+        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
+        # For each net separately; EPyMARL limits the norm of all nets together.
+        norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
+        self.optimizer.step(gradient_PD)
+        follow_(config, self.tensors)
+        self.seen.append({**(metrics or {}), "grad_norm": norm_P})
+
+    def metrics(self) -> Metrics:
+        """Mean of each metric over the steps that have it, see `step_means`."""
+        means = {self.label(key): mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
+        return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
+
+    def label(self, metric: str) -> str:
+        """The name under which a metric of these nets is reported."""
+        return metric

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from marless.core.interruption import Stopped, check, never
-from marless.learning.algos.ppo import losses, normalise, truncation, value
-from marless.learning.algos.ppo.config import ActorCriticConfig, PPOConfig
-from marless.learning.algos.rates import value_at
-from marless.learning.algos.training.meter import PRESENT, step_means
-from marless.learning.algos.training.samples import Samples, weights
+from marless.learning.algos.ppo import advantages, losses
+from marless.learning.algos.ppo.algorithms import ActorCriticConfig, PPOConfig
+from marless.learning.algos.settings import value_at
+from marless.learning.algos.training.passes import PRESENT, step_means
+from marless.learning.algos.training.policy_batching import Samples, weights
+from marless.learning.curvature.hessian import CategoricalScore, GaussianScore, OutputObjective, hessian_product
 from marless.learning.curvature.lanczos import Product
-from marless.learning.curvature.memory import hessian_product
-from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets import adam, heads, stacked
 from marless.learning.nets.layout import NetLayout
@@ -84,8 +83,8 @@ class RoundSettings:
     surrogate: Mapping[str, float]
     """Those that the policies' loss gets; see `Surrogate.settings`."""
     entropy: float
-    truncation: truncation.Truncation = "none"
-    """How ratios are limited over a group of learners, see `marless.learning.algos.ppo.truncation`."""
+    truncation: losses.Truncation = "none"
+    """How ratios are limited over a group of learners, see `marless.learning.algos.ppo.losses`."""
     truncation_rho: float = 1.0
     value_clip: float | None
     huber: float | None
@@ -175,10 +174,6 @@ class _Trained(ABC):
             t["flat"], t["first"], t["second"], t["count"], steps=steps, lr=settings.lr, eps=settings.adam_eps
         )
 
-    def _forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Outputs [P, K, M] of a batch."""
-        return self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
-
     @abstractmethod
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """Write the loss's gradient to the net's buffer; returns metrics if `measure`, else {}."""
@@ -242,7 +237,8 @@ class PolicyFunction(_Trained):
         """Log-probabilities of a batch's actions and entropies, each [P, M]."""
         action = batch["action"].long() if self.discrete else batch["action"]
         legal_PAM = batch["legal"] > 0 if "legal" in batch else None
-        return self._head.evaluate(self._forward(batch), action, legal_PAM)
+        output_PAM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
+        return self._head.evaluate(output_PAM, action, legal_PAM)
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         log_prob_PM, entropy_PM = self._evaluate(batch)
@@ -250,7 +246,7 @@ class PolicyFunction(_Trained):
         weight_PM, given = weights(batch, old_PM), settings.surrogate
         how, rho, used_PM = settings.truncation, settings.truncation_rho, log_prob_PM
         if how != "none":
-            used_PM = truncation.truncated(log_prob_PM, old_PM, batch["least"].squeeze(1), rho, how)
+            used_PM = losses.truncated(log_prob_PM, old_PM, batch["least"].squeeze(1), rho, how)
         rest = old_PM, advantage_PM, weight_PM, *given.values()
         metrics: Metrics = {}
         if measure:
@@ -262,10 +258,10 @@ class PolicyFunction(_Trained):
             if "clip" in given:
                 metrics["clip_fraction"] = losses.clip_fraction(log_prob_PM, old_PM, weight_PM, given["clip"])
             if how != "none":
-                metrics["truncated_fraction"] = truncation.fraction(log_prob_PM, used_PM, weight_PM)
+                metrics["truncated_fraction"] = losses.truncated_fraction(log_prob_PM, used_PM, weight_PM)
         d_log_prob_PM = self.surrogate.slope(used_PM, *rest)
         if how != "none":
-            d_log_prob_PM = truncation.gradient_through(d_log_prob_PM, log_prob_PM, used_PM)
+            d_log_prob_PM = losses.through_truncation(d_log_prob_PM, log_prob_PM, used_PM)
         self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
         return metrics
 
@@ -276,13 +272,13 @@ class CriticFunction(_Trained):
     norm = "critic_grad_norm"
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
-        value_PKM = self._forward(batch)
+        value_PKM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
         target_PKM, old_PKM = batch["target"], batch["old"]
         weight_PKM = weights(batch, target_PKM)
         tensors = value_PKM, target_PKM, weight_PKM, old_PKM
         clip, huber = settings.value_clip, settings.huber
-        metrics = {"value_loss": value.value_loss(*tensors, clip=clip, huber=huber)} if measure else {}
-        self.net.backward(value.value_gradient(*tensors, clip=clip, huber=huber))
+        metrics = {"value_loss": losses.value_loss(*tensors, clip=clip, huber=huber)} if measure else {}
+        self.net.backward(losses.value_gradient(*tensors, clip=clip, huber=huber))
         return metrics
 
     def values(self, features: Tensor, owner: Tensor | None = None, resets: Tensor | None = None) -> Tensor:
@@ -293,21 +289,21 @@ class CriticFunction(_Trained):
         net, moments = self.net, self.tensors["moments"]
         if owner is not None:
             net, moments = stacked.net(net.layout, self.tensors["flat"][owner], net.activation), moments[owner]
-        mean, std = normalise.mean_and_std(moments)
+        mean, std = advantages.mean_and_std(moments)
         return net.evaluate(features, resets) * std.float() + mean.float()
 
     def rescale(self, batch_PK3: Tensor, *, decay: float, popart: bool) -> None:
-        """Add a round's returns (`normalise.batch_moments`) to the running moments, of weight `decay`.
+        """Add a round's returns (`advantages.batch_moments`) to the running moments, of weight `decay`.
 
         With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else
         they move with the mean and deviation of the returns.
         """
         moments_PK3 = self.tensors["moments"]
-        mean_PK1, std_PK1 = normalise.mean_and_std(moments_PK3)
-        moments_PK3.copy_(normalise.update_moments(moments_PK3, batch_PK3, decay))
+        mean_PK1, std_PK1 = advantages.mean_and_std(moments_PK3)
+        moments_PK3.copy_(advantages.update_moments(moments_PK3, batch_PK3, decay))
         if not popart:
             return
-        new_mean_PK1, new_std_PK1 = normalise.mean_and_std(moments_PK3)
+        new_mean_PK1, new_std_PK1 = advantages.mean_and_std(moments_PK3)
         layer_PKH = self.net.output_layer
         # The last column is the bias, which is scaled with the weights first; then σ b + µ stays the same by the shift.
         layer_PKH *= (std_PK1 / new_std_PK1).float()
@@ -315,5 +311,5 @@ class CriticFunction(_Trained):
 
     def normalised(self, value_PKS: Tensor) -> Tensor:
         """Convert values or returns to the critics' normalised units."""
-        mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
+        mean_PK1, std_PK1 = advantages.mean_and_std(self.tensors["moments"])
         return (value_PKS - mean_PK1.float()) / std_PK1.float()

@@ -20,36 +20,32 @@ from marless.core.group import FunctionNode, Group
 from marless.core.state import Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
-from marless.learning.algos.ppo.config import ActorCriticConfig, PPOConfig
+from marless.learning.algos.ppo.algorithms import ActorCriticConfig, Critic, PPOConfig
 from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings
 from marless.learning.algos.ppo.post_process import (
     Judge,
+    PeerPolicies,
     Tensors,
     critic_passes,
     critic_samples,
     estimate,
-    identified,
+    log_probs,
     policy_samples,
+    ratios,
     upload,
     with_ids,
 )
-from marless.learning.algos.ppo.replayed_actions import PeerPolicies, log_probs, ratios
 from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training import measuring, similarity
-from marless.learning.algos.training.graph import Graph, Pass, threads_for
-from marless.learning.algos.training.policy_batching import Stack, drawn_stacks, stacks
+from marless.learning.algos.training.passes import Graph, Pass, threads_for
+from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
 from marless.learning.algos.training.rewards import rewarded
-from marless.learning.algos.training.samples import Samples
 from marless.learning.algos.training.table import tabulate
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import generator, layout
 from marless.learning.nets.learner_states import Bank, StateCodec
-
-Critic = Literal["own", "state", "joint"]
-"""own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
-critic of the global state for the whole class, with one output per agent."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class _Job:
     metrics: Metrics
     """Metrics from post-processing."""
     returns: Tensor | None = None
-    """For critics: see `post_process.CriticSamples`."""
+    """For critics: see `post_process.critic_samples`."""
 
 
 @dataclass
@@ -181,18 +177,18 @@ class PPOLearner:
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
         if "critic" in expected and config.value_normalisation:
             expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
-        given = {key: tensor.to(self._device) for key, tensor in _checked(name, gradients, expected).items()}
-
-        def step_policy(function: PolicyFunction) -> None:
-            function.step(given["policy"].unsqueeze(0), self._settings("policy", env_steps))
+        if (found := {key: (array.shape, array.dtype.name) for key, array in gradients.items()}) != expected:
+            raise CorruptError(f"gradients of {name!r} are {found}, expected {expected}")
+        given = {key: torch.tensor(array, device=self._device).unsqueeze(0) for key, array in gradients.items()}
 
         def step_critic(function: CriticFunction) -> None:
             if _RETURNS in given:
-                function.rescale(given[_RETURNS].unsqueeze(0), decay=config.value_decay, popart=config.popart)
-            function.step(given["critic"].unsqueeze(0), self._settings("critic", env_steps))
+                function.rescale(given[_RETURNS], decay=config.value_decay, popart=config.popart)
+            function.step(given["critic"], self._settings("critic", env_steps))
 
         if "policy" in expected:
-            self._policies.change(name, step_policy)
+            settings = self._settings("policy", env_steps)
+            self._policies.change(name, lambda function: function.step(given["policy"], settings))
         if "critic" in expected:
             self._critics.change(name, step_critic)
 
@@ -216,11 +212,16 @@ class PPOLearner:
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
     ) -> UpdateOutput:
-        """Run the functions of an update on each of `uses`; `compute` is called for critics and policies with their
-        samples. Reports are those of the last one.
+        """Run the declared functions, and the measurements that the round asks for, on each of `uses`.
+
+        `compute` is called for critics and policies with their samples. Reports are those of the last use.
         """
         threads = threads_for(self._device, self._policy_codec.layout.size, inputs, minibatches)
-        graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
+        context, groups = self._context, inputs.groups
+        nodes = self._algorithm.functions(self._config, context.scope, groups, context.spaces)
+        if measuring.asked(inputs.measure):
+            nodes += tuple(FunctionNode("curvature", g.policy, after=(f"policy/{g.policy}",)) for g in groups)
+        graph = Graph(nodes, threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for given in uses:
             # Each part trains twice, as policies and as critics, so half as many parts keep all threads busy.
@@ -229,7 +230,9 @@ class PPOLearner:
             passes = [Pass("post_process", (self._context.scope.name,), prepare)]
             passes += self._passes(work, given, [stack.names for stack in chosen], compute)
             for each, found in zip(passes, graph.run(passes), strict=True):
-                _report(metrics, each.names, found)
+                for metric, values_P in found.items():
+                    for name, number in zip(each.names, values_P.tolist(), strict=True):
+                        metrics[name][metric] = number
         distances, compared = work.similarity.result()
         return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
 
@@ -270,14 +273,6 @@ class PPOLearner:
         trainings = [Pass(*key, partial(train, key)) for key in keys]
         return [*trainings, *(Pass("curvature", names, partial(measure, names)) for names in measured)]
 
-    def _functions(self, inputs: RoundInput) -> tuple[FunctionNode, ...]:
-        """The functions that the algorithm declares, and the measurements of policies that the round asks for."""
-        context, groups = self._context, inputs.groups
-        declared = self._algorithm.functions(self._config, context.scope, groups, context.spaces)
-        if not measuring.asked(inputs.measure):
-            return declared
-        return (*declared, *(FunctionNode("curvature", g.policy, after=(f"policy/{g.policy}",)) for g in groups))
-
     def _prepare(
         self,
         work: _Work,
@@ -290,19 +285,19 @@ class PPOLearner:
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
-        tensors = identified(upload(table, self._device), self._inputs.known)
+        tensors = upload(table, self._device, self._inputs.known)
         segments = Segments.of(tensors) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
-        tensors, ratio_NTB = self._corrected(list(zip(chosen, trained, strict=True)), tensors, segments)
+        policies_of = list(zip(chosen, trained, strict=True))
+        tensors, ratio_NTB = self._corrected(policies_of, tensors, segments)
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
         advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
         orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
-            found = critic_samples(each, estimates, tensors, segments, self._config)
-            order = orders.of("critic", found.samples)
-            job = _Job(each.function, found.samples, order, found.metrics, found.returns)
+            samples, metrics, returns = critic_samples(each, estimates, tensors, segments, self._config)
+            job = _Job(each.function, samples, orders.of("critic", samples), metrics, returns)
             work.jobs["critic", each.names] = job
-        for stack, function in zip(chosen, trained, strict=True):
+        for stack, function in policies_of:
             peers = self._peers(stack, inputs)
             samples = policy_samples(stack, advantage_N1S, estimates.value, tensors, segments, self._config, peers)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
@@ -381,17 +376,3 @@ class _Orders:
             orders = [torch.from_numpy(rng.permutation(count)) for _ in range(epochs)]
             self._known[count] = [order.to(self._device) for order in orders]
         return self._known[count][: config.epochs]
-
-
-def _report(metrics: Reports, names: tuple[str, ...], measured: Metrics) -> None:
-    for metric, values_P in measured.items():
-        for name, number in zip(names, values_P.tolist(), strict=True):
-            metrics[name][metric] = number
-
-
-def _checked(name: str, given: Arrays, expected: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Tensor]:
-    """Copies of gradients; raises CorruptError unless they have these shapes and dtypes."""
-    found = {key: (array.shape, array.dtype.name) for key, array in given.items()}
-    if found != expected:
-        raise CorruptError(f"gradients of {name!r} are {found}, expected {dict(expected)}")
-    return {key: torch.tensor(array) for key, array in given.items()}

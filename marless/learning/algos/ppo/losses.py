@@ -1,14 +1,35 @@
-"""The clipped surrogate loss of proximal policy optimisation, what its ratio is to, and measures of the policy change.
+"""The losses of PPO, their gradients in closed form, and measures of what a step changes.
 
-Shapes: [P, M], P policies, M samples; `weight` sums to 1 per policy (0 for samples of dead agents).
+Policies: the clipped surrogate, what its ratio is to, and how ratios are truncated over a group of learners whose
+gradients are aggregated to one version. Learner i has the policy π_i, and all learn from actions of μ. The ratio π/μ of
+a loss is replaced by R' (Yu et al. 2024, "Stellaris", global importance sampling truncation):
+
+    least (as printed):   R' = min( min_i π_i/μ, ρ )
+    floor (their code):   R' = min( π/μ, max(ρ, min_i π_i/μ) )
+
+i runs over all learners, the own one included. With `least`, ρ is the most that a ratio can be. With `floor`, it is the
+least that the limit can be: ratios up to ρ are never truncated, and greater ones not below the least of the others.
+Both are functions of log π, so that they go before any loss of ratios. Shapes: [P, M], P policies, M samples; `weight`
+sums to 1 per policy (0 for samples of dead agents).
+
+Critics: regression on returns. Shapes: [P, K, M], P critics with K outputs; `weight` sums to 1 over (K, M).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from marless.learning.algos.ppo.advantages import ROUNDING
+from marless.learning.algos.training.policy_batching import same_shape
+
+Truncation = Literal["none", "least", "floor"]
+_TRUNCATED = 1e-4
+"""Ratios that are greater than their limit by this share still count as within it: an untrained policy has the ratio 1,
+but for the rounding of log-probabilities, and ρ is often 1."""
 
 
 def surrogate(log_prob_PM: Tensor, old_PM: Tensor, advantage_PM: Tensor, weight_PM: Tensor, clip: float) -> Tensor:
@@ -16,7 +37,7 @@ def surrogate(log_prob_PM: Tensor, old_PM: Tensor, advantage_PM: Tensor, weight_
 
     Source: Schulman et al. 2017, eq. 7.
     """
-    _same_shape(log_prob_PM, old_PM, advantage_PM, weight_PM)
+    same_shape("P, M", log_prob_PM, old_PM, advantage_PM, weight_PM)
     ratio_PM = (log_prob_PM - old_PM).exp()
     clipped_PM = ratio_PM.clamp(1 - clip, 1 + clip)
     return -(torch.minimum(ratio_PM * advantage_PM, clipped_PM * advantage_PM) * weight_PM).sum(dim=1)
@@ -26,7 +47,7 @@ def surrogate_gradient(
     log_prob_PM: Tensor, old_PM: Tensor, advantage_PM: Tensor, weight_PM: Tensor, clip: float
 ) -> Tensor:
     """The gradient of `surrogate` with respect to the log-probabilities, [P, M]: −w·ρ·A, or 0 where it is clipped."""
-    _same_shape(log_prob_PM, old_PM, advantage_PM, weight_PM)
+    same_shape("P, M", log_prob_PM, old_PM, advantage_PM, weight_PM)
     ratio_PM = (log_prob_PM - old_PM).exp_()
     # min(ρA, clamp(ρ)A) is the second, and so constant, exactly where (ρ − clamp(ρ))·A is positive.
     excess_PM = (ratio_PM - ratio_PM.clamp(1 - clip, 1 + clip)).mul_(advantage_PM)
@@ -49,7 +70,7 @@ def approximate_kl(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor) -> Te
 
     Source: Schulman 2020, "Approximating KL divergence", estimator k3.
     """
-    _same_shape(log_prob_PM, old_PM, weight_PM)
+    same_shape("P, M", log_prob_PM, old_PM, weight_PM)
     log_ratio_PM = log_prob_PM - old_PM
     # `expm1`, because exp(x) − 1 loses its digits for the small changes that this measures.
     return ((torch.expm1(log_ratio_PM) - log_ratio_PM) * weight_PM).sum(dim=1)
@@ -57,11 +78,88 @@ def approximate_kl(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor) -> Te
 
 def clip_fraction(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor, clip: float) -> Tensor:
     """Fraction of samples whose ratio is outside [1 − ε, 1 + ε], [P]."""
-    _same_shape(log_prob_PM, old_PM, weight_PM)
+    same_shape("P, M", log_prob_PM, old_PM, weight_PM)
     outside_PM = ((log_prob_PM - old_PM).exp() - 1).abs() > clip
     return (outside_PM * weight_PM).sum(dim=1)
 
 
-def _same_shape(first: Tensor, *others: Tensor) -> None:
-    if first.dim() != 2 or any(other.shape != first.shape for other in others):
-        raise ValueError(f"shapes must all be [P, M], got {[tuple(t.shape) for t in (first, *others)]}")
+def truncated(log_prob_PM: Tensor, old_PM: Tensor, least_PM: Tensor, rho: float, how: Truncation) -> Tensor:
+    """log(R' · μ), which takes the place of log π in a loss.
+
+    Args:
+        log_prob_PM: log π of the actions under the learner's own policy.
+        old_PM: log μ, as the actors recorded it.
+        least_PM: The least log π_i of the other learners' policies; +∞ without others.
+        rho: ρ.
+        how: "least" or "floor".
+    """
+    same_shape("P, M", log_prob_PM, old_PM, least_PM)
+    highest_PM = old_PM + math.log(rho)
+    limit_PM = torch.minimum(least_PM, highest_PM) if how == "least" else torch.maximum(least_PM, highest_PM)
+    return torch.minimum(log_prob_PM, limit_PM)
+
+
+def through_truncation(d_truncated_PM: Tensor, log_prob_PM: Tensor, truncated_PM: Tensor) -> Tensor:
+    """The loss's gradient with respect to log π, given that with respect to `truncated`: 0 where it is truncated.
+
+    Other learners' policies are constants. Writes into its first argument.
+    """
+    same_shape("P, M", d_truncated_PM, log_prob_PM, truncated_PM)
+    return d_truncated_PM.masked_fill_(log_prob_PM - truncated_PM > _TRUNCATED, 0.0)
+
+
+def truncated_fraction(log_prob_PM: Tensor, truncated_PM: Tensor, weight_PM: Tensor) -> Tensor:
+    """Share of the samples that are truncated, [P]; `weight` sums to 1 per policy."""
+    same_shape("P, M", log_prob_PM, truncated_PM, weight_PM)
+    return ((log_prob_PM - truncated_PM > _TRUNCATED) * weight_PM).sum(dim=1)
+
+
+def value_loss(
+    value: Tensor, target: Tensor, weight: Tensor, old: Tensor, *, clip: float | None, huber: float | None
+) -> Tensor:
+    """Loss per critic, [P]: Σ w · max(ℓ(V − R), ℓ(V_clipped − R)), V_clipped within ± `clip` of the old value.
+
+    ℓ(e) = e²/2, or Huber's loss, linear beyond `huber`; without `clip` it is Σ w · ℓ(V − R) alone.
+    Source: Schulman et al. 2017 (reference implementation) for the clipping; Huber 1964.
+    """
+    same_shape("P, K, M", value, target, weight, old)
+    loss = _penalty(value - target, huber)
+    if clip is not None:
+        loss = torch.maximum(loss, _penalty(old + (value - old).clamp(-clip, clip) - target, huber))
+    return (loss * weight).sum(dim=(1, 2))
+
+
+def value_gradient(
+    value: Tensor, target: Tensor, weight: Tensor, old: Tensor, *, clip: float | None, huber: float | None
+) -> Tensor:
+    """The gradient of `value_loss` with respect to `value`, [P, K, M]."""
+    same_shape("P, K, M", value, target, weight, old)
+    error = value - target
+    gradient = error if huber is None else error.clamp(-huber, huber)
+    if clip is not None:
+        # Outside the clip range the clipped value is constant: the gradient is 0 where it has the greater loss.
+        moved = value - old
+        clipped_error = old + moved.clamp(-clip, clip) - target
+        gradient = gradient.masked_fill((moved.abs() > clip) & (clipped_error.abs() > error.abs()), 0.0)
+    return gradient * weight
+
+
+def explained_variance(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """1 − Var(R − V) / Var(R) per critic, [P]; 0 if the returns do not vary, but for rounding errors."""
+    variance = _variance(target.double(), weight)
+    explained = 1 - _variance(target.double() - value.double(), weight) / variance.clamp_min(1e-300)
+    exact = (ROUNDING * target.double().abs().amax(dim=(1, 2))).square().clamp_min(1e-12)
+    return torch.where(variance > exact, explained, 0.0).float()
+
+
+def _variance(x: Tensor, weight: Tensor) -> Tensor:
+    share = weight.double() / weight.double().sum(dim=(1, 2), keepdim=True).clamp_min(1e-300)
+    mean = (x * share).sum(dim=(1, 2), keepdim=True)
+    return ((x - mean).square() * share).sum(dim=(1, 2))
+
+
+def _penalty(error: Tensor, huber: float | None) -> Tensor:
+    if huber is None:
+        return 0.5 * error.square()
+    small = error.abs().clamp_max(huber)
+    return small * (error.abs() - 0.5 * small)

@@ -1,23 +1,32 @@
 """The first function of a PPO update: computes advantages, returns and training samples from trajectories and critics.
 
+V-trace, IMPACT and truncation need the log-probabilities of recorded actions under other policies than the one that is
+trained: earlier, later, others'.
 Shapes: N agents of the class, T time, B copies, S = T · B, K bootstrap rows, R rows, I features + 1, P nets of a stack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ppo import gae, normalise, value, vtrace
-from marless.learning.algos.ppo.config import ActorCriticConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics
-from marless.learning.algos.ppo.replayed_actions import PeerPolicies, least_log_prob
+from marless.learning.algos.ppo import losses
+from marless.learning.algos.ppo.advantages import (
+    batch_moments,
+    gae,
+    standardise,
+    successor_values,
+    vtrace_advantages,
+    vtrace_corrections,
+)
+from marless.learning.algos.ppo.algorithms import ActorCriticConfig
+from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction
 from marless.learning.algos.ppo.segments import Segments
-from marless.learning.algos.training.policy_batching import Stack
-from marless.learning.algos.training.samples import Samples, weights
+from marless.learning.algos.training.policy_batching import Samples, Stack, weights
 from marless.learning.algos.training.table import Table
 from marless.learning.algos.training.turns import Turns
 
@@ -25,15 +34,14 @@ Tensors = Mapping[str, Tensor]
 """A `Table` on the learner's device, without the fields that are None."""
 
 
-def upload(table: Table, device: torch.device) -> Tensors:
-    """Copy a table to the device; on the CPU, memory is shared instead."""
+def upload(table: Table, device: torch.device, known: Sequence[str] = ()) -> Tensors:
+    """Copy a table to the device, with the ids of `known` agents among the inputs of policies.
+
+    On the CPU, memory is shared instead.
+    """
     arrays = {field.name: getattr(table, field.name) for field in fields(table)}
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
-
-
-def identified(tensors: Tensors, known: Sequence[str]) -> Tensors:
-    """The same, with the agents' ids among the inputs of policies."""
-    return {**tensors, **{name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}}
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+    return tensors | {name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}
 
 
 def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
@@ -127,20 +135,22 @@ def estimate(
     reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
     value_NS, boot_value_NK = _values(passes, tensors, segments)
     value_NTB = value_NS.view_as(reward_NTB)
-    after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
+    after_NTB = successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
     ends_NTB = terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death))
     gamma, gae_lambda, rho, c = config.gamma, config.gae_lambda, config.vtrace_rho, config.vtrace_c
-    if (turns := _turns(tensors)) is not None:
+    turns = None
+    if "waits" in tensors:
+        turns = Turns.of(tensors["waits"], tensors["open"], ~tensors["cut"])
         after_NTB = turns.through(reward_NTB, torch.full_like(reward_NTB, gamma), after_NTB)
     if ratio_NTB is None:
         given = reward_NTB, value_NTB, after_NTB, ends_NTB
-        correction_NTB = advantage_NTB = gae.advantages(*given, gamma=gamma, gae_lambda=gae_lambda, turns=turns)
+        correction_NTB = advantage_NTB = gae(*given, gamma=gamma, gae_lambda=gae_lambda, turns=turns)
     else:
         delta_NTB = reward_NTB + gamma * after_NTB - value_NTB
         delta_NTB = delta_NTB if turns is None else turns.errors(delta_NTB)
         decays = {"gamma": gamma, "gae_lambda": gae_lambda}
-        correction_NTB = vtrace.corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c, turns=turns)
-        advantage_NTB = vtrace.advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
+        correction_NTB = vtrace_corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c, turns=turns)
+        advantage_NTB = vtrace_advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
     correction_N1S, advantage_N1S = (each.flatten(1).unsqueeze(1) for each in (correction_NTB, advantage_NTB))
     return Estimates(value_NS.unsqueeze(1), correction_N1S, advantage_N1S)
 
@@ -152,10 +162,6 @@ def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
         left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
     # `roll` brings the first step to the last, where nobody counts as having left anyway.
     return left_NTB & ~tensors["waits"].roll(-1, dims=1) if "waits" in tensors else left_NTB
-
-
-def _turns(tensors: Tensors) -> Turns | None:
-    return Turns.of(tensors["waits"], tensors["open"], ~tensors["cut"]) if "waits" in tensors else None
 
 
 def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
@@ -174,41 +180,28 @@ def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments |
     return value_NS, boot_value_NK
 
 
-@dataclass(frozen=True)
-class CriticSamples:
-    """The training samples of a stack of critics."""
-
-    samples: Samples
-    returns: Tensor | None
-    """float64 [P, K, 3], moments of the returns, by which the critics were rescaled; None without normalisation."""
-    metrics: Metrics
-    """Explained variance of the values before training."""
-
-
 def critic_samples(
-    critics: CriticPass,
-    estimates: Estimates,
-    tensors: Tensors,
-    segments: Segments | None,
-    config: ActorCriticConfig,
-) -> CriticSamples:
+    critics: CriticPass, estimates: Estimates, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
+) -> tuple[Samples, Metrics, Tensor | None]:
     """Make the critics' samples from the values and corrections of `estimate`, whose sums are the returns.
 
-    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
+    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`. Also
+    returns metrics (explained variance of the values before training), and these moments, float64 [P, K, 3]; None
+    without normalisation.
     """
     value_N1S, correction_N1S = estimates.value, estimates.correction
     parts = {} if (counted := _judged(tensors, config)) is None else {"alive": critics.pool(counted)}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + correction_N1S)
     weight_PKS = weights(parts, return_PKS)
-    metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
-    moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
+    metrics = {"explained_variance": losses.explained_variance(value_PKS, return_PKS, weight_PKS)}
+    moments_PK3 = batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
     before_PKS = critics.function.normalised(value_PKS)  # the net's outputs, unless its last layer is rescaled
     if moments_PK3 is not None:
         critics.function.rescale(moments_PK3, decay=config.value_decay, popart=config.popart)
     parts["target"] = critics.function.normalised(return_PKS)
     parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
     samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
-    return CriticSamples(samples, moments_PK3, metrics)
+    return samples, metrics, moments_PK3
 
 
 def _judged(tensors: Tensors, config: ActorCriticConfig) -> Tensor | None:
@@ -241,7 +234,7 @@ def policy_samples(
     if config.advantage_normalisation:
         advantage_PS, value_PS = parts["advantage"].squeeze(1), stack.pool(value_N1S).squeeze(1)
         weight_PS = weights(parts, advantage_PS)
-        parts["advantage"] = normalise.standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)
+        parts["advantage"] = standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)
     if peers is not None:
         parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
     memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
@@ -259,3 +252,61 @@ def _samples(
         return Samples(parts)
     first = stack.pool(segments.own_first.expand(agents, -1, -1)) if stack else segments.first
     return Samples({**parts, "first": first}, segments.steps, memory_PHB)
+
+
+@dataclass(frozen=True)
+class PeerPolicies:
+    """The policies of another learner, for the policies of a stack."""
+
+    function: PolicyFunction
+    absent: tuple[int, ...]
+    """Indices of policies that it has not; the weights of `function` there mean nothing."""
+
+
+def log_probs(policies: Sequence[tuple[Stack, PolicyFunction]], tensors: Tensors, segments: Segments | None) -> Tensor:
+    """Log-probabilities of all recorded actions, [N, S], under the policies of each agent.
+
+    With memory, policies start from the memory with which the actors did. At steps of dead agents the numbers mean
+    nothing.
+    """
+    out_NS = tensors["log_prob"].new_empty(tensors["log_prob"].shape[0], tensors["log_prob"].shape[2])
+    rows = {"features": "obs", "action": "action", "legal": "legal"}
+    for stack, function in policies:
+        seen = {name: stack.seen(tensors[key]) for name, key in rows.items() if key in tensors}
+        seen |= _starts(stack.seen, tensors, segments)
+        stack.spread(function.log_probs(seen, stack.owner).unsqueeze(1), out_NS)
+    return out_NS
+
+
+def ratios(log_prob_NS: Tensor, tensors: Tensors) -> Tensor:
+    """π/μ of all samples, [N, T, B]; 1 where an agent is dead: it has done nothing that is more or less likely."""
+    ratio_NS = (log_prob_NS - tensors["log_prob"].squeeze(1)).exp()
+    if "alive" in tensors:
+        ratio_NS = ratio_NS.masked_fill(tensors["alive"].squeeze(1) == 0, 1.0)
+    return ratio_NS.view_as(tensors["reward"])
+
+
+def least_log_prob(
+    peers: Sequence[PeerPolicies], stack: Stack, parts: Tensors, tensors: Tensors, segments: Segments | None
+) -> Tensor:
+    """The least log-probability of a stack's training samples under the policies of peers, [P, 1, samples].
+
+    +∞ without peers. `parts` has the rows of the samples, in their order.
+    """
+    least_PS = torch.full_like(parts["log_prob"].squeeze(1), math.inf)
+    seen = {name: parts[name] for name in ("features", "action", "legal") if name in parts}
+    seen |= _starts(stack.pool, tensors, segments)
+    for peer in peers:
+        found_PS = peer.function.log_probs(seen)
+        found_PS[list(peer.absent)] = math.inf
+        least_PS = torch.minimum(least_PS, found_PS)
+    return least_PS.unsqueeze(1)
+
+
+def _starts(pool: Callable[[Tensor], Tensor], tensors: Tensors, segments: Segments | None) -> dict[str, Tensor]:
+    """Where recurrent policies have an empty memory, and with what they start; {} for perceptrons."""
+    if segments is None:
+        return {}
+    first = pool(segments.own_first.expand(len(tensors["reward"]), -1, -1))
+    found = {"resets": first.reshape(len(first), segments.steps, -1) > 0}
+    return found | ({"memory": pool(tensors["memory"])} if "memory" in tensors else {})

@@ -5,37 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from marless.core.state import Arrays
 from marless.learning.algos.learner import LearnerContext, RoundInput
-from marless.learning.algos.off_policy.learner import (
-    Kinds,
-    OffPolicyLearner,
-    Optimizer,
-    PublishedNet,
-    Training,
-    make_optimizer,
-)
-from marless.learning.algos.q.config import QConfig, QMIXConfig
-from marless.learning.algos.q.functions import QFunction
-from marless.learning.algos.q.mixers import MonotoneMixer, Sum
-from marless.learning.algos.q.training import IndependentTraining, JointTraining, Policies, TrainedQ
-from marless.learning.algos.rates import value_at
+from marless.learning.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training
+from marless.learning.algos.off_policy.td import TrainedStack, make_optimizer
+from marless.learning.algos.q.algorithms import Mixing, QConfig, QMIXConfig
+from marless.learning.algos.q.functions import MonotoneMixer, QFunction, Sum
+from marless.learning.algos.q.training import IndependentTraining, JointTraining, Policies
 from marless.learning.algos.training.policy_batching import Stack, cut_stacks, stacks
 from marless.learning.nets import acting
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
 from marless.learning.nets.inputs import Inputs
-from marless.learning.nets.layout import MixingLayout, checked, layout
+from marless.learning.nets.layout import MixingLayout, layout
 from marless.learning.nets.learner_states import Bank, Row, StateCodec
 
-Mixing = Literal["none", "sum", "monotone"]
-"""none: each policy has TD targets of its own; sum, monotone: the sum, or a monotone function, of all agents' values
-has the team's TD target."""
 _MIXER, _POLICY = "mixer", "policy"
 _OUTPUT_GAIN = 0.01
 """Gain of the initial output layer of Q nets, so small that all actions initially have similar values."""
@@ -110,35 +96,30 @@ class QLearner(OffPolicyLearner):
 
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
         count = self._count(inputs)
+        lr, steps = self._lr(_POLICY, inputs.env_steps), self._gradient_steps(inputs)
+        optimizer = partial(make_optimizer, self._config, lr=lr, steps=steps)
         policies = [
-            self._policies(k, stack, function, inputs)
-            for k in self._scope.classes
+            Policies(
+                names=stack.names,
+                prefix=_POLICY,
+                tensors=function.tensors,
+                optimizer=optimizer(function.tensors),
+                index=index,
+                stack=stack,
+                function=function,
+            )
+            for index, k in enumerate(self._scope.classes)
             for stack, function in self._arranged(k, inputs, count, copies=copies)
         ]
         if self._mixing == "none":
-            return IndependentTraining(self._config, self._scope.name, policies, count)
+            return IndependentTraining(self._config, policies, count)
         if self._mixing == "sum":
-            return JointTraining(self._config, self._scope.name, policies, count, Sum(), None)
+            return JointTraining(self._config, policies, count, Sum(), None)
         names = ((_MIXER,), (_MIXER,))
-        arrange = self._mixer.bank.copies if copies else self._mixer.bank.arrange
-        (mixer,) = arrange([names])
-        optimizer = self._optimizer(mixer.tensors, inputs)
-        joint = TrainedQ(names=(_MIXER,), prefix=_MIXER, tensors=mixer.tensors, optimizer=optimizer)
-        return JointTraining(self._config, self._scope.name, policies, count, mixer, joint)
-
-    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        (part,) = self._parts(name)
-        prefix = part.codec.prefix
-        gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
-        gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
-        lr = value_at(self._config.lr, env_steps)
-
-        def follow(function: QFunction | MonotoneMixer) -> None:
-            optimizer = make_optimizer(self._config, function.tensors, lr=lr, steps=1)
-            trained = TrainedQ(names=(name,), prefix=prefix, tensors=function.tensors, optimizer=optimizer)
-            trained.follow(gradient_1D, self._config)
-
-        part.bank.change(name, follow)
+        (mixer,) = self._mixer.bank.copies([names]) if copies else self._mixer.bank.arrange([names])
+        row = mixer.tensors
+        joint = TrainedStack(names=(_MIXER,), prefix=_MIXER, tensors=row, optimizer=optimizer(row))
+        return JointTraining(self._config, policies, count, mixer, joint)
 
     def _count(self, inputs: RoundInput) -> int:
         """Env steps, or episodes, of a batch. With a mixer, which needs the samples of all agents, and `pooling`
@@ -160,18 +141,3 @@ class QLearner(OffPolicyLearner):
         arrange = bank.copies if copies else bank.arrange
         functions = arrange([(stack.names, stack.starts) for stack in chosen])
         return list(zip(chosen, functions, strict=True))
-
-    def _policies(self, k: int, stack: Stack, function: QFunction, inputs: RoundInput) -> Policies:
-        return Policies(
-            names=stack.names,
-            prefix=_POLICY,
-            tensors=function.tensors,
-            optimizer=self._optimizer(function.tensors, inputs),
-            index=self._scope.classes.index(k),
-            stack=stack,
-            function=function,
-        )
-
-    def _optimizer(self, tensors: Row, inputs: RoundInput) -> Optimizer:
-        lr = value_at(self._config.lr, inputs.env_steps)
-        return make_optimizer(self._config, tensors, lr=lr, steps=self._gradient_steps(inputs))

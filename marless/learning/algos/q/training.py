@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,60 +18,26 @@ from torch import Tensor
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
-from marless.learning.algos.off_policy.learner import Metrics, Optimizer, follow_
-from marless.learning.algos.q.config import QConfig
-from marless.learning.algos.q.functions import QFunction, QInputs
-from marless.learning.algos.q.mixers import Mixer, MonotoneMixer
+from marless.learning.algos.off_policy.td import Metrics, TrainedStack
+from marless.learning.algos.q.algorithms import QConfig
+from marless.learning.algos.q.functions import Mixer, MonotoneMixer, QFunction, QInputs
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.meter import PRESENT, PassTimer, step_means
-from marless.learning.algos.training.policy_batching import Stack
-from marless.learning.algos.training.samples import Samples
+from marless.learning.algos.training.passes import PRESENT, PassTimer
+from marless.learning.algos.training.policy_batching import Samples, Stack
 from marless.learning.algos.training.turns import Turns
-from marless.learning.nets.adam import clip_norm_
-from marless.learning.nets.learner_states import Row
 
 _PARTS = 4
 """Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedQ:
-    """A stack of nets with its optimizer and its metrics."""
-
-    names: tuple[str, ...]
-    prefix: str
-    """Prefix of its nets in published states."""
-    tensors: Row
-    optimizer: Optimizer
-    seen: list[dict[str, Tensor]] = field(default_factory=list)
-    """Metrics of each gradient step, [P] each."""
-
-    def follow(self, gradient_PD: Tensor, config: QConfig) -> None:
-        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
-        # For each net separately; EPyMARL limits the norm of all nets together.
-        norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
-        self.optimizer.step(gradient_PD)
-        follow_(config, self.tensors)
-        self.seen.append({"grad_norm": norm_P})
-
-    def metrics(self) -> Metrics:
-        """Mean of each metric over the steps that have it, see `step_means`."""
-        means = {key: mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
-        return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policies(TrainedQ):
+class Policies(TrainedStack):
     """A stack of Q nets of one class."""
 
     index: int
     """Index of the class within the scope."""
     stack: Stack
     function: QFunction
-
-    def values(self, batch: Batch, config: QConfig) -> tuple[Tensor, Tensor]:
-        """Values of the actions taken, and of the best next actions, each [P, T · C]."""
-        return self.function.values(self.read(batch), double=config.double)
 
     def read(self, batch: Batch) -> QInputs:
         """The stack's inputs from a draw."""
@@ -94,20 +60,12 @@ class Policies(TrainedQ):
 class QTraining(ABC):
     """All stacks of a scope."""
 
-    def __init__(self, config: QConfig, scope: str, policies: Sequence[Policies], count: int) -> None:
+    def __init__(self, config: QConfig, policies: Sequence[Policies], count: int) -> None:
         self._config = config
-        self._scope = scope
+        self._trained: Sequence[TrainedStack] = policies
         self._policies = tuple(policies)
         self._names = tuple(name for each in policies for name in each.names)
         self.count = count
-
-    @abstractmethod
-    def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
-        """See `Training`."""
-
-    @abstractmethod
-    def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
-        """See `Training`."""
 
     @abstractmethod
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -117,7 +75,7 @@ class QTraining(ABC):
 
     def metrics(self) -> Metrics:
         found: Metrics = {}
-        for each in self._trained():
+        for each in self._trained:
             found |= each.metrics()
         return found
 
@@ -135,19 +93,13 @@ class QTraining(ABC):
                     "alive": each.own(acting(batch, batch.classes[each.index])).unsqueeze(1),
                 }
                 if batch.steps > 1:
-                    parts["first"] = (
-                        seen.resets()[:, :-1].float().flatten(1).unsqueeze(1).expand(len(each.names), 1, -1)
-                    )
+                    first_x1M = seen.resets()[:, :-1].float().flatten(1).unsqueeze(1)
+                    parts["first"] = first_x1M.expand(len(each.names), 1, -1)
                 samples = Samples(parts, batch.steps if batch.steps > 1 else None, seen.memory)
                 numbers = measuring.measured(each.function, samples, inputs, _PARTS)
-            found |= {
-                name: {key: float(number_P[i]) for key, number_P in numbers.items()}
-                for i, name in enumerate(each.names)
-            }
+            for i, name in enumerate(each.names):
+                found[name] = {key: float(number_P[i]) for key, number_P in numbers.items()}
         return found
-
-    def _trained(self) -> Sequence[TrainedQ]:
-        return self._policies
 
     def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor, counts_PM: Tensor) -> None:
         """Keep the metrics of a gradient step, those of each policy or of the team.
@@ -187,9 +139,8 @@ class IndependentTraining(QTraining):
 
     def _gradient(self, each: Policies, batch: Batch) -> Tensor:
         """Write the stack's gradient; returns the TD errors, [P, T · C]."""
-        value_PM, after_PM = each.values(batch, self._config)
         mine = batch.classes[each.index]
-        error_PM = value_PM - self._targets(each, batch, after_PM)
+        value_PM, error_PM = self._judged(each, batch)
         importance_M = None if batch.importance is None else each.own(batch.importance.expand(len(mine.features), -1))
         counts_PM = each.own(counted(batch, mine))
         weight_PM = td.sample_weights(counts_PM, importance_M)
@@ -197,7 +148,9 @@ class IndependentTraining(QTraining):
         self._note(each, value_PM, error_PM, weight_PM, counts_PM)
         return error_PM
 
-    def _targets(self, each: Policies, batch: Batch, after_PM: Tensor) -> Tensor:
+    def _judged(self, each: Policies, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Values of the actions taken, and their TD errors, each [P, T · C]."""
+        value_PM, after_PM = each.function.values(each.read(batch), double=self._config.double)
         mine, gained = batch.classes[each.index], batch.gains[each.index]
         gains, stays_PM, waits_PF = Gains(each.own(gained.reward), each.own(gained.discount)), None, None
         if mine.alive is not None and batch.steps > 1:
@@ -206,15 +159,11 @@ class IndependentTraining(QTraining):
             if mine.waits is not None:
                 waits_PF = each.own(mine.waits) > 0
                 stays_PM |= waits_PF[:, -stays_PM.shape[1] :]
-        return returns(gains, after_PM, batch, self._config, stays_PM, waits_PF)
+        return value_PM, value_PM - returns(gains, after_PM, batch, self._config, stays_PM, waits_PF)
 
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        found = []
-        for each in self._policies:
-            value_PM, after_PM = each.values(batch, self._config)
-            error_PM = value_PM - self._targets(each, batch, after_PM)
-            found.append((error_PM, torch.ones_like(error_PM)))
-        return found
+        errors = [self._judged(each, batch)[1] for each in self._policies]
+        return [(error_PM, torch.ones_like(error_PM)) for error_PM in errors]
 
     def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
         """[E], mean absolute error over the agents that are present and over time; None for uniform draws."""
@@ -227,37 +176,15 @@ class IndependentTraining(QTraining):
         return td.mean_errors(error_RE, counts_RE, batch.width)
 
 
-@dataclass(frozen=True)
-class _Blame:
-    """The mixer's results for a batch: how the team's error is attributed to the agents."""
-
-    team: Tensor
-    """[1, M], the team's value."""
-    error: Tensor
-    """[1, M], its TD error."""
-    weight: Tensor
-    """[1, M], weights of samples in the loss."""
-    counts: Tensor
-    """[1, M], 1 for samples that count, see `anyone`."""
-    d_value: Tensor
-    """[R, M], gradient of the loss with respect to the agents' values."""
-
-
 class JointTraining(QTraining):
     """VDN and QMIX: all policies are trained together through a mixer; `joint` trains it, and is None for a sum."""
 
     def __init__(
-        self,
-        config: QConfig,
-        scope: str,
-        policies: Sequence[Policies],
-        count: int,
-        mixer: Mixer,
-        joint: TrainedQ | None,
+        self, config: QConfig, policies: Sequence[Policies], count: int, mixer: Mixer, joint: TrainedStack | None
     ) -> None:
-        super().__init__(config, scope, policies, count)
-        self._mixer = mixer
-        self._joint = joint
+        super().__init__(config, policies, count)
+        self._mixer, self._joint = mixer, joint
+        self._trained = (*policies, *((joint,) if joint else ()))
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         priority_E = self._gradient(batch, meter)
@@ -278,37 +205,22 @@ class JointTraining(QTraining):
             found |= by_name(self._joint, self._mixer.gradient_PD)
         return found, priority_E
 
-    def _trained(self) -> Sequence[TrainedQ]:
-        return (*self._policies, *((self._joint,) if self._joint else ()))
-
     def _gradient(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """Write the gradients of all nets; returns priorities."""
-        if self._joint is None:  # a sum has no function of its own: it is measured with the policies
-            with meter.measure("policy", self._names):
-                error_1M = self._backward(batch, self._blame(batch, *self._values(batch)))
-        else:
-            with meter.measure("policy", self._names):
-                values = self._values(batch)
-            with meter.measure("mixer", self._joint.names):
-                blame = self._blame(batch, *values)
-            with meter.measure("policy", self._names):
-                error_1M = self._backward(batch, blame)
-        return None if batch.importance is None else td.mean_errors(error_1M, anyone(batch), batch.width)
-
-    def _blame(self, batch: Batch, value_RM: Tensor, after_RM: Tensor) -> _Blame:
-        """Attribute the team's error to the agents' values."""
-        team_1M, error_1M = self._mixed(batch, value_RM, after_RM)
-        counts_1M = anyone(batch)
-        weight_1M = td.sample_weights(counts_1M, batch.importance)
-        d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
-        return _Blame(team_1M, error_1M, weight_1M, counts_1M, d_value_RM)
-
-    def _backward(self, batch: Batch, blame: _Blame) -> Tensor:
-        """Write the policies' gradients; returns the team's error, [1, M]."""
-        for each, d_value_PM in zip(self._policies, self._shares(blame.d_value, batch), strict=True):
-            each.function.backward(d_value_PM)
-            self._note(each, blame.team, blame.error, blame.weight, blame.counts)
-        return blame.error
+        with meter.measure("policy", self._names):
+            values = self._values(batch)
+        # A sum has no function of its own: it is measured with the policies.
+        with meter.measure("mixer", self._joint.names) if self._joint else meter.measure("policy", self._names):
+            team_1M, error_1M = self._mixed(batch, *values)
+            counts_1M = anyone(batch)
+            weight_1M = td.sample_weights(counts_1M, batch.importance)
+            # the mixer attributes the team's error to the agents' values
+            d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
+        with meter.measure("policy", self._names):
+            for each, d_value_PM in zip(self._policies, self._shares(d_value_RM, batch), strict=True):
+                each.function.backward(d_value_PM)
+                self._note(each, team_1M, error_1M, weight_1M, counts_1M)
+        return None if batch.importance is None else td.mean_errors(error_1M, counts_1M, batch.width)
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Values of the agents' actions, and of their best next actions, each [R, M]; 0 for absent agents."""
@@ -317,7 +229,7 @@ class JointTraining(QTraining):
         value_RM, after_RM = (batch.gains[0].reward.new_empty(shape) for _ in range(2))
         for each in self._policies:
             rows = slice(ends[each.index], ends[each.index + 1])
-            value_PM, after_PM = each.values(batch, self._config)
+            value_PM, after_PM = each.function.values(each.read(batch), double=self._config.double)
             each.stack.spread(value_PM.unsqueeze(1), value_RM[rows])
             each.stack.spread(after_PM.unsqueeze(1), after_RM[rows])
         for index, mine in enumerate(batch.classes):
@@ -364,7 +276,7 @@ class JointTraining(QTraining):
         return ends
 
 
-def by_name(trained: TrainedQ, gradient_PD: Tensor) -> dict[str, dict[str, Tensor]]:
+def by_name(trained: TrainedStack, gradient_PD: Tensor) -> dict[str, dict[str, Tensor]]:
     """A stack's gradients in the form of `Training.gradients`."""
     return {name: {trained.prefix: gradient_PD[i]} for i, name in enumerate(trained.names)}
 

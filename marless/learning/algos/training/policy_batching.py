@@ -4,14 +4,14 @@ One mechanism for all families: a `Stack` has index arrays of its groups' member
 that each contributes. A family pools the samples of a group's members (PPO, Q-learning), or computes a row of each
 member with a copy of its policy (deterministic policy gradients, whose critics may be those of the members).
 Recurrent nets are trained on *segments*: the steps of an agent in one environment copy during the round. Segments are
-pooled and drawn whole, as columns of samples in time-major order.
+pooled and drawn whole, as columns of samples in time-major order. `Samples` shuffles what was pooled into minibatches.
 Shapes: N agents of the class, P policies of a stack, n members of all its groups, m members of each, R rows, T time
-steps, B copies, S = T · B samples per agent, W of a member that are trained on.
+steps, B copies or segments, S = T · B samples per agent or net, W of a member that are trained on, M of a minibatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -74,11 +74,13 @@ class Stack:
     @classmethod
     def separate(cls, names: Sequence[str], device: torch.device) -> Stack:
         """One member per name, each with a net of its own, for data that are by member already."""
-        return cls(tuple(names), tuple(names), _all(len(names), device), tuple(range(len(names))), everyone=True)
+        agents = torch.arange(len(names), device=device)
+        return cls(tuple(names), tuple(names), agents, tuple(range(len(names))), everyone=True)
 
     def seated(self) -> Stack:
         """The same members as agents of their own, for data that are by member, and of their columns, already."""
-        return Stack(self.names, self.starts, _all(len(self.owners), self.agents.device), self.owners, everyone=True)
+        agents = torch.arange(len(self.owners), device=self.agents.device)
+        return Stack(self.names, self.starts, agents, self.owners, everyone=True)
 
     def pool(self, x_NRS: Tensor) -> Tensor:
         """Assemble the training samples of each policy from those of each agent: [N, R, S] → [P, R, samples].
@@ -123,10 +125,6 @@ class Stack:
         """All samples of each member: [N, R, S] → [n, R, S]."""
         return x_NRS if self.everyone else x_NRS[self.agents]
 
-    def put_rows(self, x_nRS: Tensor, out_NRS: Tensor) -> None:
-        """The inverse of `rows`."""
-        out_NRS[self.agents] = x_nRS
-
     def take(self, x_NRS: Tensor) -> Tensor:
         """The samples of each member that are trained on: [N, R, S] → [n, R, W]; members have equally many."""
         x_nRS = self.rows(x_NRS)
@@ -134,11 +132,11 @@ class Stack:
 
     def put(self, x_nRW: Tensor, out_NRS: Tensor) -> None:
         """The inverse of `take`: write each member's samples to those of its agent."""
-        if self.columns is None:
-            self.put_rows(x_nRW, out_NRS)
-            return
-        rows_nRS = out_NRS[self.agents]
-        self.put_rows(rows_nRS.scatter_(2, self._index(rows_nRS), x_nRW), out_NRS)
+        rows_nRS = x_nRW
+        if self.columns is not None:
+            rows_nRS = out_NRS[self.agents]
+            rows_nRS.scatter_(2, self._index(rows_nRS), x_nRW)
+        out_NRS[self.agents] = rows_nRS
 
     @cached_property
     def _members(self) -> Tensor:
@@ -223,7 +221,11 @@ def cut_stacks(
     _check(groups, agent_class)
     found = []
     for part in _cut(groups, parts):
-        columns = [each for group in part for each in torch.tensor_split(_all(copies, device), len(group.agents))]
+        columns = [
+            each
+            for group in part
+            for each in torch.tensor_split(torch.arange(copies, device=device), len(group.agents))
+        ]
         found.append(Stack.of(part, agent_class, device, columns=columns, copies=copies))
     return found
 
@@ -247,13 +249,9 @@ def row_stacks(
     found = []
     for alike in _by_size(groups):
         width = samples // len(alike[0].agents)
-        columns = [i * width + _all(width, device) for group in alike for i in range(len(group.agents))]
+        columns = [i * width + torch.arange(width, device=device) for group in alike for i in range(len(group.agents))]
         found.append(Stack.of(alike, agent_class, device, columns=columns if 0 < width < samples else None))
     return found
-
-
-def _all(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
 
 
 def _check(groups: Sequence[Group], agent_class: AgentClass) -> None:
@@ -283,3 +281,87 @@ def _draw(group: Group, units: int, seed: tuple[int, int]) -> list[Tensor]:
     bounds = np.searchsorted(drawn_S, units * np.arange(len(group.agents) + 1))
     parts = enumerate(pairwise(bounds))
     return [torch.from_numpy(drawn_S[start:end] - units * member) for member, (start, end) in parts]
+
+
+class Samples:
+    """Per-sample rows of P nets as one tensor [P, R, S], so that one gather per epoch shuffles all of them.
+
+    For recurrent nets, columns are time-major, [T, segments], and segments stay whole: a minibatch has some of them,
+    time-major again, and a row "first" (1 where memory is empty before a step) becomes "resets" bool [P, T, B]. If
+    segments go on, "memory" [P, H, B] has the nets' memory before the first step.
+    """
+
+    def __init__(self, parts: Mapping[str, Tensor], steps: int | None = None, memory_PHB: Tensor | None = None) -> None:
+        """Concatenate the rows of `parts`, [P, rows, S] by name; `steps` is T for recurrent nets, else None.
+
+        `memory_PHB` has all segments, in their order.
+        """
+        self._table_PRS = torch.cat(list(parts.values()), dim=1)
+        self._shuffled_PRS = torch.empty_like(self._table_PRS)
+        ends = torch.tensor([part.shape[1] for part in parts.values()]).cumsum(0).tolist()
+        starts = [0, *ends[:-1]]
+        self._rows = {name: slice(a, b) for name, a, b in zip(parts, starts, ends, strict=True)}
+        self._steps, self._memory_PHB = steps, memory_PHB
+        self.remembers = steps is not None
+        """True if units are segments, for recurrent nets."""
+        self.unit = steps or 1
+        self.count = self._table_PRS.shape[2] // self.unit
+        """Number of units per net that an order permutes: samples, or segments."""
+        self._order_U = torch.empty(0)
+        self._views: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+
+    def shuffle(self, order_U: Tensor) -> None:
+        self._order_U = order_U
+
+    def subset(self, index_U: Tensor) -> dict[str, Tensor]:
+        """Copies [P, rows, M] of these units, by name."""
+        policies, rows, _ = self._table_PRS.shape
+        part_PRM = self._table_PRS.new_empty(policies, rows, len(index_U) * self.unit)
+        kernels.take_columns(self._table_PRS, self._columns(index_U), out=part_PRM)
+        return self._batch(part_PRM, index_U)
+
+    def minibatches(self, count: int) -> list[dict[str, Tensor]]:
+        """Views [P, rows, M] of `count` nearly equal parts of the shuffled units, by name."""
+        units = len(self._order_U)
+        bounds = [(units * i // count, units * (i + 1) // count) for i in range(count)]
+        columns_S = torch.cat([self._columns(self._order_U[a:b]) for a, b in bounds])
+        kernels.take_columns(self._table_PRS, columns_S, out=self._shuffled_PRS)
+        # Segments get new views each time, as their resets and memory are gathered in the new order.
+        if self._steps is None and (units, count) in self._views:
+            return self._views[units, count]  # of the same buffer, which has the samples in their new order
+        batches = [
+            self._batch(self._shuffled_PRS[:, :, a * self.unit : b * self.unit], self._order_U[a:b]) for a, b in bounds
+        ]
+        self._views[units, count] = batches
+        return batches
+
+    def _columns(self, units_M: Tensor) -> Tensor:
+        """The columns of these units, time-major."""
+        if self._steps is None:
+            return units_M
+        starts_T1 = self.count * torch.arange(self._steps, device=units_M.device).unsqueeze(1)
+        return (starts_T1 + units_M).flatten()
+
+    def _batch(self, part_PRM: Tensor, units_U: Tensor) -> dict[str, Tensor]:
+        batch = {name: part_PRM[:, rows] for name, rows in self._rows.items()}
+        if self._steps is not None:
+            batch["resets"] = batch.pop("first").reshape(len(part_PRM), self._steps, -1) > 0
+        if self._memory_PHB is not None:
+            batch["memory"] = self._memory_PHB[:, :, units_U]
+        return batch
+
+
+def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """Each sample's weight, in the shape of `like`, summing to 1 per net; 0 for samples of dead agents."""
+    if "alive" not in batch:
+        return torch.full_like(like, like.shape[0] / like.numel())
+    alive = batch["alive"].reshape(like.shape)
+    dims = tuple(range(1, like.dim()))
+    return alive / alive.sum(dim=dims, keepdim=True).clamp_min(1.0)
+
+
+def same_shape(axes: str, *tensors: Tensor) -> None:
+    """Raise ValueError unless all tensors have one shape, with these axes, such as "P, M"."""
+    first = tensors[0].shape
+    if len(first) != axes.count(",") + 1 or any(each.shape != first for each in tensors):
+        raise ValueError(f"shapes must all be [{axes}], got {[tuple(each.shape) for each in tensors]}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.learning.algos.team import RewardRule, TeamReward
+from marless.learning.algos.settings import RewardRule, TeamReward
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import BoolArray, EnvSpaces
 
@@ -97,15 +97,11 @@ class RewardMoments:
                 reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
                 there_TNB, over_TNB = trajectory.there(k), trajectory[f"terminated/{k}"].astype(np.bool_)
                 if self._team:
-                    reward_TNB, there_TNB = reward_TNB[:, :1], self._anyone(trajectory)
+                    there = [trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes]
+                    reward_TNB, there_TNB = reward_TNB[:, :1], np.logical_or.reduce(there)
                     over_TNB = _everyone_gone(trajectory, self._classes)[:, None]
                 reward, last = reward_TNB[there_TNB], reward_TNB[there_TNB & over_TNB]
                 self.sums[row] += (reward.size, reward.sum(), np.square(reward).sum(), last.size, last.sum())
-
-    def _anyone(self, trajectory: Trajectory) -> BoolArray:
-        """bool [T, 1, B]: an agent is in the episode."""
-        found: BoolArray = np.logical_or.reduce([trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes])
-        return found
 
     def centre(self, row: int) -> float:
         """The value of a class (by position), or of the team (0), that equals its own TD targets on average.

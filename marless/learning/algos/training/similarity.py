@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +123,9 @@ def behaviour(
         obs_NSO = np.concatenate([obs_NSO, _actions_before(table, index_NS, agent_class)], axis=2)
         agent_class = replace(agent_class, obs_size=obs_NSO.shape[2])
         states = [_seeing_last_action(state) for state in states]
-    asked = _Asked(agent_class, ActingPolicies.from_states(agent_class, states), states[0].metadata.get("acts", ""))
-    return Behaviour(obs_NSO, _actions(table, index_NS, agent_class), legal, asked.distributions)
+    policies, acts = ActingPolicies.from_states(agent_class, states), states[0].metadata.get("acts", "")
+    asked = partial(_distributions, agent_class, policies, acts)
+    return Behaviour(obs_NSO, _actions(table, index_NS, agent_class), legal, asked)
 
 
 def _columns(rows_NRS: FloatArray, index_NS: NDArray[np.intp]) -> FloatArray:
@@ -159,26 +161,20 @@ def _seeing_last_action(state: Acting) -> Acting:
     return ActingState(state.acting, kept | replace(inputs, last_action=False).metadata())
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The policies of a class, to be evaluated on any observations."""
-
-    agent_class: AgentClass
-    policies: ActingPolicies
-    acts: str
-
-    def distributions(self, obs_MO: FloatArray, legal_MA: BoolArray | None) -> Choices | Normals:
-        """Action distributions of every agent's policy; see `Behaviour.policies`."""
-        agents = len(self.agent_class.agents)
-        obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
-        legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))
-        self.policies.begin(len(obs_MO))
-        output_NMA, log_std_NA = self.policies.outputs(obs_NMO, legal_NMA)
-        if not isinstance(self.agent_class.action, Discrete):
-            if log_std_NA is None:
-                return Normals(output_NMA, np.zeros((agents, output_NMA.shape[2]), np.float32))
-            return Normals(output_NMA, np.exp(np.broadcast_to(log_std_NA, (agents, log_std_NA.shape[1]))))
-        if self.acts == EPSILON_GREEDY:
-            return Choices(np.eye(output_NMA.shape[2], dtype=np.float32)[output_NMA.argmax(axis=2)])
-        weight_NMA = np.exp(output_NMA - output_NMA.max(axis=2, keepdims=True))
-        return Choices(weight_NMA / weight_NMA.sum(axis=2, keepdims=True))
+def _distributions(
+    agent_class: AgentClass, policies: ActingPolicies, acts: str, obs_MO: FloatArray, legal_MA: BoolArray | None
+) -> Choices | Normals:
+    """Action distributions of every agent's policy on any observations; see `Behaviour.policies`."""
+    agents = len(agent_class.agents)
+    obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
+    legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))
+    policies.begin(len(obs_MO))
+    output_NMA, log_std_NA = policies.outputs(obs_NMO, legal_NMA)
+    if not isinstance(agent_class.action, Discrete):
+        if log_std_NA is None:
+            return Normals(output_NMA, np.zeros((agents, output_NMA.shape[2]), np.float32))
+        return Normals(output_NMA, np.exp(np.broadcast_to(log_std_NA, (agents, log_std_NA.shape[1]))))
+    if acts == EPSILON_GREEDY:
+        return Choices(np.eye(output_NMA.shape[2], dtype=np.float32)[output_NMA.argmax(axis=2)])
+    weight_NMA = np.exp(output_NMA - output_NMA.max(axis=2, keepdims=True))
+    return Choices(weight_NMA / weight_NMA.sum(axis=2, keepdims=True))

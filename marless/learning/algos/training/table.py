@@ -69,8 +69,8 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         alive *= ~unfinished.reshape(alive.shape)
     first, k = trajectories[0].arrays, agent_class
     return Table(
-        obs=source.features("obs"),
-        boot_obs=_boot_features([t[f"boot_obs/{k}"] for t in trajectories]),
+        obs=_with_ones([t[f"obs/{k}"] for t in trajectories]),
+        boot_obs=_with_ones([t[f"boot_obs/{k}"][None] for t in trajectories]),
         action=source.rows("action"),
         log_prob=source.rows("log_prob"),
         reward=source.over_time("reward").astype(np.float32, copy=False),
@@ -83,7 +83,7 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         returned=source.returned() if f"alive/{k}" in first else None,
         legal=source.rows("mask") if f"mask/{k}" in first else None,
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
-        boot_state=_boot_features([t["boot_state"][None] for t in trajectories]) if with_state else None,
+        boot_state=_with_ones([t["boot_state"][None, None] for t in trajectories]) if with_state else None,
         memory=source.memory() if f"memory/{k}" in first else None,
     )
 
@@ -92,10 +92,6 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
 class _Source:
     trajectories: Sequence[Trajectory]
     agent_class: int
-
-    def features(self, name: str) -> FloatArray:
-        """[N, I, S] of arrays [T, N, b, O]."""
-        return _with_ones([t[f"{name}/{self.agent_class}"] for t in self.trajectories])
 
     def rows(self, name: str) -> FloatArray:
         """[N, R, S] float32 of arrays [T, N, b, R] or, with R = 1, [T, N, b]."""
@@ -159,7 +155,3 @@ def _feature_major(arrays: Sequence[NDArray[np.generic]], rows: int) -> FloatArr
         table_NRTB[:, : array_TNBR.shape[3], :, start:stop] = array_TNBR.transpose(1, 3, 0, 2)
         start = stop
     return table_NRTB.reshape(agents, rows, steps * batch)
-
-
-def _boot_features(arrays: Sequence[NDArray[np.generic]]) -> FloatArray:
-    return _with_ones([array_NKO[None] for array_NKO in arrays])

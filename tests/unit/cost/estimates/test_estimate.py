@@ -20,7 +20,7 @@ from marless.jobs.job import Function, prepare
 from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos.learner import Scope
-from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.envs import registry as environments
 from marless.learning.envs.base import EnvSpaces
 from tests.unit.cost.billing.rounds import job, paper_round

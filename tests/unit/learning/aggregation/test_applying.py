@@ -13,8 +13,7 @@ from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.state import NetStep, PolicyState
 from marless.learning.aggregation import applying as adam
-from marless.learning.aggregation.applying import applied, check, combine
-from marless.learning.aggregation.arrays import Matrices
+from marless.learning.aggregation.applying import Matrices, applied, check, combine
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.envs.base import EnvSpaces

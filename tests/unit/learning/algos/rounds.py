@@ -13,7 +13,7 @@ from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.learner import OffPolicyLearner, draw_generator
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.passes import PassTimer
 from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.learning.nets.model import ModelSpec

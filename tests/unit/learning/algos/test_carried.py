@@ -175,7 +175,7 @@ def test_a_replay_finds_the_values_that_actors_acted_by(
     training = learner._training(given, copies=False)
     (batch,) = rounds.draws(learner, given, training.count)
     acted_TNB, (policies,) = np.stack(policy.values), training._policies
-    value_PM, _ = policies.values(batch, learner._config)
+    value_PM, _ = policies.function.values(policies.read(batch), double=learner._config.double)
     found_NM = torch.zeros(len(rounds.AGENTS), batch.steps * batch.width)
     policies.stack.spread(value_PM.unsqueeze(1), found_NM)
     found_NTE = found_NM.view(len(rounds.AGENTS), batch.steps, -1)

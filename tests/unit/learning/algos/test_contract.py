@@ -18,8 +18,8 @@ from marless.core.group import FunctionNode
 from marless.core.state import PolicyState
 from marless.learning.algos.contract import check_algorithm, fingerprint
 from marless.learning.algos.ppo import losses
+from marless.learning.algos.ppo.algorithms import IPPO, IPPOConfig
 from marless.learning.algos.ppo.functions import PolicyFunction
-from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
 from marless.learning.algos.ppo.learner import PPOLearner
 from marless.learning.algos.registry import ALGORITHMS, algorithm
 from marless.learning.algos.synthetic_job import CASES

@@ -12,8 +12,7 @@ import pytest
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
 from marless.core.settings import CurvatureSpec, Measure
-from marless.learning.similarity.kde import KdeConfig
-from marless.learning.similarity.measures import Behaviour, Choices, similarity
+from marless.learning.similarity.measures import Behaviour, Choices, KdeConfig, similarity
 from tests.unit.learning.algos import rounds
 
 STEPS = 6

@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.learning.curvature.memory import MemoryProduct, hessian_product, outputs
-from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
-from marless.learning.curvature.perceptron import HessianProduct
+from marless.learning.curvature.hessian import (
+    CategoricalScore,
+    GaussianScore,
+    HessianProduct,
+    MemoryProduct,
+    OutputObjective,
+    hessian_product,
+    outputs,
+)
 from marless.learning.nets.layout import GRULayout, Layout
 from marless.learning.nets.stacked import net
 from tests.unit.learning.curvature.squared_error import SquaredError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.learning.curvature.noise import LIMIT, noise_scale
+from marless.learning.algos.training.measuring import NOISE_LIMIT, noise_scale
 
 
 def _scale(small_square: float, big_square: float, small: float = 10, big: float = 40) -> float:
@@ -22,9 +22,9 @@ def test_by_hand() -> None:
     [
         (2.0, 2.0, 0.0),  # no noise
         (1.0, 2.0, 0.0),  # less than none
-        (8.0, 2.0, 40 * LIMIT),  # no signal: B·|g_B|² = b·|g_b|²
-        (9.0, 2.0, 40 * LIMIT),  # less than none
-        (7.999999, 2.0, 40 * LIMIT),  # hardly any
+        (8.0, 2.0, 40 * NOISE_LIMIT),  # no signal: B·|g_B|² = b·|g_b|²
+        (9.0, 2.0, 40 * NOISE_LIMIT),  # less than none
+        (7.999999, 2.0, 40 * NOISE_LIMIT),  # hardly any
         (0.0, 0.0, 0.0),
         (np.nan, 1.0, 0.0),
         (np.inf, 1.0, 0.0),

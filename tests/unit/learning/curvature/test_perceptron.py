@@ -12,8 +12,13 @@ import torch
 from torch import Tensor
 
 from marless.learning.curvature import lanczos
-from marless.learning.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
-from marless.learning.curvature.perceptron import HessianProduct, matrices
+from marless.learning.curvature.hessian import (
+    CategoricalScore,
+    GaussianScore,
+    HessianProduct,
+    OutputObjective,
+    matrices,
+)
 from marless.learning.nets.layout import Layout, generator
 from tests.unit.learning.curvature.squared_error import SquaredError
 

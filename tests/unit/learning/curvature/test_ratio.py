@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marless.learning.curvature.ratio import LIMIT, convexity_ratio
+from marless.learning.algos.training.measuring import RATIO_LIMIT, convexity_ratio
 
 EIGENVALUES = st.floats(-1e30, 1e30) | st.sampled_from([0.0, np.nan, np.inf, -np.inf])
 
@@ -22,12 +22,12 @@ def _ratio(highest: float, lowest: float) -> float:
         (3.0, -2.0, 1.5),
         (2.0, -3.0, 2 / 3),
         (1e-12, -2e-12, 0.5),  # no absolute floor: objectives may be tiny
-        (2.0, 0.0, LIMIT),
-        (2.0, 1.0, LIMIT),  # convex: no downward direction
-        (0.0, -2.0, 1 / LIMIT),
-        (-1.0, -2.0, 1 / LIMIT),  # concave: no upward one
-        (5.0, -1e-9, LIMIT),
-        (1e-9, -5.0, 1 / LIMIT),
+        (2.0, 0.0, RATIO_LIMIT),
+        (2.0, 1.0, RATIO_LIMIT),  # convex: no downward direction
+        (0.0, -2.0, 1 / RATIO_LIMIT),
+        (-1.0, -2.0, 1 / RATIO_LIMIT),  # concave: no upward one
+        (5.0, -1e-9, RATIO_LIMIT),
+        (1e-9, -5.0, 1 / RATIO_LIMIT),
         (0.0, 0.0, 1.0),
         (np.nan, np.nan, 1.0),
         (np.inf, -1.0, 1.0),
@@ -44,10 +44,10 @@ def test_by_hand(highest: float, lowest: float, expected: float) -> None:
 def test_always_finite_and_negating_the_objective_inverts_it(one: float, other: float) -> None:
     highest, lowest = max(one, other), min(one, other)
     ratio = _ratio(highest, lowest)
-    assert 1 / LIMIT <= ratio <= LIMIT
+    assert 1 / RATIO_LIMIT <= ratio <= RATIO_LIMIT
     assert _ratio(-lowest, -highest) == pytest.approx(1 / ratio, rel=1e-9)
 
 
 def test_a_stack_is_its_members() -> None:
     highest, lowest = np.array([3.0, 2.0, np.nan]), np.array([-2.0, 1.0, -1.0])
-    assert convexity_ratio(highest, lowest).tolist() == pytest.approx([1.5, LIMIT, 1.0])
+    assert convexity_ratio(highest, lowest).tolist() == pytest.approx([1.5, RATIO_LIMIT, 1.0])

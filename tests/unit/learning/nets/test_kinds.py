@@ -13,7 +13,7 @@ from marless.core.errors import CorruptError, SpecError
 from marless.core.registry import Registry
 from marless.learning.algos import registry
 from marless.learning.algos.contract import check_algorithm
-from marless.learning.algos.ppo.ippo import ALGORITHM, IPPOConfig
+from marless.learning.algos.ppo.algorithms import IPPOConfig, ippo
 from marless.learning.algos.synthetic_job import CASES
 from marless.learning.nets import kinds, stacked
 from marless.learning.nets.acting import ActingPolicies, ActingState
@@ -175,7 +175,7 @@ def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
     }
     monkeypatch.setattr("marless.learning.algos.contract.CASES", cases)
     config = IPPOConfig(epochs=1, minibatches=2)
-    assert check_algorithm(ALGORITHM, config, one_step={"minibatches": 1}) == tuple(cases)
+    assert check_algorithm(ippo, config, one_step={"minibatches": 1}) == tuple(cases)
 
 
 def test_q_learning_trains_them():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.critic_inputs import JointInputs, OwnInputs, Sizes, replaced
+from marless.learning.algos.ddpg.inputs import JointInputs, OwnInputs, Sizes, replaced
 
 
 def _features(*rows: list[float]) -> Tensor:

@@ -16,11 +16,11 @@ from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.ddpg.heads import Relaxed
+from marless.learning.algos.ddpg.inputs import views
 from marless.learning.algos.ddpg.learner import DDPGLearner
-from marless.learning.algos.ddpg.views import views
 from marless.learning.algos.learner import LearnerContext, Scope
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import row_stacks
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
@@ -301,7 +301,7 @@ def test_views_part_a_batch_into_what_was_and_what_came() -> None:
     assert (view.legal[0, 0].tolist(), view.legal_after[0, 0].tolist()) == ([True, True, False], [True, False, True])
     assert view.alive_after is not None
     assert view.alive_after.tolist() == [[[1, 1, 0]]]
-    assert view.weight.tolist() == [[[0.5, 0, 0.25]]]
+    assert view.weights().tolist() == [[0.5, 0, 0.25]]
     assert not torch.equal(view.noise, view.noise_after)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg import losses
+from marless.learning.algos.ddpg import heads
 
 
 def _random(*shape: int, seed: int = 1) -> Tensor:
@@ -21,15 +21,15 @@ def _column(*numbers: float) -> Tensor:
 def test_relaxed_actions_by_hand() -> None:
     logits, gumbel = _column(0.0, np.log(2.0), 5.0), _column(np.log(3.0), 0.0, 1.0)
     legal = _column(1, 1, 0) > 0
-    torch.testing.assert_close(losses.relaxed(logits, gumbel, legal, 1.0), _column(0.6, 0.4, 0.0))
+    torch.testing.assert_close(heads.relaxed(logits, gumbel, legal, 1.0), _column(0.6, 0.4, 0.0))
     # τ = 1/2 squares the odds: 9 to 4
-    torch.testing.assert_close(losses.relaxed(logits, gumbel, legal, 0.5), _column(9 / 13, 4 / 13, 0.0))
-    assert losses.hardest(_column(0.2, 0.5, 0.3)).flatten().tolist() == [0.0, 1.0, 0.0]
+    torch.testing.assert_close(heads.relaxed(logits, gumbel, legal, 0.5), _column(9 / 13, 4 / 13, 0.0))
+    assert heads.hardest(_column(0.2, 0.5, 0.3)).flatten().tolist() == [0.0, 1.0, 0.0]
 
 
 def test_gradients_of_relaxed_actions_by_hand() -> None:
     # y = (0.6, 0.4), ∂L/∂y = (1, −1): mean 0.2, so (0.6 · 0.8, 0.4 · −1.2) / τ
-    found = losses.relaxed_gradient(_column(0.6, 0.4), _column(1.0, -1.0), 2.0)
+    found = heads.relaxed_gradient(_column(0.6, 0.4), _column(1.0, -1.0), 2.0)
     torch.testing.assert_close(found, _column(0.24, -0.24))
 
 
@@ -39,9 +39,9 @@ def test_gradients_of_relaxed_actions_are_autograds(temperature: float) -> None:
     legal = _random(2, 4, 7, seed=4) > -0.5
     legal[:, 0] = True
     logits.requires_grad_()
-    action = losses.relaxed(logits, gumbel, legal, temperature)
+    action = heads.relaxed(logits, gumbel, legal, temperature)
     (expected,) = torch.autograd.grad(action, logits, d_action)
-    found = losses.relaxed_gradient(action.detach(), d_action, temperature)
+    found = heads.relaxed_gradient(action.detach(), d_action, temperature)
     torch.testing.assert_close(found, expected)
     assert not found[~legal].any()
     assert not action[~legal].any()
@@ -50,7 +50,7 @@ def test_gradients_of_relaxed_actions_are_autograds(temperature: float) -> None:
 def test_the_hardest_of_relaxed_actions_is_drawn_from_the_softmax() -> None:
     logits = _column(0.0, np.log(2.0), np.log(5.0)).expand(1, 3, 20_000)
     gumbel = -torch.empty(1, 3, 20_000).exponential_(generator=torch.Generator().manual_seed(0)).log()
-    drawn = losses.hardest(losses.relaxed(logits, gumbel, None, 0.7)).mean(dim=2).flatten()
+    drawn = heads.hardest(heads.relaxed(logits, gumbel, None, 0.7)).mean(dim=2).flatten()
     torch.testing.assert_close(drawn, torch.tensor([1 / 8, 2 / 8, 5 / 8]), atol=0.01, rtol=0)
 
 
@@ -58,18 +58,18 @@ def test_gradients_of_bounded_actions() -> None:
     output, d_action = _random(2, 3, 5).requires_grad_(), _random(2, 3, 5, seed=2)
     action = torch.tanh(output)
     (expected,) = torch.autograd.grad(action, output, d_action)
-    torch.testing.assert_close(losses.bounded_gradient(action.detach(), d_action), expected)
+    torch.testing.assert_close(heads.bounded_gradient(action.detach(), d_action), expected)
 
 
 def test_smoothed_actions_by_hand() -> None:
     action, noise = _column(0.0, 0.0, 0.9, -0.9, 0.9), _column(1.0, 10.0, 2.0, -10.0, -1.0)
-    found = losses.smoothed(action, noise, 0.2, 0.5)
+    found = heads.smoothed(action, noise, 0.2, 0.5)
     torch.testing.assert_close(found, _column(0.2, 0.5, 1.0, -1.0, 0.7))
     assert action.flatten().tolist() == pytest.approx([0.0, 0.0, 0.9, -0.9, 0.9])
 
 
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"\[P, A, M\]"):
-        losses.relaxed(_random(1, 2, 3), _random(1, 2, 4), None, 1.0)
+        heads.relaxed(_random(1, 2, 3), _random(1, 2, 4), None, 1.0)
     with pytest.raises(ValueError, match=r"\[P, A, M\]"):
-        losses.smoothed(_random(2, 3), _random(2, 3), 1.0, 1.0)
+        heads.smoothed(_random(2, 3), _random(2, 3), 1.0, 1.0)

@@ -10,11 +10,10 @@ from torch import Tensor
 from marless.core.group import Group
 from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.algos.ddpg import heads
-from marless.learning.algos.ddpg.actor_critics import Actors
-from marless.learning.algos.ddpg.critic_inputs import JointInputs, Sizes
-from marless.learning.algos.ddpg.maddpg import MADDPGConfig
-from marless.learning.algos.ddpg.nets import RowNets
-from marless.learning.algos.ddpg.objective import PolicyObjective, SampledStack
+from marless.learning.algos.ddpg.actor_critics import Actors, RowNets
+from marless.learning.algos.ddpg.algorithms import MADDPGConfig
+from marless.learning.algos.ddpg.inputs import JointInputs, Sizes
+from marless.learning.algos.ddpg.training import PolicyObjective, SampledStack
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.training import measuring
 from marless.learning.algos.training.policy_batching import row_stacks

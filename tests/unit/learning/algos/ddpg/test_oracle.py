@@ -12,11 +12,9 @@ from torch import Tensor
 
 from marless.core.group import Group
 from marless.learning.algos.ddpg import heads
-from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
-from marless.learning.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
-from marless.learning.algos.ddpg.iddpg import IDDPGConfig
-from marless.learning.algos.ddpg.nets import RowNets
-from marless.learning.algos.ddpg.views import SampleView
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics, RowNets
+from marless.learning.algos.ddpg.algorithms import IDDPGConfig
+from marless.learning.algos.ddpg.inputs import CriticInputs, JointInputs, OwnInputs, SampleView, Sizes
 from marless.learning.algos.training.policy_batching import Stack, row_stacks
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets.layout import Layout, generator

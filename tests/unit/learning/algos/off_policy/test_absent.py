@@ -11,7 +11,7 @@ from marless.core.state import PolicyState
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.learner import OffPolicyLearner, Training
-from marless.learning.algos.training.meter import PRESENT, PassTimer, step_means
+from marless.learning.algos.training.passes import PRESENT, PassTimer, step_means
 from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.learning.algos import rounds

@@ -9,8 +9,8 @@ import torch
 from marless.learning.algos.off_policy import draws
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.draws import BatchSource, _padded
-from marless.learning.algos.q.iql import IQLConfig
-from marless.learning.algos.team import RewardRule
+from marless.learning.algos.q.algorithms import IQLConfig
+from marless.learning.algos.settings import RewardRule
 from marless.learning.algos.training.rewards import RewardMoments, rewarded
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import Draw, ReplayBuffer

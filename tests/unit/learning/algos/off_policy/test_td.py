@@ -90,5 +90,5 @@ def test_shapes_that_do_not_match_are_refused():
         td.lambda_returns(REWARD, HALF, AFTER, ON[:2], 0.5)
     with pytest.raises(ValueError, match="must have one shape"):
         td.n_step_returns(REWARD, HALF[:, :2], AFTER, ON, 2)
-    with pytest.raises(ValueError, match=r"must both be \[P, M\]"):
+    with pytest.raises(ValueError, match=r"must all be \[P, M\]"):
         td.td_loss(torch.zeros(2, 3), torch.zeros(2, 4), None)

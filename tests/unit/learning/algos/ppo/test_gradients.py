@@ -12,7 +12,7 @@ from marless.core.group import Group
 from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.model import ModelSpec
-from marless.learning.similarity.policy_distance import PolicyDistanceConfig
+from marless.learning.similarity.measures import PolicyDistanceConfig
 from tests.unit.learning.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

@@ -13,8 +13,8 @@ from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.learning.algos.ppo import losses
-from marless.learning.algos.ppo.batch_buffer import BatchBuffer
-from marless.learning.algos.ppo.impact import ImpactConfig
+from marless.learning.algos.ppo.algorithms import ImpactConfig
+from marless.learning.algos.ppo.impact_learner import BatchBuffer
 from marless.learning.nets import serial
 from tests.unit.learning.algos import rounds
 

@@ -18,7 +18,7 @@ from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
-from marless.learning.algos.ppo import normalise
+from marless.learning.algos.ppo import advantages
 from marless.learning.algos.ppo.learner import PPOLearner
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
@@ -266,7 +266,7 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     features_PIS = torch.randn(2, 6, 40, generator=torch.Generator().manual_seed(1))
     before = critics.values(features_PIS)
     returns = 50 + 10 * torch.randn(2, 1, 40, generator=torch.Generator().manual_seed(2))
-    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 1 / 40)), decay=0.9, popart=True)
+    critics.rescale(advantages.batch_moments(returns, torch.full_like(returns, 1 / 40)), decay=0.9, popart=True)
     torch.testing.assert_close(critics.values(features_PIS), before, rtol=1e-4, atol=1e-4)
     normalised = critics.normalised(returns)
     assert normalised.mean().item() == pytest.approx(0.0, abs=1e-4)
@@ -281,7 +281,7 @@ def test_without_popart_values_move_with_the_returns() -> None:
     features_PIS = torch.randn(1, 6, 40, generator=torch.Generator().manual_seed(1))
     before = critics.values(features_PIS)
     returns = torch.tensor([[[40.0, 60.0]]])
-    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 0.5)), decay=0.0, popart=False)
+    critics.rescale(advantages.batch_moments(returns, torch.full_like(returns, 0.5)), decay=0.0, popart=False)
     torch.testing.assert_close(critics.values(features_PIS), 10 * before + 50, rtol=1e-4, atol=1e-4)
 
 

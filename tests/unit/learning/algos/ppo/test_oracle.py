@@ -14,8 +14,7 @@ from torch import Tensor
 
 from marless.core.group import Group
 from marless.core.state import PolicyState
-from marless.learning.algos.ppo.config import PPOConfig
-from marless.learning.algos.ppo.impact import ImpactConfig
+from marless.learning.algos.ppo.algorithms import ImpactConfig, PPOConfig
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.learning.algos import rounds

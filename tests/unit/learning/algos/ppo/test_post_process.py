@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marless.learning.algos.ppo.config import PPOConfig
+from marless.learning.algos.ppo.algorithms import PPOConfig
 from marless.learning.algos.ppo.post_process import estimate
 
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from marless.core.group import Group
 from marless.core.state import Arrays
-from marless.learning.algos.ppo import losses, truncation
-from marless.learning.algos.ppo.ippo import IPPOConfig
+from marless.learning.algos.ppo import losses
+from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
@@ -26,8 +26,8 @@ OTHERS = torch.tensor([[2.0, 0.7, 2.0, 2.5, 0.5]])
 OLD = torch.full((1, 5), -1.0)
 
 
-def found(how: truncation.Truncation, rho: float, others: torch.Tensor = OTHERS) -> list[float]:
-    log_prob = truncation.truncated(OLD + OWN.log(), OLD, OLD + others.log(), rho, how)
+def found(how: losses.Truncation, rho: float, others: torch.Tensor = OTHERS) -> list[float]:
+    log_prob = losses.truncated(OLD + OWN.log(), OLD, OLD + others.log(), rho, how)
     return (log_prob - OLD).exp()[0].tolist()
 
 
@@ -53,27 +53,27 @@ def test_the_gradient_is_autograds(how):
     own, others, weight = old + 0.5 * own, old + 0.5 * others, weight.abs() / 400
 
     def loss(log_prob: torch.Tensor) -> torch.Tensor:
-        used = truncation.truncated(log_prob, old, others, 1.1, how)
+        used = losses.truncated(log_prob, old, others, 1.1, how)
         return losses.surrogate(used, old, advantage, weight, 0.2)
 
     leaf = own.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf).sum(), leaf)
-    used = truncation.truncated(own, old, others, 1.1, how)
+    used = losses.truncated(own, old, others, 1.1, how)
     slope = losses.surrogate_gradient(used, old, advantage, weight, 0.2)
-    torch.testing.assert_close(truncation.gradient_through(slope, own, used), expected)
-    share = truncation.fraction(own, used, torch.full_like(own, 1 / 400))
+    torch.testing.assert_close(losses.through_truncation(slope, own, used), expected)
+    share = losses.truncated_fraction(own, used, torch.full_like(own, 1 / 400))
     assert 0.1 < float(share.min()) < float(share.max()) < 0.9
 
 
 def test_an_untrained_policy_is_not_truncated_by_rounding():
     own = OLD + 1e-6
-    used = truncation.truncated(own, OLD, torch.full_like(OLD, math.inf), 1.0, "least")
-    assert truncation.gradient_through(torch.ones(1, 5), own, used).tolist() == [[1.0] * 5]
+    used = losses.truncated(own, OLD, torch.full_like(OLD, math.inf), 1.0, "least")
+    assert losses.through_truncation(torch.ones(1, 5), own, used).tolist() == [[1.0] * 5]
 
 
 def test_shapes_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match=r"\[P, M\]"):
-        truncation.truncated(OWN, OLD, OTHERS[:, :1], 1.0, "least")
+        losses.truncated(OWN, OLD, OTHERS[:, :1], 1.0, "least")
 
 
 def test_what_belongs_to_nothing_is_refused():

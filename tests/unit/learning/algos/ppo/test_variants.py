@@ -11,9 +11,8 @@ from torch import Tensor
 
 from marless.core.errors import SpecError
 from marless.learning.algos.learner import LearnerContext, Scope
-from marless.learning.algos.ppo.config import ActorCriticConfig
+from marless.learning.algos.ppo.algorithms import IPPO, ActorCriticConfig, IPPOConfig
 from marless.learning.algos.ppo.functions import PolicyFunction, Surrogate
-from marless.learning.algos.ppo.ippo import IPPO, IPPOConfig
 from marless.learning.algos.ppo.learner import PPOLearner
 from tests.unit.learning.algos import rounds
 

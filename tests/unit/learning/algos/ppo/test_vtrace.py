@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marless.core.group import Group
-from marless.learning.algos.ppo import gae, vtrace
+from marless.learning.algos.ppo.advantages import gae, vtrace_advantages, vtrace_corrections
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
@@ -28,8 +28,8 @@ def computed(ends: list[bool], gae_lambda: float = 1.0) -> tuple[list[float], li
     """Corrections and advantages with γ = ½ and ρ̄ = c̄ = 1."""
     ends_NTB = torch.tensor(ends).view(1, 3, 1)
     decays = {"gamma": 0.5, "gae_lambda": gae_lambda}
-    found = vtrace.corrections(column(DELTA), ends_NTB, column(RATIO), **decays, rho=1.0, c=1.0)
-    return found.flatten().tolist(), vtrace.advantages(column(DELTA), ends_NTB, found, **decays).flatten().tolist()
+    found = vtrace_corrections(column(DELTA), ends_NTB, column(RATIO), **decays, rho=1.0, c=1.0)
+    return found.flatten().tolist(), vtrace_advantages(column(DELTA), ends_NTB, found, **decays).flatten().tolist()
 
 
 def test_by_hand():
@@ -49,7 +49,7 @@ def test_nothing_passes_an_end():
 
 def test_the_limits_are_apart():
     ends_NTB = torch.tensor([False, False, True]).view(1, 3, 1)
-    found = vtrace.corrections(column(DELTA), ends_NTB, column(RATIO), gamma=0.5, gae_lambda=1.0, rho=2.5, c=1.5)
+    found = vtrace_corrections(column(DELTA), ends_NTB, column(RATIO), gamma=0.5, gae_lambda=1.0, rho=2.5, c=1.5)
     # A₂ = 2.5·4 = 10, A₁ = 1 + ½·½·10 = 3.5, A₀ = 2·1 + ½·1.5·3.5
     assert found.flatten().tolist() == [4.625, 3.5, 10.0]
 
@@ -59,16 +59,16 @@ def test_an_unchanged_policy_has_the_advantages_of_gae():
     reward, value, after = torch.randn(3, 2, 7, 4, generator=rng)
     ends = torch.rand(2, 7, 4, generator=rng) < 0.2
     decays = {"gamma": 0.9, "gae_lambda": 0.8}
-    expected = gae.advantages(reward, value, after, ends, **decays)
+    expected = gae(reward, value, after, ends, **decays)
     delta = reward + 0.9 * after - value
-    found = vtrace.corrections(delta, ends, torch.ones_like(delta), **decays, rho=1.0, c=1.0)
+    found = vtrace_corrections(delta, ends, torch.ones_like(delta), **decays, rho=1.0, c=1.0)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(vtrace.advantages(delta, ends, found, **decays), expected)
+    torch.testing.assert_close(vtrace_advantages(delta, ends, found, **decays), expected)
 
 
 def test_shapes_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match=r"\[N, T, B\]"):
-        vtrace.advantages(column(DELTA), torch.zeros(1, 2, 1), column(DELTA), gamma=1.0, gae_lambda=1.0)
+        vtrace_advantages(column(DELTA), torch.zeros(1, 2, 1), column(DELTA), gamma=1.0, gae_lambda=1.0)
 
 
 @pytest.mark.parametrize("spaces", [rounds.DISCRETE, rounds.CONTINUOUS], ids=["discrete", "continuous"])

@@ -15,11 +15,11 @@ from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext, RoundInput
-from marless.learning.algos.off_policy.learner import make_optimizer
+from marless.learning.algos.off_policy.td import make_optimizer
 from marless.learning.algos.q.learner import QLearner
 from marless.learning.algos.q.training import Policies, counted
-from marless.learning.algos.training.meter import PassTimer
-from marless.learning.algos.training.samples import weights
+from marless.learning.algos.training.passes import PassTimer
+from marless.learning.algos.training.policy_batching import weights
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learning.nets.acting import ActingPolicies

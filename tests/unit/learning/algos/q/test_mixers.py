@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from marless.core.errors import CorruptError
-from marless.learning.algos.q.mixers import MonotoneMixer, Sum
+from marless.learning.algos.q.functions import MonotoneMixer, Sum
 from marless.learning.nets.layout import MixingLayout
 from marless.learning.nets.learner_states import StateCodec
 

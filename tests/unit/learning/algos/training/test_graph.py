@@ -12,7 +12,7 @@ import torch
 
 from marless.core.group import FunctionKind, FunctionNode, Group
 from marless.learning.algos.learner import RoundInput
-from marless.learning.algos.training.graph import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
+from marless.learning.algos.training.passes import ONE_THREAD, UPDATE_STEPS, Graph, Pass, threads_for
 
 NODES = (
     FunctionNode("post_process", "walker"),

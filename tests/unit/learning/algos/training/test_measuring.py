@@ -15,10 +15,9 @@ from marless.core.state import PolicyState
 from marless.learning.algos.learner import RoundInput, UpdateOutput
 from marless.learning.algos.ppo.functions import PolicyFunction
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.samples import Samples
+from marless.learning.algos.training.measuring import convexity_ratio, noise_scale
+from marless.learning.algos.training.policy_batching import Samples
 from marless.learning.curvature.lanczos import Product
-from marless.learning.curvature.noise import noise_scale
-from marless.learning.curvature.ratio import convexity_ratio
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.layout import Layout, generator

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from marless.core.group import FunctionRun
-from marless.learning.algos.training.meter import PassTimer
+from marless.learning.algos.training.passes import PassTimer
 
 
 def _clock(*readings: float) -> Iterator[float]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from marless.learning.algos.ppo.ippo import IPPOConfig
-from marless.learning.algos.team import RewardRule
+from marless.learning.algos.ppo.algorithms import IPPOConfig
+from marless.learning.algos.settings import RewardRule
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, team_rewards, with_dead_agents_rewarded
 from marless.learning.data.rollout import rollout
 from marless.learning.data.trajectory import Trajectory

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from marless.learning.algos.ppo import gae, vtrace
+from marless.learning.algos.ppo import advantages
 from marless.learning.algos.training.table import tabulate
 from marless.learning.algos.training.turns import Turns, open_turns
 from marless.learning.data.rollout import rollout
@@ -26,16 +26,16 @@ def estimated(*, boot_waits: bool, terminated: bool = False):
     over[0, -1] = terminated
     index = torch.tensor([] if terminated else [5], dtype=torch.int64)
     boot = torch.full((1, len(index)), 40.0)
-    after = gae.successor_values(VALUE, boot, index, CUT, over)
+    after = advantages.successor_values(VALUE, boot, index, CUT, over)
     waits = np.full((1, len(index)), boot_waits)
     opened = torch.from_numpy(open_turns(WAITS.numpy(), waits, CUT.numpy(), index.numpy()))
     turns = Turns.of(WAITS, opened, ~CUT)
     after = turns.through(REWARD, torch.full_like(REWARD, GAMMA), after)
     ends, decays = over | CUT, {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    by_gae = gae.advantages(REWARD, VALUE, after, ends, **decays, turns=turns)
+    by_gae = advantages.gae(REWARD, VALUE, after, ends, **decays, turns=turns)
     delta, ones = turns.errors(REWARD + GAMMA * after - VALUE), torch.ones_like(REWARD)
-    corrected = vtrace.corrections(delta, ends, ones, **decays, rho=1.0, c=1.0, turns=turns)
-    by_vtrace = vtrace.advantages(delta, ends, corrected, **decays)
+    corrected = advantages.vtrace_corrections(delta, ends, ones, **decays, rho=1.0, c=1.0, turns=turns)
+    by_vtrace = advantages.vtrace_advantages(delta, ends, corrected, **decays)
     return by_gae.flatten().tolist(), by_vtrace.flatten().tolist(), opened.flatten().tolist()
 
 
@@ -67,7 +67,7 @@ def test_ratios_count_at_turns_only():
     turns = Turns.of(WAITS, nothing, ~CUT)
     delta = torch.tensor([[[1.0], [0.0], [0.0], [2.0], [0.0], [4.0]]])
     ratio = torch.where(WAITS, 1.0, 0.5)
-    found = vtrace.corrections(
+    found = advantages.vtrace_corrections(
         delta, CUT.expand(1, -1, -1), ratio, gamma=0.5, gae_lambda=0.25, rho=1.0, c=0.25, turns=turns
     )
     last, step = 0.5 * 4, 0.25 * 0.25  # min(c̄, π/μ) · λ

@@ -1,30 +1,82 @@
-"""The algorithms of the deterministic policy gradient family, which differ in their critic. Imports no torch."""
+"""The family of deterministic policy gradients: settings, checks and function graph of MADDPG and IDDPG. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field, model_validator
+
 from marless.core.errors import SpecError
 from marless.core.group import FunctionNode, Group
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
-from marless.learning.algos.off_policy.config import check_replay
+from marless.learning.algos.off_policy.config import OffPolicyConfig, check_replay
+from marless.learning.algos.settings import Ramp, Rate, RewardConfig, check_probability
 from marless.learning.envs.base import BOUNDLESS
+from marless.learning.nets.model import ModelSpec, Width
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
-    from marless.learning.nets.model import ModelSpec
 
-from marless.learning.algos.ddpg.config import DDPGConfig
+Critic = Literal["own", "joint"]
+"""own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
+
+
+class DDPGConfig(RewardConfig, OffPolicyConfig):
+    """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
+
+    family: ClassVar[str] = "ddpg"
+    critic_lr: Rate = Field(1e-3, description="learning rate of critics")
+    critic_hidden: tuple[Width, ...] | None = Field(
+        None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
+    )
+    noise: Rate = Field(
+        Ramp(start=0.5, end=0.1, env_steps=100_000),
+        description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
+    )
+    epsilon: Rate = Field(
+        0.0,
+        description="discrete actions: probability that an exploring actor takes a random legal action, beside the "
+        "policy's own sampling, which ends when the policy is sure of an action",
+    )
+    temperature: float = Field(1.0, gt=0, description="discrete actions: temperature of the Gumbel-softmax")
+    straight_through: bool = Field(
+        True, description="discrete actions: in the policies' loss, critics get the sampled action, not the relaxed one"
+    )
+    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    policy_every: int = Field(1, ge=1, le=10**6, description="gradient steps of critics per gradient step of policies")
+    twin: bool = Field(False, description="TD3: two critics, targets with the lower of their values, and smoothing")
+    smoothing: float = Field(
+        0.2,
+        ge=0,
+        description="with twin, continuous actions: standard deviation of the noise on target policies' actions",
+    )
+    smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
+
+    def critic_model(self, model: ModelSpec) -> ModelSpec:
+        """The nets of critics, given those of policies."""
+        return model.model_copy(update={"hidden": self.critic_hidden or model.hidden})
+
+    @model_validator(mode="after")
+    def _epsilon_is_a_probability(self) -> DDPGConfig:
+        check_probability("epsilon", self.epsilon)
+        return self
+
+    @model_validator(mode="after")
+    def _env_steps_are_drawn(self) -> DDPGConfig:
+        if self.replay.unit == "episodes":
+            raise ValueError(
+                f"replay.unit is episodes, but {self.name} learns from single env steps; set replay.unit: transitions"
+            )
+        return self
 
 
 class DDPGAlgorithm:
     """Base of the family's algorithms, which differ in their config and in the inputs of critics."""
 
     config_type: type[AlgorithmConfig]
-    critic: ClassVar[Literal["own", "joint"]]
-    """own: a critic per policy, of its own observation and action; joint: one per agent, of those of all classes."""
+    critic: ClassVar[Critic]
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
         """False: critics see observations."""
@@ -90,3 +142,32 @@ class DDPGAlgorithm:
 
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))
         return DDPGLearner(own, context, critic=self.critic)
+
+
+class IDDPGConfig(DDPGConfig):
+    """Settings of IDDPG."""
+
+    name: Literal["iddpg"] = Field("iddpg", description="this algorithm")
+
+
+class IDDPG(DDPGAlgorithm):
+    """Independent DDPG (Lillicrap et al. 2016, once per policy): a critic reads one agent's observation and action."""
+
+    config_type = IDDPGConfig
+    critic = "own"
+
+
+class MADDPGConfig(DDPGConfig):
+    """Settings of MADDPG."""
+
+    name: Literal["maddpg"] = Field("maddpg", description="this algorithm")
+
+
+class MADDPG(DDPGAlgorithm):
+    """Multi-agent DDPG (Lowe et al. 2017): each agent has a critic of all agents' observations and actions."""
+
+    config_type = MADDPGConfig
+    critic = "joint"
+
+
+iddpg, maddpg = IDDPG(), MADDPG()

@@ -1,22 +1,32 @@
-"""Settings of the PPO family: IPPO, MAPPO, and algorithms with another loss of policies.
+"""The PPO family: settings, checks and function graph of IPPO, MAPPO and IMPACT. Imports no torch.
 
-Does not import torch, because the coordinator reads configs, too.
+The coordinator reads these settings, too. `marless.learning.algos.ppo.learner` has the learner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from marless.core.errors import SpecError
 from marless.core.group import FunctionNode, Group
 from marless.core.state import NetStep, ReturnScale
-from marless.learning.algos.algorithm import Setting
-from marless.learning.algos.learner import Scope
-from marless.learning.algos.rates import Rate, value_at
-from marless.learning.algos.team import RewardConfig
+from marless.learning.algos.algorithm import AlgorithmConfig, Setting
+from marless.learning.algos.learner import Learner, LearnerContext, Scope
+from marless.learning.algos.settings import Rate, RewardConfig, value_at
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
+    from marless.learning.nets.model import ModelSpec
+
+Critic = Literal["own", "state", "joint"]
+"""own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
+critic of the global state for the whole class, with one output per agent."""
+BATCHES = "batches."
+"""What the name of the state that holds an agent class's batches of IMPACT begins with."""
 
 
 class ActorCriticConfig(RewardConfig):
@@ -140,3 +150,143 @@ def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str])
         *(FunctionNode("critic", name, after=(first.id,)) for name in critics),
         *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
     )
+
+
+class _PPO:
+    """Base of the family's algorithms, which differ in their config and in their critics."""
+
+    config_type: type[AlgorithmConfig]
+
+    def critic(self, config: AlgorithmConfig) -> Critic:
+        """What critics read, and whom each serves."""
+        return "own"
+
+    def needs_state(self, config: AlgorithmConfig) -> bool:
+        return self.critic(config) != "own"
+
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
+        """Raise SpecError for more minibatches than samples or, with recurrent nets, segments; and for a missing global
+        state, if critics read it. All spaces will do.
+        """
+        ActorCriticConfig.model_validate(self.config_type.model_validate(config)).check_setting(setting)
+        if self.needs_state(config) and setting.spaces.state_size == 0:
+            raise SpecError(
+                f"algorithm.name {config.name} needs a global state, and env.name gives none "
+                f"({setting.spaces.no_state or 'state_size is 0'}); use ippo instead"
+            )
+
+    def joint(self, config: AlgorithmConfig) -> bool:
+        return False
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, then critics and policies in parallel."""
+        joint = self.critic(config) == "joint"
+        return ppo_functions(scope, groups, [f"critic.{scope.name}"] if joint else [group.policy for group in groups])
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        return state_sizes.ppo(scope, groups, spaces, model, critic=self.critic(config))
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        from marless.learning.algos.ppo.learner import PPOLearner
+
+        own = ActorCriticConfig.model_validate(self.config_type.model_validate(config))
+        return PPOLearner(self, own, context, critic=self.critic(config))
+
+
+class IPPOConfig(PPOConfig):
+    """Settings of IPPO."""
+
+    name: Literal["ippo"] = Field("ippo", description="this algorithm")
+
+
+class IPPO(_PPO):
+    """Independent PPO (de Witt et al. 2020): every policy has a critic of its own agents' observations."""
+
+    config_type: type[AlgorithmConfig] = IPPOConfig
+
+
+class MAPPOConfig(PPOConfig):
+    """Settings of MAPPO."""
+
+    name: Literal["mappo"] = Field("mappo", description="this algorithm")
+    critic: Literal["central", "per_agent"] = Field(
+        "central", description="central: one critic per agent class with an output per agent; per_agent: one per policy"
+    )
+
+
+class MAPPO(_PPO):
+    """Multi-agent PPO (Yu et al. 2022): critics read the global state, which is used in training only."""
+
+    config_type: type[AlgorithmConfig] = MAPPOConfig
+
+    def critic(self, config: AlgorithmConfig) -> Critic:
+        return "joint" if MAPPOConfig.model_validate(config).critic == "central" else "state"
+
+
+class ImpactConfig(ActorCriticConfig):
+    """Settings of IMPACT, beside those of the family."""
+
+    learns_from_earlier: ClassVar[bool] = True
+    """Advantages are corrected for the policies that acted, and ratios are to a target network."""
+    name: Literal["impact"] = Field("impact", description="this algorithm")
+    clip: Rate = Field(0.4, description="ε of the clipped surrogate")
+    advantage: Literal["gae", "vtrace"] = Field(
+        "vtrace", description="V-trace of the target network, which is how it learns from batches of earlier rounds"
+    )
+    epochs: int = Field(
+        2, ge=1, le=1000, description="K: how often each batch is used, over the rounds that it is kept"
+    )
+    batches: int = Field(4, ge=1, le=64, description="N: rounds for which a batch, the samples of a round, is kept")
+    rho: float = Field(2.0, gt=0, description="ρ: limit of the importance μ/π_target of what the actors did")
+    target_frequency: float = Field(
+        2.0, gt=0, le=1000, description="the target network is updated after this many times N · K uses of batches"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.advantage != "vtrace":
+            raise ValueError("advantage: gae does not correct for the policies that acted, as impact must; use vtrace")
+        if self.critic_epochs is not None:
+            raise ValueError("critic_epochs has no meaning here: critics learn at each use of a batch; leave it out")
+        return self
+
+    def target_steps(self) -> int:
+        """Optimizer steps of a policy between two updates of its target network."""
+        return max(1, round(self.target_frequency * self.batches * self.epochs)) * self.minibatches
+
+    def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
+        steps = super().net_steps(env_steps)
+        return {**steps, "policy": replace(steps["policy"], target_steps=self.target_steps())}
+
+    def takes_steps(self, name: str) -> bool:
+        return not name.startswith(BATCHES)
+
+
+class Impact(IPPO):
+    """IMPACT (Luo et al. 2020): PPO whose ratios are to a target network, on batches of several rounds.
+
+    The functions and critics are those of IPPO, executed once for each batch that is used.
+    """
+
+    config_type: type[AlgorithmConfig] = ImpactConfig
+
+    def net_bytes(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
+    ) -> Mapping[str, int]:
+        from marless.learning.algos import state_sizes
+
+        return state_sizes.ppo(scope, groups, spaces, model, critic="own", target=True)
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        from marless.learning.algos.ppo.impact_learner import ImpactLearner
+
+        return ImpactLearner(self, ImpactConfig.model_validate(config), context)
+
+
+ippo, mappo, impact = IPPO(), MAPPO(), Impact()

@@ -1,19 +1,22 @@
-"""Observations, actions and rewards of the agents of one class in a batch, as inputs for policies and critics.
+"""What policies and critics read of a batch: samples of the agents of one class, and the inputs of critics, which are
+observations and actions of all agents of the scope, or of one agent.
 
-Shapes: N agents, I inputs + 1, A actions or action components in critics' inputs, M samples.
+Shapes: N agents of one class, I inputs + 1, O observations, A actions or action components (rows in critics' inputs), R
+agents of all classes, class after class; M samples. Inputs of a net end with a row of ones, see
+`marless.learning.nets.layout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.heads import DeterministicHead
+from marless.learning.algos.ddpg.heads import Head
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.training.policy_batching import Stack
@@ -60,27 +63,14 @@ class SampleView:
         }
         return SampleView(**parts)
 
-    @property
-    def share(self) -> Tensor:
-        """[N, 1, M], weights that sum to 1 per agent; 0 for an agent that is in none of the samples."""
-        return td.sample_weights(self.alive.squeeze(1), None).unsqueeze(1)
-
-    @property
-    def weight(self) -> Tensor:
-        """[N, 1, M], weights that sum to 1 per agent, times the samples' importance."""
-        return self._weights(self.alive)
-
-    @property
-    def acting_weight(self) -> Tensor:
-        """[N, 1, M], those for policies."""
-        return self._weights(self.alive if self.acts is None else self.acts)
-
-    def _weights(self, counts_N1M: Tensor) -> Tensor:
+    def weights(self, *, acting: bool = False) -> Tensor:
+        """[N, M], weights that sum to 1 per agent, times the samples' importance; with `acting`, those for policies."""
+        counts_N1M = self.acts if acting and self.acts is not None else self.alive
         importance_NM = None if self.importance is None else self.importance.squeeze(1)
-        return td.sample_weights(counts_N1M.squeeze(1), importance_NM).unsqueeze(1)
+        return td.sample_weights(counts_N1M.squeeze(1), importance_NM)
 
 
-def views(batch: Batch, heads: Sequence[DeterministicHead], rng: np.random.Generator) -> tuple[SampleView, ...]:
+def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[SampleView, ...]:
     """The views of a batch of single env steps, one per class, with the noise of a gradient step drawn from `rng`."""
     width, found = batch.width, []
     for each, gains, head in zip(batch.classes, batch.gains, heads, strict=True):
@@ -108,3 +98,72 @@ def views(batch: Batch, heads: Sequence[DeterministicHead], rng: np.random.Gener
             )
         )
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one agent class: number of agents, observation size, action rows."""
+
+    agents: int
+    obs: int
+    action: int
+
+
+class JointInputs:
+    """All observations, then all actions, by class and agent; one row serves all agents (Lowe et al. 2017).
+
+    Ids that follow the observations in the policies' inputs are left out: each agent has a critic of its own. Classes
+    are in the order of the scope.
+    """
+
+    def __init__(self, sizes: Sequence[Sizes]) -> None:
+        self._sizes = tuple(sizes)
+
+    @property
+    def size(self) -> int:
+        """Number of inputs of a critic, without the row of ones."""
+        return sum(each.agents * (each.obs + each.action) for each in self._sizes)
+
+    def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
+        """Inputs [R or 1, size + 1, M] from the policies' inputs [N, I, M] and actions [N, A, M] of each class."""
+        samples = features[0].shape[2]
+        parts = [
+            *(each[:, : of.obs].reshape(-1, samples) for each, of in zip(features, self._sizes, strict=True)),
+            *(each.reshape(-1, samples) for each in actions),
+            features[0][0, -1:],
+        ]
+        return torch.cat(parts).unsqueeze(0)
+
+    def own(self, index: int) -> Tensor:
+        """int64 [N, A], positions of the actions of each agent of a class in the inputs of its critic."""
+        start = sum(each.agents * each.obs for each in self._sizes)
+        start += sum(each.agents * each.action for each in self._sizes[:index])
+        mine = self._sizes[index]
+        return start + torch.arange(mine.agents * mine.action).view(mine.agents, mine.action)
+
+
+class OwnInputs:
+    """An agent's own observation, then its own action; for one class only, as the sizes of classes differ."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+
+    @property
+    def size(self) -> int:
+        return self._sizes.obs + self._sizes.action
+
+    def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
+        (features_NIM,), (action_NAM,) = features, actions
+        return torch.cat([features_NIM[:, :-1], action_NAM, features_NIM[:, -1:]], dim=1)
+
+    def own(self, index: int) -> Tensor:
+        return torch.arange(self._sizes.obs, self.size).expand(self._sizes.agents, -1)
+
+
+CriticInputs: TypeAlias = JointInputs | OwnInputs
+"""The layout of the critics' inputs."""
+
+
+def replaced(input_RIM: Tensor, own_RA: Tensor, action_RAM: Tensor) -> Tensor:
+    """The inputs with each row's own action replaced; a new, differentiable tensor."""
+    return input_RIM.scatter(1, own_RA.unsqueeze(2).expand_as(action_RAM), action_RAM)
