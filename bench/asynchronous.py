@@ -42,9 +42,9 @@ from bench import harness
 from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
-from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
-from marless.jobs.schedules.stellaris import Command, Stellaris
-from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.cost.simulation.asynchronous import SlotCounts, SlotSeconds, SpeedSpread, simulate
+from marless.jobs.schedules.base import Command
+from marless.jobs.schedules.stellaris import Stellaris, StellarisConfig
 
 MEASURED, ROUNDS = 40, 4
 """Gradients and updates whose durations are measured."""
@@ -87,8 +87,8 @@ def durations_of(game: Game, actors: int, file: Path | None) -> tuple[SlotSecond
 def measured(game: Game, actors: int) -> tuple[SlotSeconds, list[float]]:
     """CPU seconds of rollouts, gradients and aggregations in this process, and of updates of whole rounds."""
     work = Functions(Training(game, 0, 1e-3, {}), truncates=False)
-    found: dict[str, list[float]] = {"sample": [], "learn": [], "publish": []}
-    rule = Stellaris(StellarisConfig.model_validate({"aggregation": "async", "learners": 1}), 1)
+    found: dict[str, list[float]] = {"rollout": [], "learn": [], "publish": []}
+    schedule = Stellaris(StellarisConfig.model_validate({"aggregation": "async", "learners": 1}))
 
     class Clocked:
         def do(self, command: Command) -> None:
@@ -96,12 +96,11 @@ def measured(game: Game, actors: int) -> tuple[SlotSeconds, list[float]]:
             work.do(command)
             found[type(command).__name__.lower()].append(time.process_time() - before_s)
 
-    simulate(
-        rule, SlotSeconds(sample_s=[1.0], learn_s=[1.0]), SpeedSpread(), gradients=MEASURED, seed=0, work=Clocked()
-    )
+    durations = SlotSeconds(sample_s=[1.0], learn_s=[1.0])
+    simulate(schedule, SlotCounts(1, 1), durations, SpeedSpread(), gradients=MEASURED, seed=0, work=Clocked())
     later = {name: each[MEASURED // 4 :] for name, each in found.items()}
     publish_s = sorted(later["publish"])[len(later["publish"]) // 2]
-    return SlotSeconds(sample_s=later["sample"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
+    return SlotSeconds(sample_s=later["rollout"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
 
 
 def _updates(game: Game, actors: int) -> list[float]:
@@ -194,8 +193,8 @@ def slot_rows(setting: Setting, lags: Sequence[int | None], seed: int = 0) -> li
     for learners in (8, 16, 18):
         for lag in lags:
             config = StellarisConfig.model_validate({"learners": learners, "data_lag": lag})
-            rule, durations = Stellaris(config, setting.actors), setting.durations
-            course = simulate(rule, durations, setting.machines, gradients=setting.rollouts, seed=seed)
+            slots, given = SlotCounts(setting.actors, learners), (setting.durations, setting.machines)
+            course = simulate(Stellaris(config), slots, *given, gradients=setting.rollouts, seed=seed)
             rows.append(
                 {
                     "actors": setting.actors,

@@ -6,17 +6,17 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.state import Arrays, PolicyState
-from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread, simulate
+from marless.cost.simulation.asynchronous import SlotCounts, SlotSeconds, SpeedSpread, simulate
 from marless.cost.simulation.virtual import VirtualRun
-from marless.jobs.schedules.base import Schedule
-from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.jobs.schedules.stellaris import Command, Learn, Publish, Sample, Stellaris, learner_of
-from marless.jobs.schedules.stellaris_config import StellarisConfig
-from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule
+from marless.jobs.schedules.overlapping import learner_of
+from marless.jobs.schedules.rounds import PIPELINED, SYNCHRONOUS
+from marless.jobs.schedules.stellaris import Stellaris, StellarisConfig
 from marless.jobs.sharing.base import initial_groups
 from marless.learning.aggregation.applying import applied
 from marless.learning.algos import registry as algorithms
@@ -38,7 +38,7 @@ EPISODES, EVALUATED = 40, 50
 """Greedy episodes of an evaluation; rollouts learned from between two of them."""
 OLDEST_PEER = 128
 """Versions that are kept for learners that truncate ratios over others."""
-SCHEDULES: Mapping[str, Schedule] = {"synchronous": SYNCHRONOUS, "pipelined": PIPELINED}
+SCHEDULES: Mapping[str, Schedule[Any]] = {"synchronous": SYNCHRONOUS, "pipelined": PIPELINED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class Functions:
         """See `Work`."""
         training = self._training
         match command:
-            case Sample(number, _):
+            case RollOut(number, _):
                 self._trajectories[number] = training.sample(number, training.states)
             case Learn(learner, rollouts):
                 clocks = command.peers if self._truncates else ()
@@ -273,9 +273,10 @@ def _overlapping(system: System, setting: Setting, training: Training, seed: int
     config = StellarisConfig.model_validate({"learners": setting.learners, **system.settings})
     batch, durations = config.batch, setting.durations
     work = Functions(training, truncates=training.config.truncation != "none", batch=batch)
-    rule, gradients = Stellaris(config, setting.actors), -(-setting.rollouts // batch)
+    gradients = -(-setting.rollouts // batch)
     durations = replace(durations, learn_s=[batch * each for each in durations.learn_s])
-    course = simulate(rule, durations, setting.machines, gradients=gradients, seed=seed, work=work)
+    slots_ = SlotCounts(setting.actors, config.learners)
+    course = simulate(Stellaris(config), slots_, durations, setting.machines, gradients=gradients, seed=seed, work=work)
     at_s = [course.published_s[version - 1] for version in training.evaluated_at]
     slots = course.actors_busy * setting.actors + course.learners_busy * setting.learners
     applying = durations.publish_s * len(course.aggregations) / course.ended_s
@@ -288,14 +289,14 @@ def _overlapping(system: System, setting: Setting, training: Training, seed: int
         actors_busy=course.actors_busy,
         learners_busy=course.learners_busy,
         longest_queue=course.longest_queue,
-        dropped=course.progress.dropped,
+        dropped=course.state.dropped,
     )
 
 
 def _in_rounds(system: System, setting: Setting, training: Training, seed: int) -> Result:
     """Rounds of all actors, each followed by one learner's update of several epochs."""
     rng, machines, actors = random.Random(seed), setting.machines, setting.actors
-    run, ended_s, sampled_s, learned_s = VirtualRun(SCHEDULES[system.rounds]), 0.0, 0.0, 0.0
+    run, ended_s, sampled_s, learned_s = VirtualRun.of(SCHEDULES[system.rounds]), 0.0, 0.0, 0.0
     at_s: list[float] = []
     worked_s: list[float] = []
     before = training.states

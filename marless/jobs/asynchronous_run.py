@@ -14,8 +14,8 @@ from marless.core.documents import MAX_TEXT
 from marless.core.errors import SpecError
 from marless.core.state import REPLAY
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules import arrivals
-from marless.jobs.schedules.stellaris_config import MAX_ORDER, StellarisConfig
+from marless.jobs.schedules.events import read
+from marless.jobs.schedules.overlapping import MAX_ORDER, OverlappingConfig
 from marless.jobs.sections import StopSpec
 from marless.jobs.spec import JobSpec
 
@@ -94,7 +94,7 @@ def unused(records: Sequence[RoundRecord]) -> Unused | None:
     if not made:
         return None
     used = {rollout for each in made for gradient in each.gradients for rollout in gradient.rollouts}
-    ended = {each.number for one in made for each in arrivals.read(one.arrivals) if each.kind == "rollout"}
+    ended = {each.number for one in made for each in read(one.arrivals) if each.kind == "rollout"}
     seconds = {True: 0.0, False: 0.0}
     for each in (invocation for record in records for invocation in record.invocations):
         if each.function == "actor":
@@ -125,7 +125,7 @@ def replayed(spec: JobSpec, records: Sequence[RoundRecord]) -> JobSpec:
     Raises SpecError for a run of another schedule, without a round, or too long, and for one whose replay lost samples.
     """
     schedule = spec.schedule
-    if not isinstance(schedule, StellarisConfig):
+    if not isinstance(schedule, OverlappingConfig):
         raise SpecError(
             f"--replay: the run is of schedule {schedule.name}, whose results do not depend on the order in which "
             "functions end; train from its spec.yaml to get the same weights"

@@ -15,8 +15,7 @@ from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
 from marless.jobs.schedules import registry as schedules
 from marless.jobs.schedules.base import Schedule
-from marless.jobs.schedules.stellaris import StellarisSchedule
-from marless.jobs.schedules.stellaris_config import StellarisConfig, makes_versions
+from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
 from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
@@ -61,7 +60,7 @@ class PreparedJob:
     """True if trajectories carry the global state."""
     scaling: ActorScaling
     sharing: Sharing
-    schedule: Schedule
+    schedule: Schedule[Any]  # Any: each schedule has states of its own
     curvature: bool
     """True if learners measure the curvature of each policy's objective in every round."""
     noise: bool
@@ -130,7 +129,6 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
         raise SpecError(f"actors.episodes: {spaces.fresh_only}; set actors.episodes: fresh")
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
     _check_publish(spec, spaces, groups)
     _check_nets(spec, spaces, groups)
     _check_trajectory(spec, spaces)
@@ -142,13 +140,13 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     signals = SCALING_POLICIES.find(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
     schedule = schedules.made(spec.schedule)
-    if isinstance(schedule, StellarisSchedule):
-        if spec.actors.episodes == "carried":
-            raise SpecError(
-                "schedule.name stellaris: rollouts overlap, so none can go on with the episodes of the one before; set "
-                "actors.episodes: fresh, and actors.steps to the length of an episode"
-            )
-        schedule.rule(spec.actors.count)  # asked for its error alone
+    schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
+    if spec.schedule.overlapping and spec.actors.episodes == "carried":
+        raise SpecError(
+            f"schedule.name {spec.schedule.name}: rollouts overlap, so none can go on with the episodes of the one "
+            "before; set actors.episodes: fresh, and actors.steps to the length of an episode"
+        )
+    schedule.begin(spec.actors.count)  # asked for its error alone
     return PreparedJob(
         spec=spec,
         spaces=spaces,
@@ -229,7 +227,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
     members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
     schedule, sampled = spec.schedule, least_actors
     round_steps = actors.count * of_actor
-    if isinstance(schedule, StellarisConfig) and makes_versions(spec.algorithm):
+    if isinstance(schedule, OverlappingConfig) and makes_versions(spec.algorithm):
         sampled, round_steps = schedule.batch, schedule.batch * of_actor  # a round is an update from these rollouts
     bounds = [
         *([stop.rounds * round_steps] if stop.rounds is not None else []),

@@ -125,7 +125,7 @@ class AggregationRecord:
     """How a version came about under schedule `stellaris`; counts of rollouts and gradients are of the job so far."""
 
     arrivals: str
-    """What has happened since the version before, in order: see `marless.jobs.schedules.arrivals`."""
+    """What has happened since the version before, in order: see `marless.jobs.schedules.events`."""
     gradients: tuple[GradientRecord, ...]
     """In order of arrival."""
     because: str

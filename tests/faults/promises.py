@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from marless.jobs.job import prepare
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.events import read
 from tests.faults.results import check_versions
 from tests.faults.strikes import Struck
 from tests.integration import one_process, one_process_asynchronous

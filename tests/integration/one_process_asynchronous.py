@@ -13,9 +13,9 @@ from marless.core.settings import Measure
 from marless.core.state import Arrays, PolicyState
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.arrivals import Arrival, read
-from marless.jobs.schedules.stellaris import Learn, Publish, Sample, StellarisSchedule, StellarisStep, learner_of
-from marless.jobs.schedules.stellaris_config import makes_versions
+from marless.jobs.schedules.base import Learn, Publish, RollOut, Step, after
+from marless.jobs.schedules.events import ScheduleEvent, read
+from marless.jobs.schedules.overlapping import Overlapping, learner_of, makes_versions
 from marless.learning.aggregation.applying import applied
 from marless.learning.aggregation.queue import GradientBatch
 from marless.learning.algos import registry as algorithms
@@ -37,12 +37,9 @@ class Asynchronous:
     """One job; `states` has those of each clock."""
 
     def __init__(self, job: PreparedJob) -> None:
-        assert isinstance(job.schedule, StellarisSchedule)
         self._job = job
-        self._config = job.schedule.config
         self._groups: list[tuple[Group, ...]] = [job.sharing.decide(()).groups]
         """Of each clock, with what they start from."""
-        self._rule = job.schedule.rule(job.spec.actors.count)
         algorithm = algorithms.algorithm(job.spec.algorithm.name)
         self._learners: list[Learner] = []
         first: States = {}
@@ -66,29 +63,32 @@ class Asynchronous:
             tuple(Group(each.policy, each.agents, each.source) for each in record.groups) for record in records
         ]
         self._groups.append(tuple(Group(each.policy, each.agents) for each in self._groups[-1]))
-        step = self._rule.begin()
+        step = self._job.schedule.begin(self._job.spec.actors.count)
         self._do(step)
         for record in records:
             assert record.aggregation is not None
             assert not step.published or len(self.states) == record.round + 1
-            for arrival in read(record.aggregation.arrivals):
-                step = self._rule.step(step.progress, arrival)
+            for event in read(record.aggregation.arrivals):
+                step = self._job.schedule.step(step.state, event)
                 self._do(step)
             assert step.published, f"round {record.round} ends before its version"
-            assert record.env_steps == step.progress.env_steps
+            assert record.env_steps == step.state.env_steps
 
-    def _do(self, step: StellarisStep) -> None:
+    def _do(self, step: Step[Overlapping]) -> None:
         for command in step.commands:
             match command:
-                case Sample(rollout, clock):
+                case RollOut(rollout, clock):
                     self._trajectories[rollout] = self._play(rollout, clock)
                 case Learn():
                     self._learns[command.learner] = command
                     if not self._makes_versions:
                         self._gradients[command.learner] = self._gradient(command)
-                case Publish(aggregation):
+                case Publish(aggregation, separate):
                     self.aggregations.append(aggregation)
-                    (self._update if self._makes_versions else self._apply)(aggregation)
+                    if self._makes_versions:
+                        self._update(aggregation)
+                    else:
+                        self._apply(aggregation, separate)
 
     def _of(self, scope: int, clock: int):
         agents = {
@@ -150,11 +150,10 @@ class Asynchronous:
             found |= {name: learner.state(name) for name in learner.names(groups)}
         self.states.append(self.states[-1] | found)
 
-    def _apply(self, aggregation: GradientBatch) -> None:
+    def _apply(self, aggregation: GradientBatch, separate: bool) -> None:
         gradients = [self._gradients[learner_of(each.gradient)] for each in aggregation.gradients]
         before = sum(each.gradient.env_steps for past in self.aggregations[:-1] for each in past.gradients)
         steps = self._job.spec.algorithm.net_steps(before)
-        separate = self._config.aggregation.step == "separate"
         before_states = self.states[-1]
         starts = {group.policy: group.start for group in self._groups[len(self.states) - 1]}
         self.states.append(
@@ -195,17 +194,16 @@ def check_same_weights(folder: RunFolder, alone: Asynchronous | None = None) -> 
 
 def check_counts(job: PreparedJob, records: Sequence[RoundRecord]) -> None:
     """Raise AssertionError unless each record counts what its events and all earlier ones lead to."""
-    assert isinstance(job.schedule, StellarisSchedule)
-    rule, events = job.schedule.rule(job.spec.actors.count), list[Arrival]()
+    events: list[ScheduleEvent] = []
     for record in records:
         found = record.aggregation
         assert found is not None
         events += read(found.arrivals)
-        step = rule.after(events)
-        progress, published = step.progress, step.published
+        step = after(job.schedule, job.spec.actors.count, events)
+        state, published = step.state, step.published
         assert published, f"round {record.round} ends with no version"
-        assert record.env_steps == progress.env_steps
+        assert record.env_steps == state.env_steps
         assert [each.staleness for each in found.gradients] == [each.staleness for each in published.gradients]
-        lost = progress.lost + progress.queue.counts.lost
-        under_way = (len(progress.sampling), len(progress.waiting), len(progress.learning), progress.dropped, lost)
+        lost = state.lost + state.queue.counts.lost
+        under_way = (len(state.sampling), len(state.waiting), len(state.learning), state.dropped, lost)
         assert (found.sampling, found.waiting, found.learning, found.dropped, found.lost) == under_way

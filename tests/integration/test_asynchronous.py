@@ -13,9 +13,9 @@ from redis import Redis
 
 from marless.core.errors import SpecError, StaleError, UnreachableError
 from marless.jobs.job import prepare
-from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.events import read
 from marless.rpc.param_store import ParamStore
-from services.coordinator.execution import asynchronous
+from services.coordinator.execution import executor
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
@@ -118,7 +118,7 @@ async def test_numbers_that_are_given_again_after_trouble_are_of_a_new_epoch(clu
 
 
 async def test_all_rollouts_that_wait_may_be_lost_one_after_another(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(asynchronous, "MOST_LOST", 4)
+    monkeypatch.setattr(executor, "MOST_LOST", 4)
     calls: Counter[str] = Counter()
     many, gone, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
     sample, gradient, open_job = ServicePools.sample, ServicePools.gradient, ServicePools.open_job

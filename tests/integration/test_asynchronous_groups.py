@@ -10,7 +10,7 @@ import pytest
 
 from marless.core.group import Group
 from marless.jobs.job import prepare
-from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.events import read
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_counts, check_same_weights
 from tests.integration.running import STEPS, check_replay, created, succeeded

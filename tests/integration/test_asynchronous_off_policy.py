@@ -12,7 +12,7 @@ import pytest
 from marless.core.errors import SpecError
 from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
-from marless.jobs.schedules.arrivals import read
+from marless.jobs.schedules.events import read
 from marless.learning.aggregation.config import AsyncRule
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.off_policy.config import OffPolicyConfig

@@ -12,7 +12,7 @@ from marless.cost.estimates.simulate import simulate
 from marless.jobs.explanation import changes
 from marless.jobs.job import prepare, schema_of
 from marless.jobs.record import InvocationRecord, RoundRecord
-from marless.jobs.schedules.pipelined import PipelinedConfig
+from marless.jobs.schedules.rounds import PipelinedConfig
 from marless.jobs.sections import StopSpec
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.state.run_folder import RunFolder

@@ -22,7 +22,7 @@ from marless.cost.billing.bill import bill
 from marless.jobs import prices
 from marless.rpc.param_store import ParamStore
 from marless.storage.checkpoint import PARTS
-from services.coordinator.execution import commands, reservations, timing
+from services.coordinator.execution import reservations, round_commands, timing
 from services.coordinator.execution.service_pools import ServicePools
 from services.coordinator.jobs import view
 from services.coordinator.state.checkpoints import Snapshots
@@ -246,7 +246,7 @@ BILLED_ROUNDS, INTERRUPTIONS = 6, 5
 def moved(monkeypatch) -> Time:
     """Rounds of 30 s with half a second between them, whatever they really take."""
     moved, calls = Time(), {"train": ROLLOUT_S, "update": UPDATE_S}
-    for module in (timing, commands):
+    for module in (timing, round_commands):
         monkeypatch.setattr(module, "Stopwatch", moved.stopwatches())
 
     def taking(real, seconds):

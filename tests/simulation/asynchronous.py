@@ -13,8 +13,8 @@ from typing import Any
 
 from marless.core.state import PolicyState
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.arrivals import read
-from marless.jobs.schedules.stellaris_config import makes_versions
+from marless.jobs.schedules.events import read
+from marless.jobs.schedules.overlapping import makes_versions
 from marless.learning.data.trajectory import Trajectory
 from marless.rpc.gradients import learner_of
 from services.param_store import store as stores

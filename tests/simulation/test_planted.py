@@ -10,10 +10,11 @@ import pytest
 
 from marless.fleet.workers import ConnectedWorkers
 from marless.rpc import param_store
-from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.clocks import Clocks
+from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
+from services.coordinator.execution.version_commands import VersionCommands
 from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from services.learner_pool import stored_results, trajectory_buffer
@@ -125,12 +126,22 @@ def _with_a_late_learner(chance: random.Random) -> tuple[Weather, list[Fault]]:
 
 def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> None:
     """A coordinator that takes a job over forgets which update it has asked for; the pool answers for any rollouts."""
-    patched.setattr(Asynchronous, "_go_on_from", lambda coordinator, pending: None)
+    go_on = VersionCommands._go_on
+
+    async def forgetful(work: VersionCommands, recorded: object) -> object:
+        work._parts.rolled_out.lost()
+        return await go_on(work, recorded)
+
+    patched.setattr(VersionCommands, "_go_on", forgetful)
     patched.setattr(stored_results, "update_key", lambda update: update.round)
 
 
 def _what_was_under_way_goes_on_in_new_groups(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(Asynchronous, "_decided", lambda coordinator, plan: coordinator._clocks.enter(plan))
+    def entered(work: VersionCommands, plan: RoundPlan, state: object, *, fixed: bool) -> tuple[()]:
+        work._clocks.enter(plan)
+        return ()
+
+    patched.setattr(VersionCommands, "enter", entered)
 
 
 def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:

@@ -114,8 +114,8 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
     spec = job.spec
     if spec.schedule.overlapping:
         raise SpecError(
-            "--dry-run: no recorded run has these settings, and rounds cannot stand for schedule stellaris; train "
-            "shortly (--set stop.rounds=100), then estimate again with --from RUN"
+            "--dry-run: no recorded run has these settings, and rounds cannot stand for schedule "
+            f"{spec.schedule.name}; train shortly (--set stop.rounds=100), then estimate again with --from RUN"
         )
     say("no recorded run has these settings: measuring one actor and two updates of this job here …")
     with Working("measuring"):

@@ -78,7 +78,7 @@ def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, o
         "gradients": (was.gradients, done.gradients),
         "versions": (was.versions, len(done.course.aggregations)),
         "staleness": (round(was.staleness, 3), round(done.staleness, 3)),
-        "rollouts too old": (was.dropped, done.course.progress.dropped),
+        "rollouts too old": (was.dropped, done.course.state.dropped),
         "rollouts waiting, at most": (
             max(each.aggregation.waiting for each in found.records if each.aggregation),
             done.course.longest_queue,

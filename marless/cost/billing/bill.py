@@ -11,9 +11,9 @@ from marless.core.machine import Kept, MachineRecord
 from marless.cost.billing.ledger import Ledger, ModelledRounds, ReservedMachines, RoundCost, serverful_charges
 from marless.cost.billing.machines import MachineTime
 from marless.cost.pricing import Charge, merged, usd
+from marless.cost.simulation.virtual import of_rounds
 from marless.jobs.prices import ACCOUNTINGS, ALL_ACCOUNTINGS, Accounting, Prices
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.registry import made
 from marless.jobs.spec import JobSpec
 
 By = Literal["kind", "round", "group"]
@@ -82,7 +82,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
     machine = ledger.machine if known else None
     if machine:
         # Which machine the run needs is known at its end: until then rounds were priced by what was needed so far.
-        modelled, costs = ModelledRounds(spec.functions, made(spec.schedule)), []
+        modelled, costs = ModelledRounds(spec.functions, of_rounds(spec.schedule)), []
         for cost, record in zip(rounds, known, strict=True):
             phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
             costs.append(replace(cost, charges={**cost.charges, "serverful": serverful_charges(phases, machine)}))

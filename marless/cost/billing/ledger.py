@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionsSpec
@@ -23,11 +24,10 @@ from marless.cost.billing.billed import Clock, Need, RedisMeter, Span, meter, ne
 from marless.cost.billing.machines import MachineMeter, problem
 from marless.cost.pricing import Charge, merged, milliseconds, paper, per_h, usd
 from marless.cost.simulation.cluster import ModelledRun
-from marless.cost.simulation.virtual import VirtualRun
+from marless.cost.simulation.virtual import VirtualRun, of_rounds
 from marless.jobs.prices import ALL_ACCOUNTINGS, Accounting, InstancePrice, Prices
 from marless.jobs.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import Schedule
-from marless.jobs.schedules.registry import made
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST, WHOLE, FunctionUse, usage
 
@@ -79,9 +79,9 @@ def smallest_machines(need: Need, prices: Prices) -> ReservedMachines:
 class ModelledRounds:
     """Models the duration of a job's rounds on machines of any size; equivalent sizes are modelled once per round."""
 
-    def __init__(self, functions: FunctionsSpec, schedule: Schedule) -> None:
+    def __init__(self, functions: FunctionsSpec, schedule: Schedule[Any]) -> None:
         self._functions = functions
-        self._first = ModelledRun(VirtualRun(schedule))
+        self._first = ModelledRun(VirtualRun.of(schedule))
         self._runs: dict[int, ModelledRun] = {}
 
     def phases(self, record: RoundRecord, slots: tuple[int, ...]) -> Mapping[int, PhaseSeconds]:
@@ -157,7 +157,7 @@ class Ledger:
         self.machines = MachineMeter(prices)
         """Of the machines that the workers ran on."""
         self._clock = Clock(prices.keep_alive_s)
-        self._rounds = ModelledRounds(spec.functions, made(spec.schedule))
+        self._rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule))
         self._need = Need(0.0, 0)
         self._totals: dict[Accounting, int] = dict.fromkeys(accountings, 0)
         self._serverful_ms: Counter[int] = Counter()

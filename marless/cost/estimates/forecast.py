@@ -21,11 +21,10 @@ from marless.cost.simulation.cluster import (
     waits,
 )
 from marless.cost.simulation.durations import OF_SCOPE
-from marless.cost.simulation.virtual import VirtualRun
+from marless.cost.simulation.virtual import VirtualRun, of_rounds
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import is_due
-from marless.jobs.schedules.registry import made
 from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST
@@ -131,7 +130,7 @@ class _Run:
         self._spec, self._functions, self._actor_s, self._pace = spec, functions, actor_s, pace
         self._episode_steps = episode_steps
         self._names = dict.fromkeys(each.name for each in functions if each.function == "policy")
-        self._clock = VirtualRun(made(spec.schedule))
+        self._clock = VirtualRun.of(of_rounds(spec.schedule))
         self._at = 0.0
         """End of the newest round."""
         self._concurrent: tuple[float, int] | None = None

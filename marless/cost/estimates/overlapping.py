@@ -1,4 +1,4 @@
-"""Models a recorded run of schedule `stellaris` on slots: the same rule, with durations drawn from the recorded ones.
+"""Models a recorded run whose rollouts overlap on slots: its schedule, with durations drawn from the recorded ones.
 
 Nothing learns here. The results are times, staleness, and how busy slots are, for as many gradients as were recorded.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from marless.core.errors import SpecError
-from marless.cost.simulation.asynchronous import SimulatedRun, SlotSeconds, SpeedSpread, simulate
+from marless.cost.simulation.asynchronous import SimulatedRun, SlotCounts, SlotSeconds, SpeedSpread, simulate
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.stellaris import StellarisSchedule
-from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.jobs.schedules.overlapping import OverlappingConfig
+from marless.jobs.schedules.registry import made
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import ACTOR, HOST, PARAMETER
 
@@ -25,9 +25,9 @@ class Modelled:
     """A recorded run on modelled slots."""
 
     actors: int
-    """Slots of actors; each has a rollout under way."""
+    """SlotCounts of actors; each has a rollout under way."""
     learners: int
-    """Slots of learners."""
+    """SlotCounts of learners."""
     gradients: int
     """That were applied."""
     course: SimulatedRun
@@ -44,7 +44,7 @@ def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None
     Learners have their slots first. Raises SpecError for a run without a gradient, and for too few slots.
     """
     config = spec.schedule
-    assert isinstance(config, StellarisConfig)
+    assert isinstance(config, OverlappingConfig)
     gradients = sum(len(each.aggregation.gradients) for each in records if each.aggregation)
     if not gradients:
         raise SpecError("the run has no version yet: there is nothing to model")
@@ -58,8 +58,8 @@ def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None
                 "learners (--set schedule.learners=N)"
             )
         actors = min(actors, left)
-    rule = StellarisSchedule(config).rule(actors)
-    course = simulate(rule, recorded(records), SpeedSpread(), gradients=gradients, seed=seed)
+    given = SlotCounts(actors=actors, learners=config.learners), recorded(records), SpeedSpread()
+    course = simulate(made(config), *given, gradients=gradients, seed=seed)
     return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
 
 

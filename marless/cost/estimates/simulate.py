@@ -25,7 +25,7 @@ from marless.cost.simulation import cluster
 from marless.cost.simulation.cluster import ModelledRun, Timelines
 from marless.cost.simulation.durations import DurationModel, LinearSeconds, sampled
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild
-from marless.cost.simulation.virtual import VirtualRun
+from marless.cost.simulation.virtual import VirtualRun, of_rounds
 from marless.jobs import prices as price_tables
 from marless.jobs.job import Budget, PreparedJob, decide, prepare
 from marless.jobs.prices import ACCOUNTINGS, Accounting
@@ -101,7 +101,8 @@ def replayed_spec(recorded: JobSpec, *, scaling: str, sharing: str, overrides: S
         if section not in ("scaling", "sharing", "functions", "bill", "stop") and key != "actors.count" and not rule:
             raise SpecError(
                 f"--set {each!r}: a replay can change scaling, sharing, functions, bill, stop and actors.count; all "
-                "else is as it was when the rounds were recorded (schedule stellaris: its settings can change, too)"
+                "else is as it was when the rounds were recorded (if rollouts overlap, settings of schedule "
+                "can change, too)"
             )
         specs.override_field(document, each)
     return specs.parse(document, "replay")
@@ -201,8 +202,9 @@ class _Walk:
         self._cost: RoundCost | None = None
         self._decided = 0
         """The number of actors that was decided with the round before."""
-        self._timelines = Timelines.of(job.schedule)
-        self._recorded_run = self._replayed_run = ModelledRun(VirtualRun(job.schedule))
+        rounds = of_rounds(job.spec.schedule)
+        self._timelines = Timelines.of(rounds)
+        self._recorded_run = self._replayed_run = ModelledRun(VirtualRun.of(rounds))
 
     def ending(self, number: int) -> str:
         """Why no further round starts; "" if one does."""

@@ -1,4 +1,4 @@
-"""Asynchronous training on a virtual clock: the rule of `marless.jobs.schedules.stellaris` on slots of given speeds.
+"""Schedules whose rollouts overlap on a virtual clock, on slots of given speeds.
 
 Each actor has a slot, and so has each learner that may be under way. How long functions take is drawn from recorded
 durations, by a seed. By itself, nothing learns: the results are times, staleness, and how busy the slots are. With a
@@ -14,15 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marless.jobs.schedules.stellaris import (
-    Command,
-    Learn,
-    Publish,
-    Sample,
-    Stellaris,
-    StellarisProgress,
-    StellarisStep,
-)
+from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step
+from marless.jobs.schedules.events import ScheduleEvent
+from marless.jobs.schedules.overlapping import Overlapping
 from marless.learning.aggregation.queue import GradientBatch
 
 
@@ -64,7 +58,7 @@ class SimulatedRun:
     learners_busy: float
     longest_queue: int
     """Most rollouts that waited for a learner at once."""
-    progress: StellarisProgress
+    state: Overlapping
     """At the end."""
 
     @property
@@ -74,15 +68,23 @@ class SimulatedRun:
 
 
 class Work(Protocol):
-    """What functions do, if they are really run; `Sample` and `Learn` use the newest versions when they begin."""
+    """What functions do, if they are really run; `RollOut` and `Learn` use the newest versions when they begin."""
 
     def do(self, command: Command) -> None:
         """Run a function."""
         ...
 
 
+@dataclass(frozen=True)
+class SlotCounts:
+    """Numbers of slots: each actor has one, and so has each learner that may be under way."""
+
+    actors: int
+    learners: int
+
+
 @dataclass
-class _Slots:
+class _PoolSlots:
     """The slots of one pool, and the seconds in which they ran something."""
 
     speeds: Sequence[float]
@@ -94,7 +96,8 @@ class _Slots:
 
 
 def simulate(
-    rule: Stellaris,
+    schedule: Schedule[Overlapping],
+    slots: SlotCounts,
     durations: SlotSeconds,
     machines: SpeedSpread,
     *,
@@ -103,8 +106,8 @@ def simulate(
     work: Work | None = None,
 ) -> SimulatedRun:
     """Run until so many gradients have been applied; equal arguments give equal courses."""
-    run = _Run(rule, durations, machines, random.Random(seed), work)
-    run.start(rule.begin())
+    run = _Run(schedule, slots, durations, machines, random.Random(seed), work)
+    run.start(schedule.begin(slots.actors))
     while run.applied < gradients:
         run.next()
     return run.course()
@@ -112,41 +115,51 @@ def simulate(
 
 class _Run:
     def __init__(
-        self, rule: Stellaris, durations: SlotSeconds, machines: SpeedSpread, rng: random.Random, work: Work | None
+        self,
+        schedule: Schedule[Overlapping],
+        slots: SlotCounts,
+        durations: SlotSeconds,
+        machines: SpeedSpread,
+        rng: random.Random,
+        work: Work | None,
     ) -> None:
-        self._rule, self._durations, self._machines, self._rng, self._work = rule, durations, machines, rng, work
-        slow = round(machines.slow * rule.actors)
-        self._actors = _Slots([0.5] * slow + [1.0] * (rule.actors - slow))
-        self._learners = _Slots([1.0] * rule.config.learners)
+        self._schedule, self._durations, self._machines = schedule, durations, machines
+        self._rng, self._work = rng, work
+        slow = round(machines.slow * slots.actors)
+        self._actors = _PoolSlots([0.5] * slow + [1.0] * (slots.actors - slow))
+        self._learners = _PoolSlots([1.0] * slots.learners)
         self._now_s = self._publisher_free_s = 0.0
-        self._events: list[tuple[float, int, Sample | Learn, int]] = []
+        self._events: list[tuple[float, int, RollOut | Learn, int]] = []
         """When, in which order, what ends, and on which slot."""
         self._order = itertools.count()
-        self._progress = StellarisProgress(actors=rule.actors)
+        self._state = Overlapping(actors=slots.actors)
         self._published: list[tuple[float, GradientBatch]] = []
         self._longest = 0
 
     @property
     def applied(self) -> int:
         """Gradients applied so far."""
-        return self._progress.queue.counts.applied
+        return self._state.queue.counts.applied
 
     def next(self) -> None:
         """Go on to the next end of a function."""
         self._now_s, _, ended, slot = heapq.heappop(self._events)
-        if isinstance(ended, Sample):
+        if isinstance(ended, RollOut):
             self._actors.free.append(slot)
-            self.start(self._rule.sampled(self._progress, ended.rollout, env_steps=1))
+            event = ScheduleEvent("rollout", ended.number, env_steps=1)
         else:
             self._learners.free.append(slot)
-            self.start(self._rule.computed(self._progress, ended.learner))
+            event = ScheduleEvent("gradient", ended.learner)
+        self.start(self._schedule.step(self._state, event))
 
-    def start(self, step: StellarisStep) -> None:
+    def start(self, step: Step[Overlapping]) -> None:
         """Start what follows from an event."""
-        self._progress = step.progress
-        self._longest = max(self._longest, len(step.progress.waiting))
+        self._state = step.state
+        self._longest = max(self._longest, len(step.state.waiting))
         for command in step.commands:
             self._do(command)
+        if step.published:
+            self.start(self._schedule.step(self._state, ScheduleEvent("version", step.published.clock)))
 
     def _do(self, command: Command) -> None:
         if self._work:
@@ -155,10 +168,10 @@ class _Run:
             self._publisher_free_s = max(self._now_s, self._publisher_free_s) + self._durations.publish_s
             self._published.append((self._publisher_free_s, command.aggregation))
             return
-        sampled = isinstance(command, Sample)
-        slots, drawn_s = (
-            (self._actors, self._durations.sample_s) if sampled else (self._learners, self._durations.learn_s)
-        )
+        assert isinstance(command, RollOut | Learn)  # rollouts overlap
+        slots, drawn_s = self._learners, self._durations.learn_s
+        if isinstance(command, RollOut):
+            slots, drawn_s = self._actors, self._durations.sample_s
         slot = slots.free.pop()
         took_s = self._rng.choice(drawn_s) / slots.speeds[slot]
         if self._rng.random() < self._machines.straggling:
@@ -176,18 +189,18 @@ class _Run:
     def course(self) -> SimulatedRun:
         """What has happened so far. Functions under way count until now."""
         ended_s = self._published[-1][0]
-        # Slots were counted as busy until the end of what they run: what lies beyond the end is taken off again.
+        # SlotCounts were counted as busy until the end of what they run: what lies beyond the end is taken off again.
         beyond = [(kind, max(ends_s - ended_s, 0.0)) for ends_s, _, kind, _ in self._events]
         return SimulatedRun(
             ended_s=ended_s,
             aggregations=tuple(aggregation for _, aggregation in self._published),
             published_s=tuple(at_s for at_s, _ in self._published),
-            actors_busy=_share(self._actors, ended_s, (s for kind, s in beyond if isinstance(kind, Sample))),
+            actors_busy=_share(self._actors, ended_s, (s for kind, s in beyond if isinstance(kind, RollOut))),
             learners_busy=_share(self._learners, ended_s, (s for kind, s in beyond if isinstance(kind, Learn))),
             longest_queue=self._longest,
-            progress=self._progress,
+            state=self._state,
         )
 
 
-def _share(slots: _Slots, ended_s: float, beyond_s: Iterable[float]) -> float:
+def _share(slots: _PoolSlots, ended_s: float, beyond_s: Iterable[float]) -> float:
     return (slots.busy_s - sum(beyond_s)) / (len(slots.speeds) * ended_s)

@@ -33,13 +33,14 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.cost.simulation.virtual import Times, VirtualRun
 from marless.jobs.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import Schedule
-from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.schedules.rounds import SYNCHRONOUS
 from marless.jobs.usage import HOST, PARAMETER, WHOLE, usage
 
 MEASUREMENTS = ("curvature", "similarity")
@@ -114,14 +115,14 @@ class ModelledRun:
 
 def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
     """Modelled seconds of each phase of a round that overlaps no other; see `ModelledRun.after`."""
-    return ModelledRun(VirtualRun(SYNCHRONOUS)).after(record, functions, slots)[0]
+    return ModelledRun(VirtualRun.of(SYNCHRONOUS)).after(record, functions, slots)[0]
 
 
 def modelled_run(
-    records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int, schedule_: Schedule = SYNCHRONOUS
+    records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int, schedule_: Schedule[Any] = SYNCHRONOUS
 ) -> float:
     """Modelled seconds of all phases of these rounds together, without the time between rounds."""
-    run, seconds = ModelledRun(VirtualRun(schedule_)), 0.0
+    run, seconds = ModelledRun(VirtualRun.of(schedule_)), 0.0
     for record in records:
         phases, run = run.after(record, functions, slots)
         seconds += total(phases)
@@ -300,9 +301,9 @@ class Timelines:
     later_s: float = 0.0
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Timelines:
+    def of(cls, schedule: Schedule[Any]) -> Timelines:
         """The timelines of both runs before their first round."""
-        return cls(VirtualRun(schedule), VirtualRun(schedule))
+        return cls(VirtualRun.of(schedule), VirtualRun.of(schedule))
 
     def after(self, recorded: PhaseSeconds, replayed: PhaseSeconds, idle_s: float | None) -> tuple[Later, Timelines]:
         """The next round of both.

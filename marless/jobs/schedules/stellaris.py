@@ -1,214 +1,152 @@
 """The rule of asynchronous training: rollouts that never wait, learners on demand, gradients aggregated by staleness.
 
-Source: Yu et al. 2024 (Stellaris), §4. A pure state machine: an event and a `StellarisProgress` give a new one and
-the commands to start. It has no clock, no randomness and no I/O, so that equal events in equal order give equal
-commands: what is durable of a job is the order of its events. The coordinator runs it on the pools
-(`services/coordinator/execution/asynchronous.py`), `marless.cost.simulation.asynchronous` on a virtual clock.
+Source: Yu et al. 2024 (Stellaris), §4. What is durable of a job is the order of its events.
 
 A round of such a job is one version: what arrived since the version before, and the gradients that it is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field
 
 from marless.core.errors import InternalError, SpecError
-from marless.jobs.schedules.arrivals import Arrival
-from marless.jobs.schedules.base import Command as RoundCommand
-from marless.jobs.schedules.base import ScheduleConfig, ScheduleState
-from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.jobs.schedules.stellaris_config import StellarisConfig
-from marless.learning.aggregation.queue import GradientBatch, GradientQueue, Queue, QueuedGradient
+from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, ScheduleConfig, Step
+from marless.jobs.schedules.events import ScheduleEvent
+from marless.jobs.schedules.overlapping import (
+    Overlapping,
+    OverlappingConfig,
+    Waiting,
+    gradient_of,
+    makes_versions,
+)
+from marless.learning.aggregation.config import Aggregation as Rule
+from marless.learning.aggregation.config import AsyncRule, StellarisRule
+from marless.learning.aggregation.queue import GradientBatch, GradientQueue
 from marless.learning.algos.algorithm import AlgorithmConfig
 
-SCOPE = "team"
-"""All policies of a job have one clock: a learner computes the gradients of all of them from the same rollouts."""
-_NOTHING: Mapping[int, int] = MappingProxyType({})
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Run one actor with the newest versions."""
+class StellarisConfig(OverlappingConfig):
+    """Settings of asynchronous training."""
 
-    rollout: int
-    """Counts from 0, without gaps."""
-    clock: int
-    """Clock of the versions that act."""
+    name: Literal["stellaris"] = "stellaris"
+    data_lag: int | None = Field(
+        None,
+        ge=0,
+        le=4096,
+        description="versions by which a rollout may be older than the one that learns from it; null: actors divided "
+        "by batch. More keeps more slots busy, less learns from newer data",
+    )
+    barrier: bool = Field(
+        False,
+        description="true: rollouts start together, when all earlier ones are part of a version (synchronous SGD)",
+    )
+    aggregation: Rule = Field(
+        StellarisRule.model_validate({}),
+        description="how gradients become a version; off-policy algorithms always have async",
+    )
 
-
-@dataclass(frozen=True)
-class Learn:
-    """Compute one gradient with the newest versions, from these rollouts."""
-
-    learner: int
-    """Counts from 0, without gaps."""
-    rollouts: tuple[int, ...]
-    """In order of arrival."""
-    clock: int
-    """Clock of the versions that the gradient is of."""
-    env_steps: int = 0
-    """Of these rollouts."""
-    after: int = 0
-    """Env steps of all gradients that were applied up to those versions."""
-    peers: tuple[int, ...] = ()
-    """Clocks of the other versions that learners compute from when this one starts, ascending."""
-
-
-@dataclass(frozen=True)
-class Publish:
-    """Apply these gradients; the result is the version of clock `aggregation.clock + 1`."""
-
-    aggregation: GradientBatch
-
-
-Command = Sample | Learn | Publish
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A rollout that no learner has."""
-
-    rollout: int
-    clock: int
-    """Clock of the versions that acted."""
-    env_steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StellarisProgress:
-    """How far a job is."""
-
-    actors: int
-    """Rollouts that are to be under way."""
-    queue: Queue = field(default_factory=lambda: Queue(scope=SCOPE))
-    sampling: Mapping[int, int] = field(default_factory=lambda: _NOTHING)
-    """Rollouts under way, each with the clock of the versions that act."""
-    waiting: tuple[Waiting, ...] = ()
-    """In order of arrival."""
-    learning: Mapping[int, Learn] = field(default_factory=dict)
-    """Learners under way."""
-    rollouts: int = 0
-    """Rollouts started so far."""
-    learners: int = 0
-    """Learners started so far."""
-    env_steps: int = 0
-    """Of all gradients that were applied."""
-    dropped: int = 0
-    """Rollouts that were too old to be learned from."""
-    lost: int = 0
-    """Rollouts and gradients that failed."""
-
-
-@dataclass(frozen=True)
-class StellarisStep:
-    """What follows from an event."""
-
-    progress: StellarisProgress
-    commands: tuple[Command, ...]
-    """To be started, in this order; a `Publish` is the first, if there is one."""
-
-    @property
-    def published(self) -> GradientBatch | None:
-        """The gradients that become a version now, if any."""
-        return next((each.aggregation for each in self.commands if isinstance(each, Publish)), None)
+    def fitted(self, algorithm: AlgorithmConfig) -> Self:
+        """Check and fit: a learner that publishes its own versions is the only one, and waits for no other."""
+        if not makes_versions(algorithm):
+            return self
+        only: dict[str, object] = {"learners": 1, "aggregation": AsyncRule.model_validate({}), "barrier": False}
+        for name, value in only.items():
+            # Only what the job says is refused: defaults, which are for other algorithms, give way.
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} has no meaning with algorithm {algorithm.name}: its one learner makes each version by "
+                    f"itself, as soon as a batch of rollouts is there; leave schedule.{name} out"
+                )
+        return self.model_copy(update=only)
 
 
 @dataclass(frozen=True)
 class Stellaris:
-    """The transitions of one job."""
+    """The transitions of jobs with these settings."""
 
     config: StellarisConfig
-    actors: int
-    """Rollouts that are under way from the start."""
+    ahead: ClassVar[int] = 0
 
-    def __post_init__(self) -> None:
-        self._check(self.actors)
+    def begin(self, actors: int) -> Step[Overlapping]:
+        """Start the first rollouts, so many at once."""
+        self._check(actors)
+        return self._started(Overlapping(actors=actors))
 
-    def begin(self) -> StellarisStep:
-        """The first commands."""
-        return self._started(StellarisProgress(actors=self.actors))
+    def under_way(self, state: Overlapping) -> tuple[RollOut | Learn, ...]:
+        """The learners, then the rollouts, each by number."""
+        rollouts = (RollOut(number, clock) for number, clock in state.sampling.items())
+        return (*state.learning.values(), *rollouts)
 
-    def step(self, progress: StellarisProgress, arrival: Arrival) -> StellarisStep:
+    def step(self, state: Overlapping, event: ScheduleEvent) -> Step[Overlapping]:
         """What follows from an event; raises InternalError for one that cannot happen in this state."""
-        match arrival.kind:
+        match event.kind:
             case "rollout":
-                return self.sampled(progress, arrival.number, arrival.env_steps)
+                step = self.sampled(state, event.number, event.env_steps)
             case "lost rollout":
-                return self.not_sampled(progress, arrival.number)
+                step = self.not_sampled(state, event.number)
             case "gradient":
-                return self.computed(progress, arrival.number)
+                step = self.computed(state, event.number)
             case "lost gradient":
-                return self.not_computed(progress, arrival.number)
+                step = self.not_computed(state, event.number)
             case "actors":
-                return self.scaled(progress, arrival.number)
+                step = self.scaled(state, event.number)
             case "restart":
-                return self.restarted(progress)
-
-    def after(self, arrivals: Iterable[Arrival]) -> StellarisStep:
-        """The state after these events since the beginning, with what the last one has started."""
-        step = self.begin()
-        for arrival in arrivals:
-            step = self.step(step.progress, arrival)
+                step = self.restarted(state)
+            case "version" | "last":
+                step = Step(state, ())  # what follows from a version was decided with its `Publish`
         return step
 
-    def scaled(self, progress: StellarisProgress, actors: int) -> StellarisStep:
+    def scaled(self, state: Overlapping, actors: int) -> Step[Overlapping]:
         """Change how many rollouts are under way from now on; those that are too many go on to their end."""
         self._check(actors)
-        return self._started(replace(progress, actors=actors))
+        return self._started(replace(state, actors=actors))
 
-    def restarted(self, progress: StellarisProgress) -> StellarisStep:
+    def restarted(self, state: Overlapping) -> Step[Overlapping]:
         """All that was under way or waited is lost, and counted; the versions are there."""
-        lost = len(progress.sampling) + len(progress.waiting) + len(progress.learning)
-        queue = self._aggregator.discard(progress.queue, [each.id for each in progress.queue.waiting])
-        return self._started(
-            replace(progress, sampling=_NOTHING, waiting=(), learning={}, queue=queue, lost=progress.lost + lost)
-        )
+        lost = len(state.sampling) + len(state.waiting) + len(state.learning)
+        queue = self._aggregator.discard(state.queue, [each.id for each in state.queue.waiting])
+        return self._started(replace(state, sampling={}, waiting=(), learning={}, queue=queue, lost=state.lost + lost))
 
-    def sampled(self, progress: StellarisProgress, rollout: int, env_steps: int) -> StellarisStep:
+    def sampled(self, state: Overlapping, rollout: int, env_steps: int) -> Step[Overlapping]:
         """A rollout has ended, and its trajectory is there."""
-        clock, sampling = _taken(progress.sampling, rollout)
-        waiting = (*progress.waiting, Waiting(rollout, clock, env_steps))
-        return self._started(replace(progress, sampling=sampling, waiting=waiting))
+        clock, sampling = _taken(state.sampling, rollout)
+        waiting = (*state.waiting, Waiting(rollout, clock, env_steps))
+        return self._started(replace(state, sampling=sampling, waiting=waiting))
 
-    def not_sampled(self, progress: StellarisProgress, rollout: int) -> StellarisStep:
+    def not_sampled(self, state: Overlapping, rollout: int) -> Step[Overlapping]:
         """A rollout has failed for good; another one takes its place, behind a barrier with the same versions."""
-        _, sampling = _taken(progress.sampling, rollout)
-        progress = replace(progress, sampling=sampling, lost=progress.lost + 1)
+        _, sampling = _taken(state.sampling, rollout)
+        state = replace(state, sampling=sampling, lost=state.lost + 1)
         if not self.config.barrier:
-            return self._started(progress)
-        progress, sample = _sampling(progress)
-        return StellarisStep(progress, (sample,))
+            return self._started(state)
+        state, sample = _sampling(state)
+        return Step(state, (sample,))
 
-    def computed(self, progress: StellarisProgress, learner: int) -> StellarisStep:
+    def computed(self, state: Overlapping, learner: int) -> Step[Overlapping]:
         """A learner has returned its gradient."""
-        done, learning = _taken(progress.learning, learner)
-        gradient = QueuedGradient(
-            id=f"gradient-{learner}",
-            learner=f"learner-{learner}",
-            scope=SCOPE,
-            clock=done.clock,
-            env_steps=done.env_steps,
-        )
-        progress = replace(progress, learning=learning)
-        outcome = self._aggregator.arrive(progress.queue, gradient, self._under_way(progress))
-        return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
+        done, learning = _taken(state.learning, learner)
+        state = replace(state, learning=learning)
+        outcome = self._aggregator.arrive(state.queue, gradient_of(done), self._under_way(state))
+        return self._published(replace(state, queue=outcome.queue), outcome.aggregation)
 
-    def not_computed(self, progress: StellarisProgress, learner: int) -> StellarisStep:
+    def not_computed(self, state: Overlapping, learner: int) -> Step[Overlapping]:
         """A learner has failed for good; its rollouts are lost, and those that wait need not wait for it."""
-        _, learning = _taken(progress.learning, learner)
-        progress = replace(progress, learning=learning, lost=progress.lost + 1)
-        outcome = self._aggregator.ended(progress.queue, self._under_way(progress))
-        return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
+        _, learning = _taken(state.learning, learner)
+        state = replace(state, learning=learning, lost=state.lost + 1)
+        outcome = self._aggregator.ended(state.queue, self._under_way(state))
+        return self._published(replace(state, queue=outcome.queue), outcome.aggregation)
 
-    def _under_way(self, progress: StellarisProgress) -> list[int]:
+    def _under_way(self, state: Overlapping) -> list[int]:
         """Clocks of the gradients that are to come; behind a barrier, also of those whose learners have not begun."""
-        to_come = [learn.clock for learn in progress.learning.values()]
+        to_come = [learn.clock for learn in state.learning.values()]
         if self.config.barrier:
-            to_come += [*progress.sampling.values(), *(each.clock for each in progress.waiting)]
+            to_come += [*state.sampling.values(), *(each.clock for each in state.waiting)]
         return to_come
 
     @property
@@ -222,95 +160,90 @@ class Stellaris:
                 "(schedule.batch); choose numbers of which one divides the other"
             )
 
-    def _published(self, progress: StellarisProgress, aggregation: GradientBatch | None) -> StellarisStep:
+    def _published(self, state: Overlapping, aggregation: GradientBatch | None) -> Step[Overlapping]:
         """Publish what was aggregated; what starts next starts from the new version."""
         if aggregation is None:
-            return self._started(progress)
+            return self._started(state)
         applied = sum(each.gradient.env_steps for each in aggregation.gradients)
-        step = self._started(replace(progress, env_steps=progress.env_steps + applied))
-        return replace(step, commands=(Publish(aggregation), *step.commands))
+        step = self._started(replace(state, env_steps=state.env_steps + applied))
+        return replace(
+            step, commands=(Publish(aggregation, separate=self.config.aggregation.step == "separate"), *step.commands)
+        )
 
-    def _started(self, progress: StellarisProgress) -> StellarisStep:
+    def _started(self, state: Overlapping) -> Step[Overlapping]:
         """Start the learners and rollouts that are due."""
-        progress, learners = self._learners(self._fresh(progress))
-        if not learners and not progress.learning and progress.queue.waiting and self._starved(progress):
+        state, learners = self._learners(self._fresh(state))
+        if not learners and not state.learning and state.queue.waiting and self._starved(state):
             # No event can come that would make the rule of aggregation fire: they become a
             # version, or the job stands still.
-            outcome = self._aggregator.release(progress.queue)
-            return self._published(replace(progress, queue=outcome.queue), outcome.aggregation)
-        progress, rollouts = self._rollouts(progress)
-        return StellarisStep(progress, (*learners, *rollouts))
+            outcome = self._aggregator.release(state.queue)
+            return self._published(replace(state, queue=outcome.queue), outcome.aggregation)
+        state, rollouts = self._rollouts(state)
+        return Step(state, (*learners, *rollouts))
 
-    def _starved(self, progress: StellarisProgress) -> bool:
+    def _starved(self, state: Overlapping) -> bool:
         """True if no learner can start before gradients that wait become a version."""
-        return not progress.sampling and (self.config.barrier or not self._admitted(progress))
+        return not state.sampling and (self.config.barrier or not self._admitted(state))
 
-    def _fresh(self, progress: StellarisProgress) -> StellarisProgress:
+    def _fresh(self, state: Overlapping) -> Overlapping:
         """Drop the rollouts that are too old."""
-        oldest = progress.queue.clock - self.data_lag(progress)
-        if all(each.clock >= oldest for each in progress.waiting):
-            return progress
-        kept = tuple(each for each in progress.waiting if each.clock >= oldest)
-        return replace(progress, waiting=kept, dropped=progress.dropped + len(progress.waiting) - len(kept))
+        oldest = state.queue.clock - self.data_lag(state)
+        if all(each.clock >= oldest for each in state.waiting):
+            return state
+        kept = tuple(each for each in state.waiting if each.clock >= oldest)
+        return replace(state, waiting=kept, dropped=state.dropped + len(state.waiting) - len(kept))
 
-    def _learners(self, progress: StellarisProgress) -> tuple[StellarisProgress, list[Command]]:
+    def _learners(self, state: Overlapping) -> tuple[Overlapping, list[Command]]:
         commands: list[Command] = []
-        size, clock = self.config.batch, progress.queue.clock
-        while len(progress.waiting) >= size and len(progress.learning) < self.config.learners:
-            batch = progress.waiting[:size]
+        size, clock = self.config.batch, state.queue.clock
+        while len(state.waiting) >= size and len(state.learning) < self.config.learners:
+            batch = state.waiting[:size]
             learn = Learn(
-                progress.learners,
+                state.learners,
                 tuple(each.rollout for each in batch),
                 clock,
                 sum(each.env_steps for each in batch),
-                progress.env_steps,
-                tuple(sorted({each.clock for each in progress.learning.values()} - {clock})),
+                state.env_steps,
+                tuple(sorted({each.clock for each in state.learning.values()} - {clock})),
             )
             commands.append(learn)
-            progress = replace(
-                progress,
-                waiting=progress.waiting[size:],
-                learning={**progress.learning, learn.learner: learn},
-                learners=progress.learners + 1,
+            state = replace(
+                state,
+                waiting=state.waiting[size:],
+                learning={**state.learning, learn.learner: learn},
+                learners=state.learners + 1,
             )
-        return progress, commands
+        return state, commands
 
-    def _rollouts(self, progress: StellarisProgress) -> tuple[StellarisProgress, list[Command]]:
+    def _rollouts(self, state: Overlapping) -> tuple[Overlapping, list[Command]]:
         commands: list[Command] = []
-        if self.config.barrier and (
-            progress.sampling or progress.waiting or progress.learning or progress.queue.waiting
-        ):
-            return progress, commands
-        while len(progress.sampling) < progress.actors and self._admitted(progress):
-            progress, sample = _sampling(progress)
+        if self.config.barrier and (state.sampling or state.waiting or state.learning or state.queue.waiting):
+            return state, commands
+        while len(state.sampling) < state.actors and self._admitted(state):
+            state, sample = _sampling(state)
             commands.append(sample)
-        return progress, commands
+        return state, commands
 
-    def data_lag(self, progress: StellarisProgress) -> int:
+    def data_lag(self, state: Overlapping) -> int:
         """Versions by which a rollout may be older than the one that learns from it."""
         lag = self.config.data_lag
-        return max(progress.actors // self.config.batch, 1) if lag is None else lag
+        return max(state.actors // self.config.batch, 1) if lag is None else lag
 
-    def _admitted(self, progress: StellarisProgress) -> bool:
+    def _admitted(self, state: Overlapping) -> bool:
         """True if a rollout that starts now could still be learned from, even if each gradient became a version.
 
         Before it come the gradients that wait, those under way, and those of all rollouts that no learner has.
         """
         # Rounded down, because a rest that makes no whole batch is learned from together with the new rollout.
-        ahead = (len(progress.sampling) + len(progress.waiting)) // self.config.batch
-        return ahead + len(progress.learning) + len(progress.queue.waiting) <= self.data_lag(progress)
+        ahead = (len(state.sampling) + len(state.waiting)) // self.config.batch
+        return ahead + len(state.learning) + len(state.queue.waiting) <= self.data_lag(state)
 
 
-def learner_of(gradient: QueuedGradient) -> int:
-    """The number of the learner that has computed a gradient."""
-    return int(gradient.learner.removeprefix("learner-"))
-
-
-def _sampling(progress: StellarisProgress) -> tuple[StellarisProgress, Sample]:
-    """The progress with one more rollout under way, and the command that starts it."""
-    sample = Sample(progress.rollouts, progress.queue.clock)
-    sampling = {**progress.sampling, sample.rollout: sample.clock}
-    return replace(progress, sampling=sampling, rollouts=progress.rollouts + 1), sample
+def _sampling(state: Overlapping) -> tuple[Overlapping, RollOut]:
+    """The state with one more rollout under way, and the command that starts it."""
+    sample = RollOut(state.rollouts, state.queue.clock)
+    sampling = {**state.sampling, sample.number: sample.clock}
+    return replace(state, sampling=sampling, rollouts=state.rollouts + 1), sample
 
 
 def _taken(under_way: Mapping[int, T], number: int) -> tuple[T, dict[int, T]]:
@@ -318,26 +251,6 @@ def _taken(under_way: Mapping[int, T], number: int) -> tuple[T, dict[int, T]]:
     if number not in under_way:
         raise InternalError(f"number {number} is not under way; {sorted(under_way)} are")
     return under_way[number], {each: rest for each, rest in under_way.items() if each != number}
-
-
-@dataclass(frozen=True)
-class StellarisSchedule:
-    """The schedule of a job; `rule` is what the coordinator runs."""
-
-    config: StellarisConfig
-    ahead: int = 1
-    """In models of its time and cost, which see versions as rounds."""
-
-    def due(self, state: ScheduleState) -> tuple[RoundCommand, ...]:
-        """The commands that are due if versions were rounds, for models of time and cost.
-
-        A version's rollouts run while the one before it is made.
-        """
-        return PIPELINED.due(state)
-
-    def rule(self, actors: int) -> Stellaris:
-        """The transitions of a job that begins with so many actors; raises SpecError if they do not fit."""
-        return Stellaris(self.config, actors)
 
 
 class StellarisKind:
@@ -353,9 +266,9 @@ class StellarisKind:
                 f"{algorithm.name} does not say that it can (learns_from_earlier); use schedule.name synchronous"
             )
 
-    def make(self, config: ScheduleConfig) -> StellarisSchedule:
+    def make(self, config: ScheduleConfig) -> Stellaris:
         assert isinstance(config, StellarisConfig)
-        return StellarisSchedule(config)
+        return Stellaris(config)
 
 
 SCHEDULE = StellarisKind()

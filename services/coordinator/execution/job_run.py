@@ -15,19 +15,20 @@ from marless.core.group import Versions
 from marless.core.log import structlog
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.stellaris import StellarisSchedule
+from marless.jobs.schedules.overlapping import OverlappingConfig
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
 from marless.storage.checkpoint import CheckpointProgress
 from services.coordinator.execution import recording
-from services.coordinator.execution.asynchronous import Asynchronous
 from services.coordinator.execution.backoff import PASSING, doing
 from services.coordinator.execution.cancellation import CANCELLED
+from services.coordinator.execution.executor import Executor
 from services.coordinator.execution.parts import StatusAccess, assemble
 from services.coordinator.execution.planning import RoundPlan, ending, may_end
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import SavedEpoch
-from services.coordinator.execution.rounds import Rounds
+from services.coordinator.execution.round_commands import RoundCommands
+from services.coordinator.execution.version_commands import VersionCommands
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
@@ -176,16 +177,16 @@ class JobRun:
                 self._note_success()
                 plan = self._parts.planner.plan(self._journal.versions, ending(self._job.spec.stop, self._journal))
 
-    def _executor(self) -> Asynchronous | Rounds:
+    def _executor(self) -> Executor[Any]:  # Any: each schedule has states of its own
         """What executes the job's schedule."""
-        schedule, about = self._job.schedule, (self._is_last, self._tell)
-        if isinstance(schedule, StellarisSchedule):
-            return Asynchronous(self._parts, schedule, *about)
-        return Rounds(self._parts, schedule, *about)
+        schedule, config = self._job.schedule, self._job.spec.schedule
+        kind = VersionCommands if config.overlapping else RoundCommands
+        commands = kind(self._parts, schedule, self._is_last, self._tell)
+        return Executor(schedule, commands, config.to_repeat if isinstance(config, OverlappingConfig) else ())
 
     def _acting(self) -> Versions:
         """The versions that act in the next round, if they are older than the newest ones."""
-        if self._job.spec.schedule.overlapping or not (self._job.schedule.ahead and self._journal.rounds):
+        if not (self._job.schedule.ahead and self._journal.rounds):
             return {}
         return self._parts.planner.again().versions
 

@@ -14,7 +14,7 @@ from marless.core.machine import MachineRecord
 from marless.core.settings import Measure
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import Distances, InvocationRecord
-from marless.jobs.schedules.stellaris import Learn
+from marless.jobs.schedules.base import Learn
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums
 from marless.rpc.param_store import PolicyStore
 

@@ -157,7 +157,6 @@ class Recovery:
         if (
             checkpoint
             and self._job.schedule.ahead
-            and not self._job.spec.schedule.overlapping
             and not any(EARLIER in p.blobs for p in checkpoint.policies.values())
         ):
             raise SpecError(

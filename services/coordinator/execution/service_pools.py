@@ -13,7 +13,7 @@ from marless.core.limits import MAX_TIMEOUT_S
 from marless.core.machine import MachineRecord
 from marless.core.settings import Measure
 from marless.jobs.job import PreparedJob
-from marless.jobs.schedules.stellaris import Learn
+from marless.jobs.schedules.base import Learn
 from marless.jobs.spec import spaces_to_json
 from marless.learning.data.returns import returns_of
 from marless.learning.envs.base import agents_checksum

@@ -13,17 +13,17 @@ from marless.core.limits import MAX_KEPT
 from marless.core.machine import MachineRecord
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import AggregationRecord, Distances, GradientRecord, InvocationRecord, RoundRecord
-from marless.jobs.schedules.arrivals import Arrival, written
-from marless.jobs.schedules.stellaris import Learn, StellarisProgress, learner_of
-from marless.jobs.schedules.stellaris_config import StellarisConfig
+from marless.jobs.schedules.base import Learn, Publish
+from marless.jobs.schedules.events import ScheduleEvent, written
+from marless.jobs.schedules.overlapping import Overlapping, learner_of
 from marless.jobs.usage import PARAMETER
-from marless.learning.aggregation.queue import GradientBatch
 from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import AggregationReply, WeightedGradient
 from services.coordinator.execution import recording
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.evaluations import outstanding
+from services.coordinator.execution.executor import Result
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import GradientResult, Rollout, RolloutResult, Update
@@ -39,7 +39,7 @@ SPARE_VERSIONS = 2
 class PendingVersion:
     """What has happened since the newest version."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
+    events: list[ScheduleEvent] = field(default_factory=list)
     invocations: list[InvocationRecord] = field(default_factory=list)
     episodes: list[EpisodeSums] = field(default_factory=list)
     metrics: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
@@ -52,14 +52,14 @@ class PendingVersion:
         """What an earlier coordinator has written, without its events."""
         return cls(invocations=list(pending.invocations), episodes=[pending.sums] if pending.sums else [])
 
-    def add(self, arrival: Arrival, result: RolloutResult | GradientResult | None = None) -> None:
+    def add(self, event: ScheduleEvent, result: Result = None) -> None:
         """Add an event, with what has arrived."""
-        self.arrivals.append(arrival)
+        self.events.append(event)
         if result:
             self.invocations += result.invocations
         if isinstance(result, RolloutResult):
             self.episodes.append(result.sums)
-        elif result:
+        elif isinstance(result, GradientResult):
             self.metrics.append(result.metrics)
             self.distances.append(result.distances)
 
@@ -72,7 +72,7 @@ class PendingVersion:
             returns=returns_of(self.episodes),
             invocations=tuple(self.invocations),
             actors=actors,
-            arrivals=written(self.arrivals),
+            arrivals=written(self.events),
             metrics=mean(self.metrics),
             distances=mean_distances(self.distances),
             sums=Sums.of(self.episodes),
@@ -115,8 +115,8 @@ class NextVersion:
     """What the next version is made of."""
 
     plan: RoundPlan
-    aggregation: GradientBatch
-    progress: StellarisProgress
+    command: Publish
+    state: Overlapping
     """After it."""
     learns: Mapping[int, Learn]
     """What the learners of its gradients did."""
@@ -130,15 +130,14 @@ class NextVersion:
     @property
     def learners(self) -> list[int]:
         """The learners of its gradients, in order of arrival."""
-        return [learner_of(each.gradient) for each in self.aggregation.gradients]
+        return [learner_of(each.gradient) for each in self.command.aggregation.gradients]
 
 
 class Versions:
     """Publishes and records the versions of one job, and evaluates those that are due, beside later ones."""
 
-    def __init__(self, parts: Parts, config: StellarisConfig, is_last: Callable[[RoundRecord], bool]) -> None:
+    def __init__(self, parts: Parts, is_last: Callable[[RoundRecord], bool]) -> None:
         self._parts = parts
-        self._config = config
         self._is_last = is_last
         self._evaluating: tuple[RoundRecord, asyncio.Task[Rollout]] | None = None
 
@@ -192,11 +191,11 @@ class Versions:
         return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
 
     async def _applied(self, version: NextVersion, gradients: StoredGradients) -> AggregationReply:
-        parts, plan, rule = self._parts, version.plan, self._config.aggregation
+        parts, plan = self._parts, version.plan
         config = parts.job.spec.algorithm
         weighted = [
             WeightedGradient(gradients.of(learner), weight)
-            for learner, weight in zip(version.learners, version.aggregation.weights, strict=True)
+            for learner, weight in zip(version.learners, version.command.aggregation.weights, strict=True)
         ]
         return await parts.pools.store.aggregate(
             parts.job_id,
@@ -206,20 +205,20 @@ class Versions:
             weighted,
             config.net_steps(plan.env_steps),
             sources=version.clocks.sources,
-            separate=rule.step == "separate",
+            separate=version.command.separate,
             discarded=gradients.unneeded,
-            keep=self.kept(version.progress, version.progress.queue.clock),
+            keep=self.kept(version.state, version.state.queue.clock),
         )
 
-    def kept(self, progress: StellarisProgress, clock: int) -> int:
+    def kept(self, state: Overlapping, clock: int) -> int:
         """How many of the newest versions are to be kept once there is one of this clock."""
-        return min(clock - self._oldest_in_use(progress) + SPARE_VERSIONS, MAX_KEPT)
+        return min(clock - self._oldest_in_use(state) + SPARE_VERSIONS, MAX_KEPT)
 
-    def _oldest_in_use(self, progress: StellarisProgress) -> int:
+    def _oldest_in_use(self, state: Overlapping) -> int:
         """The clock of the oldest version that something under way may still read."""
         evaluating = [self._evaluating[0].round + 1] if self._evaluating else []
-        learning = [clock for each in progress.learning.values() for clock in (each.clock, *each.peers)]
-        return min([progress.queue.clock, *progress.sampling.values(), *learning, *evaluating])
+        learning = [clock for each in state.learning.values() for clock in (each.clock, *each.peers)]
+        return min([state.queue.clock, *state.sampling.values(), *learning, *evaluating])
 
     def catch_up(self) -> None:
         """What is done while a version is made: pending.json becomes durable, costs are added up."""
@@ -251,7 +250,7 @@ class Versions:
 
 
 def _aggregation(version: NextVersion, gradients: StoredGradients) -> AggregationRecord:
-    found, progress, counts = version.aggregation, version.progress, version.progress.queue.counts
+    found, state, counts = version.command.aggregation, version.state, version.state.queue.counts
     return AggregationRecord(
         arrivals=version.pending.arrivals,
         gradients=tuple(
@@ -267,11 +266,11 @@ def _aggregation(version: NextVersion, gradients: StoredGradients) -> Aggregatio
         ),
         because=found.because,
         bound=found.bound,
-        sampling=len(progress.sampling),
-        waiting=len(progress.waiting),
-        learning=len(progress.learning),
-        dropped=progress.dropped,
-        lost=progress.lost + counts.lost,
+        sampling=len(state.sampling),
+        waiting=len(state.waiting),
+        learning=len(state.learning),
+        dropped=state.dropped,
+        lost=state.lost + counts.lost,
         refused=counts.repeated + counts.too_stale + counts.from_future + counts.other_scope,
     )
 

@@ -15,7 +15,7 @@ from marless.core.settings import Measure
 from marless.core.state import PolicyState
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import InvocationRecord
-from marless.jobs.schedules.stellaris import Learn
+from marless.jobs.schedules.base import Learn
 from marless.learning.data.player import EnvKey, Mode
 from marless.learning.data.returns import returns_of
 from marless.learning.data.trajectory import Trajectory

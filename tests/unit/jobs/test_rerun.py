@@ -8,8 +8,9 @@ import yaml
 from marless.core.errors import SpecError
 from marless.jobs import spec
 from marless.jobs.asynchronous_run import replayed
-from marless.jobs.schedules.arrivals import read
-from marless.jobs.schedules.stellaris_config import MAX_ORDER, StellarisConfig
+from marless.jobs.schedules.events import read
+from marless.jobs.schedules.overlapping import MAX_ORDER
+from marless.jobs.schedules.stellaris import StellarisConfig
 from tests.unit.cost.billing.rounds import job
 from tests.unit.jobs.test_record import record
 from tests.unit.jobs.test_version_report import RUN

@@ -22,7 +22,7 @@ from marless.cost.simulation.cluster import (
 )
 from marless.cost.simulation.virtual import VirtualRun
 from marless.jobs.record import PhaseSeconds
-from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.jobs.schedules.rounds import PIPELINED
 from tests.unit.cost.billing.rounds import invocation, round_of
 
 FUNCTIONS = FunctionsSpec()
@@ -206,7 +206,7 @@ def test_actors_beside_an_update_take_the_slots_that_learners_leave(slots, first
     take turns beside it, and end with it."""
     learner = invocation("policy", 104.0, 108.0, name="a", queued_s=104.0)
     record = round_of(*actors(2.0, 2.0), learner, policies=("a",), phases=phases(rollout=4.0, update=4.0))
-    first, run = ModelledRun(VirtualRun(PIPELINED)).after(record, FUNCTIONS, slots)
+    first, run = ModelledRun(VirtualRun.of(PIPELINED)).after(record, FUNCTIONS, slots)
     second, run = run.after(record, FUNCTIONS, slots)
     third, _ = run.after(record, FUNCTIONS, slots)
     assert first == phases(rollout=first_s, update=4.0)

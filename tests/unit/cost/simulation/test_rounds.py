@@ -12,7 +12,7 @@ from marless.cost.simulation.durations import DurationModel
 from marless.cost.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
 from marless.jobs.job import Function
 from marless.jobs.record import Distances, GroupRecord, PhaseSeconds
-from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.jobs.schedules.rounds import SYNCHRONOUS
 from marless.jobs.usage import usage
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.learner import Scope

@@ -7,13 +7,17 @@ import pytest
 
 from marless.core.errors import InternalError, SpecError
 from marless.cost.simulation.virtual import VirtualRun
-from marless.jobs.schedules.base import RollOut, ScheduleState, Train, is_due
+from marless.jobs.schedules.base import RollOut, Train, is_due
 from marless.jobs.schedules.contract import check_schedule
-from marless.jobs.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.jobs.schedules.pipelined import PipelinedConfig
 from marless.jobs.schedules.registry import SCHEDULES, made, schedule
-from marless.jobs.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.jobs.schedules.synchronous import SynchronousConfig
+from marless.jobs.schedules.rounds import (
+    PIPELINED,
+    SYNCHRONOUS,
+    PipelinedConfig,
+    Rounds,
+    RoundSchedule,
+    SynchronousConfig,
+)
 from marless.jobs.spec import parse
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.algos.registry import ALGORITHMS, algorithm
@@ -27,30 +31,30 @@ def test_ours_keep_the_contract(name):
 
 
 def test_a_synchronous_round_is_rolled_out_then_trained():
-    assert SYNCHRONOUS.due(ScheduleState(recorded=3)) == (RollOut(3, decided=3),)
-    assert SYNCHRONOUS.due(ScheduleState(recorded=3, rolled_out=frozenset((3,)))) == (Train(3),)
+    assert SYNCHRONOUS.due(Rounds(recorded=3)) == (RollOut(3, clock=3),)
+    assert SYNCHRONOUS.due(Rounds(recorded=3, rolled_out=frozenset((3,)))) == (Train(3),)
 
 
 @pytest.mark.parametrize(
     ("rolled_out", "last", "due"),
     [
-        ((), None, (RollOut(3, decided=2),)),  # what an earlier failure has lost
-        ((3,), None, (Train(3), RollOut(4, decided=3))),
+        ((), None, (RollOut(3, clock=2),)),  # what an earlier failure has lost
+        ((3,), None, (Train(3), RollOut(4, clock=3))),
         ((3, 4), None, (Train(3),)),
         ((3,), 3, (Train(3),)),
-        ((3,), 4, (Train(3), RollOut(4, decided=3))),
+        ((3,), 4, (Train(3), RollOut(4, clock=3))),
     ],
 )
 def test_a_pipelined_round_is_rolled_out_while_the_one_before_is_trained(rolled_out, last, due):
-    assert PIPELINED.due(ScheduleState(recorded=3, rolled_out=frozenset(rolled_out), last=last)) == due
+    assert PIPELINED.due(Rounds(recorded=3, rolled_out=frozenset(rolled_out), last=last)) == due
 
 
 def test_the_first_two_pipelined_rounds_act_with_the_first_versions():
-    assert PIPELINED.due(ScheduleState(recorded=0)) == (RollOut(0, decided=0),)
-    assert PIPELINED.due(ScheduleState(recorded=0, rolled_out=frozenset((0,)))) == (Train(0), RollOut(1, decided=0))
+    assert PIPELINED.due(Rounds(recorded=0)) == (RollOut(0, clock=0),)
+    assert PIPELINED.due(Rounds(recorded=0, rolled_out=frozenset((0,)))) == (Train(0), RollOut(1, clock=0))
 
 
-class Scripted:
+class Scripted(RoundSchedule):
     """A synchronous schedule with one thing wrong."""
 
     def __init__(self, wrong, ahead=0) -> None:
@@ -104,7 +108,7 @@ def test_what_breaks_the_contract_is_noticed(wrong, ahead, sentence):
 
 
 def test_rounds_that_follow_each_other_take_their_durations():
-    times, run = VirtualRun(SYNCHRONOUS).round(lambda _: 2.0, lambda _: 3.0)
+    times, run = VirtualRun.of(SYNCHRONOUS).round(lambda _: 2.0, lambda _: 3.0)
     assert (times.began_s, times.waited_s, times.ended_s) == (0.0, 2.0, 5.0)
     assert (run.recorded, run.ahead) == (1, ())
     times, _ = run.rest(9.0).round(lambda began_s: 1.0 + began_s, lambda began_s: began_s)
@@ -114,15 +118,15 @@ def test_rounds_that_follow_each_other_take_their_durations():
 @pytest.mark.parametrize(("rollout_s", "idle_s", "waited_s"), [(2.0, 0.0, 0.0), (4.0, 0.0, 1.0), (4.0, 0.5, 0.5)])
 def test_a_round_waits_only_for_what_its_rollout_takes_longer_than_the_update_before(rollout_s, idle_s, waited_s):
     """The rollout of the second round begins at 2, with the first update, which is recorded at 5."""
-    times, run = VirtualRun(PIPELINED).round(lambda _: 2.0, lambda _: 3.0)
+    times, run = VirtualRun.of(PIPELINED).round(lambda _: 2.0, lambda _: 3.0)
     assert (times.began_s, times.waited_s, times.ended_s) == (0.0, 2.0, 5.0)
     times, run = run.rest(idle_s).round(lambda _: rollout_s, lambda _: 3.0)
     assert (times.began_s, times.waited_s, times.ended_s) == (-3.0 - idle_s, waited_s, waited_s + 3.0)
-    assert run.ahead == ((RollOut(2, decided=1), -3.0),)
+    assert run.ahead == ((RollOut(2, clock=1), -3.0),)
 
 
 def test_nothing_is_rolled_out_beside_the_last_update():
-    _, run = VirtualRun(PIPELINED, last=0).round(lambda _: 2.0, lambda _: 3.0)
+    _, run = VirtualRun.of(PIPELINED, last=0).round(lambda _: 2.0, lambda _: 3.0)
     assert run.ahead == ()
 
 
@@ -139,9 +143,9 @@ def test_an_algorithm_that_must_see_what_its_present_policies_do_is_refused():
 
 def test_a_schedule_that_stands_still_is_a_defect():
     with pytest.raises(InternalError, match="does not roll out round 1"):
-        VirtualRun(Scripted(lambda state: ())).round(lambda _: 1.0, lambda _: 1.0)
+        VirtualRun.of(Scripted(lambda state: ())).round(lambda _: 1.0, lambda _: 1.0)
     with pytest.raises(InternalError, match="does not train round 1"):
-        VirtualRun(Scripted(lambda state: (RollOut(0, 0),))).round(lambda _: 1.0, lambda _: 1.0)
+        VirtualRun.of(Scripted(lambda state: (RollOut(0, 0),))).round(lambda _: 1.0, lambda _: 1.0)
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(2, (2, 4)), (1, (1, 2, 3, 4)), (0, ()), (5, ())])

@@ -1,4 +1,4 @@
-"""Executes the two commands of a schedule: `RollOut`, with its room in the learner pool, and `Train`, with the record.
+"""What the commands of a schedule that trains in rounds do: a round's rollout, and its update with the record.
 
 Evaluations run beside the update and after it.
 """
@@ -7,20 +7,105 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
-from marless.core.errors import CancelledJobError, StaleError
+from marless.core.errors import CancelledJobError, InternalError, StaleError
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.base import Command, RollOut, Schedule, Step, Train, after
+from marless.jobs.schedules.events import ScheduleEvent
+from marless.jobs.schedules.rounds import Rounds
 from marless.rpc.concurrency import both, to_the_end
 from services.coordinator.execution import recording
+from services.coordinator.execution.executor import Result, Resumed
 from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
 from services.coordinator.state.status import PendingRollout
 
 
-async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
+class RoundCommands:
+    """The rounds of one job.
+
+    Args:
+        parts: Of the job.
+        schedule: Of the job.
+        is_last: Whether a round that is not recorded yet may be the job's last: then it evaluates its own policies.
+        told: Called once a round is recorded, with the record before it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        schedule: Schedule[Rounds],
+        is_last: Callable[[RoundRecord], bool],
+        told: Callable[[RoundRecord | None], None],
+    ) -> None:
+        self._parts = parts
+        self._schedule = schedule
+        self._is_last = is_last
+        self._told = told
+
+    async def resume(self) -> Resumed[Rounds]:
+        """Go on after the recorded rounds, and those that are rolled out."""
+        events, rounds = list[ScheduleEvent](), self._parts.journal.rounds
+        if (last := self.last_round()) is not None:
+            events.append(ScheduleEvent("last", last))
+        if rounds:
+            events.append(ScheduleEvent("version", rounds - 1))
+        events += [ScheduleEvent("rollout", each) for each in sorted(self._parts.rolled_out.rounds)]
+        state = after(self._schedule, self._parts.job.spec.actors.count, events).state
+        return Resumed(state, self._schedule.under_way(state), 0)
+
+    def last_round(self) -> int | None:
+        """Follows from `stop`: what was sampled ahead counts, too."""
+        rolled_out, stop = self._parts.rolled_out, self._parts.job.spec.stop
+        if stop.env_steps is not None and rolled_out.rounds and rolled_out.env_steps >= stop.env_steps:
+            return max(rolled_out.rounds)
+        return None if stop.rounds is None else stop.rounds - 1
+
+    def enter(self, plan: RoundPlan, state: Rounds, *, fixed: bool) -> tuple[ScheduleEvent, ...]:
+        """The commands themselves obey the plan."""
+        return ()
+
+    def begins(self, command: Command, plan: RoundPlan, state: Rounds) -> None:
+        """What has led to a command is in the records."""
+
+    async def do(self, command: Command, plan: RoundPlan, state: Rounds) -> Result:
+        """Run a round's actors, or its update; `plan` is that of the round that is trained next."""
+        match command:
+            case RollOut(round_, clock):
+                acting = plan if clock == plan.round else self._parts.planner.again()
+                return await _roll_out(self._parts, round_, acting)
+            case Train():
+                before = self._parts.journal.last
+                await self._parts.flusher.done()
+                await _train(self._parts, plan, self._is_last)
+                self._told(before)
+                return None
+        raise InternalError(f"{command} is no command of a schedule that trains in rounds")
+
+    def happened(self, event: ScheduleEvent, result: Result, step: Step[Rounds]) -> None:
+        """A round begins with the end of the one before, if its rollout began beside that."""
+        if event.kind == "version" and self._parts.rolled_out.actors(event.number + 1):
+            self._parts.timing.begin(event.number + 1)
+
+    def waiting(self, plan: RoundPlan) -> AbstractAsyncContextManager[None]:
+        """A round's commands have steps of their own."""
+        return nullcontext()
+
+    def in_flight(self, state: Rounds) -> int:
+        """Nothing can be lost: a command that fails is repeated after a recovery."""
+        return 0
+
+    def recorded(self, round_: int) -> bool:
+        return self._parts.journal.rounds > round_
+
+    async def stop(self) -> None:
+        """Nothing runs beside the commands."""
+
+
+async def _roll_out(parts: Parts, round_: int, plan: RoundPlan) -> PendingRollout:
     """Run the actors of a round by this plan, and write the outcome to pending.json before its update."""
     epoch, journal = parts.recovery.epoch, parts.journal
     parts.rolled_out.begin(round_, plan.actors)
@@ -44,20 +129,20 @@ async def roll_out(parts: Parts, round_: int, plan: RoundPlan) -> None:
             epoch=epoch,
         )
     parts.lanes.put(round_, rollout.carries)
-    parts.rolled_out.put(
-        PendingRollout(
-            round=round_,
-            rollout_s=parts.timing.waited_s(round_),
-            env_steps=rollout.env_steps,
-            returns=rollout.returns,
-            invocations=rollout.invocations,
-            lanes=recording.left(lanes, rollout.lanes),
-            actors=plan.actors,
-        )
+    pending = PendingRollout(
+        round=round_,
+        rollout_s=parts.timing.waited_s(round_),
+        env_steps=rollout.env_steps,
+        returns=rollout.returns,
+        invocations=rollout.invocations,
+        lanes=recording.left(lanes, rollout.lanes),
+        actors=plan.actors,
     )
+    parts.rolled_out.put(pending)
+    return pending
 
 
-async def train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], bool]) -> None:
+async def _train(parts: Parts, plan: RoundPlan, is_last: Callable[[RoundRecord], bool]) -> None:
     """Train the round of this plan, run the evaluations that are due, and append the record durably.
 
     Args:

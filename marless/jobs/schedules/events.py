@@ -1,4 +1,7 @@
-"""The events of an asynchronous job (schedule `stellaris`), in order, as records and replays have them."""
+"""The events that a schedule follows, and their form in the records of a job whose rollouts overlap.
+
+A round begins with what happened since the version before it, in order, so that a job can be recovered, and repeated.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Literal
 
 from marless.core.errors import SpecError, shown
 
-Kind = Literal["rollout", "gradient", "lost rollout", "lost gradient", "actors", "restart"]
+Kind = Literal["rollout", "gradient", "lost rollout", "lost gradient", "actors", "restart", "version", "last"]
 _LETTERS: dict[str, Kind] = {
     "r": "rollout",
     "g": "gradient",
@@ -24,14 +27,19 @@ _WORD = re.compile(r"([rgRGa])(\d{1,15})(?::(\d{1,15}))?|x")
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """One event."""
+class ScheduleEvent:
+    """One event.
+
+    - rollout, gradient: a command has ended, and what it made is there; lost: it has failed for good.
+    - version: the round of this number is recorded, and with it all rounds before.
+    - last: the job ends with the round of this number.
+    - actors: so many rollouts are to be under way from now on.
+    - restart: what was under way or waited has been lost, as after a restore from a checkpoint.
+    """
 
     kind: Kind
-    """rollout, gradient: it has come; lost: it has failed for good; actors: so many are to be under way from now on;
-    restart: what was under way or waited has been lost, as after a restore from a checkpoint."""
     number: int = 0
-    """Of the rollout or learner; for actors, how many."""
+    """Of the rollout, learner or round; for actors, how many."""
     env_steps: int = 0
     """Of a rollout."""
 
@@ -42,23 +50,23 @@ class Arrival:
         return f"{letter}{self.number}:{self.env_steps}" if self.kind == "rollout" else f"{letter}{self.number}"
 
 
-def written(arrivals: Iterable[Arrival]) -> str:
+def written(events: Iterable[ScheduleEvent]) -> str:
     """Events as one text: "r0:500 r2:500 g0" are rollouts 0 and 2 of 500 env steps, and the gradient of learner 0.
 
-    R and G are lost ones, a8 means eight actors from now on, x is a restart.
+    R and G are lost ones, a8 means eight actors from now on, x is a restart. Versions have no word: each ends a record.
     """
-    return " ".join(map(str, arrivals))
+    return " ".join(map(str, events))
 
 
-def read(text: str) -> tuple[Arrival, ...]:
+def read(text: str) -> tuple[ScheduleEvent, ...]:
     """The inverse of `written`; raises SpecError, naming the word, for a text that it has not written."""
-    return tuple(map(_arrival, text.split()))
+    return tuple(map(_event, text.split()))
 
 
-def _arrival(word: str) -> Arrival:
+def _event(word: str) -> ScheduleEvent:
     found = _WORD.fullmatch(word)
     if found is None or (found[3] is not None) != (found[1] == "r"):
         raise SpecError(f"{shown(word)} is no event of an asynchronous job, such as r12:500, g3, R4, G5, a8 or x")
     if found[1] is None:
-        return Arrival("restart")
-    return Arrival(_LETTERS[found[1]], int(found[2]), int(found[3] or 0))
+        return ScheduleEvent("restart")
+    return ScheduleEvent(_LETTERS[found[1]], int(found[2]), int(found[3] or 0))
