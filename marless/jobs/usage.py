@@ -83,7 +83,16 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[FunctionUse, .
 
 def outside_of_passes(hosts: Iterable[InvocationRecord], inner: Sequence[InvocationRecord]) -> float:
     """Seconds that learners spent outside of any function's pass: their durations minus the union of the passes."""
-    return sum(_wall(host) - _covered(host, inner) for host in hosts)
+    outside_s = 0.0
+    for host in hosts:
+        # Passes of an earlier learner do not count.
+        covered, reached = 0.0, host.start_s
+        for each in sorted(inner, key=attrgetter("start_s")):
+            end_s = min(each.end_s, host.end_s)
+            covered += max(end_s - max(each.start_s, reached), 0.0)
+            reached = max(reached, end_s)
+        outside_s += _wall(host) - covered
+    return outside_s
 
 
 def _shares(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord]) -> Iterator[float]:
@@ -96,16 +105,6 @@ def _shares(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord]
 
 def _wall(invocation: InvocationRecord) -> float:
     return max(invocation.end_s - invocation.start_s, 0.0)
-
-
-def _covered(host: InvocationRecord, inner: Iterable[InvocationRecord]) -> float:
-    """Seconds of a learner's duration in which at least one pass ran; passes of an earlier learner do not count."""
-    covered, reached = 0.0, host.start_s
-    for each in sorted(inner, key=attrgetter("start_s")):
-        end_s = min(each.end_s, host.end_s)
-        covered += max(end_s - max(each.start_s, reached), 0.0)
-        reached = max(reached, end_s)
-    return covered
 
 
 def _use(

@@ -187,28 +187,25 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     from marless.cost.comparison import table
     from marless.cost.comparison.runs import figures, preset_jobs
     from marless.jobs import presets as ways
+    from marless.learning.envs import registry
+    from marless.learning.policies.evaluation import against_chance, competitive
+    from marless.storage.saved_policies import load_policy
 
+    # In a competitive job, each side is evaluated against random opponents, too.
+    compete = competitive(registry.spaces(asked.job.env.name, asked.job.env.arguments))
+    sides: Mapping[str, Side] = {}
     place, specs = ComparisonFolder((asked.folder / "runs").resolve()), preset_jobs(asked.job, asked.presets)
     found = []
     for run in runs:
         recorded = place.read(run)
-        sides = _sides(asked.job, place.runs / run.id, run.seed)
+        if compete:
+            team, episodes = load_policy(place.runs / run.id), asked.job.evaluation.episodes
+            sides = against_chance(team, episodes=episodes, seed=run.seed)
         for name in run.presets:
             spec = specs[name].model_copy(update={"seed": run.seed})
             found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots, sides=sides))
     settings = {name: ways.own_settings(spec) for name, spec in specs.items()}
     return table.compared(asked.job.name, asked.slots, asked.presets, settings, found)
-
-
-def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
-    """The evaluation of each side of a competitive job against random opponents; empty for other jobs."""
-    from marless.learning.envs import registry
-    from marless.learning.policies.evaluation import against_chance, competitive
-    from marless.storage.saved_policies import load_policy
-
-    if not competitive(registry.spaces(job.env.name, job.env.arguments)):
-        return {}
-    return against_chance(load_policy(folder), episodes=job.evaluation.episodes, seed=seed)
 
 
 def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
@@ -224,7 +221,13 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
         say(f"not drawn: {error}")
     if asked.document:
         picture = Path("images", f"compare-{asked.job.name}.png")
-        _copy(asked.folder / _PICTURE, asked.document.parent / picture)
+        if (asked.folder / _PICTURE).exists():  # else drawing failed, which has been said
+            target = asked.document.parent / picture
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(asked.folder / _PICTURE, target)
+            except OSError as error:
+                raise UnavailableError(f"{target}: cannot be written ({error.strerror})") from None
         block = report.block(comparison, said, command=asked.command, picture=picture.as_posix())
         report.write_block(asked.document, asked.job.name, block)
         say(f"written: {asked.document}")
@@ -233,16 +236,6 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
     else:
         show_object(fields, asked.job.name, output)
     say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
-
-
-def _copy(picture: Path, target: Path) -> None:
-    if not picture.exists():
-        return  # drawing failed, which has been reported
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, target)
-    except OSError as error:
-        raise UnavailableError(f"{target}: cannot be written ({error.strerror})") from None
 
 
 def _show(comparison: Comparison, statements: Sequence[str]) -> None:

@@ -103,7 +103,10 @@ def export(
     """
     with _disk(), Working(f"exporting {source}"), _here(source, round_) as place:
         team = _loaded(place, round_, runs)
-        name = policy or _only(team, source)
+        names = list(team.policies)
+        if not policy and len(names) > 1:
+            raise SpecError(f"{source} holds {len(names)} policies; choose one with --policy: {', '.join(names)}")
+        name = policy or names[0]
         if is_address(to):
             _export_to_bucket(team, name, to)
         else:
@@ -146,13 +149,6 @@ def _loaded(source: str, round_: int | None, runs: Path) -> Team:
     for warning in caught:
         say(str(warning.message))
     return team
-
-
-def _only(team: Team, source: str) -> str:
-    names = list(team.policies)
-    if len(names) > 1:
-        raise SpecError(f"{source} holds {len(names)} policies; choose one with --policy: {', '.join(names)}")
-    return names[0]
 
 
 def _options(given: Sequence[str]) -> dict[str, object]:

@@ -196,8 +196,14 @@ class TrainingProgress:
     def _line(self, record: RoundRecord) -> str:
         learners = sum(invocation.function == "learner" for invocation in record.invocations)
         parts = [self._round(record), f"{record.env_steps:,} env steps"]
-        if rate := self._rate():
-            parts.append(f"{rate:,.0f}/s")
+        first, last = self._recent[0], self._recent[-1]
+        if first is last:  # a single round tells the rate only if it is the first
+            steps, spent_s = (last.env_steps if last.round == 0 else 0), last.spent_s
+        else:
+            steps = last.env_steps - first.env_steps
+            spent_s = self._course[-1][1] - self._course[0][1]
+        if steps > 0 and spent_s > 0:
+            parts.append(f"{steps / spent_s:,.0f}/s")
         if self._greedy is not None:
             parts.append(f"greedy return {self._greedy.mean:.2f}")
             if self._greedy.win_rate is not None:
@@ -211,16 +217,6 @@ class TrainingProgress:
     def _round(self, record: RoundRecord) -> str:
         of = f" of {self._stop.rounds:,}" if self._stop and self._stop.rounds else ""
         return f"round {record.round + 1:,}{of}"
-
-    def _rate(self) -> float:
-        """Env steps per second of training over the recent rounds; 0 if a single round does not tell."""
-        first, last = self._recent[0], self._recent[-1]
-        if first is last:
-            steps, spent_s = (last.env_steps if last.round == 0 else 0), last.spent_s
-        else:
-            steps = last.env_steps - first.env_steps
-            spent_s = self._course[-1][1] - self._course[0][1]
-        return max(steps / spent_s, 0.0) if spent_s > 0 else 0.0
 
 
 def _columns(*, wide: bool) -> list[ProgressColumn]:

@@ -210,9 +210,11 @@ class _Row:
     state: str
     jobs: Sequence[Job]
 
-    def known(self, of: Callable[[Job], float | None]) -> list[float]:
-        """The known values of a quantity for its jobs."""
-        return [value for job in self.jobs if (value := of(job)) is not None]
+    def mean(self, of: Callable[[Job], float | None]) -> tuple[float | None, float | None]:
+        """Mean of the known values of a quantity, and its standard error; None for what too few values do not tell."""
+        known = [value for job in self.jobs if (value := of(job)) is not None]
+        error = statistics.stdev(known) / len(known) ** 0.5 if len(known) > 1 else None
+        return (statistics.fmean(known) if known else None), error
 
 
 def show_sweep(runs: Sequence[SweepRun], jobs: Sequence[Job], output: Output) -> None:
@@ -258,16 +260,16 @@ def _settings(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> list[dict[str, A
     """The mean of each setting over its seeds."""
     found = []
     for setting, members in _by_setting(runs, jobs).items():
-        returns = [job.greedy_return for job in members if job.greedy_return is not None]
-        wins = [job.win_rate for job in members if job.win_rate is not None]
+        row = _Row(setting, "", members)
+        mean, error = row.mean(lambda job: job.greedy_return)
         found.append(
             {
                 "setting": setting,
                 "seeds": len(members),
                 "succeeded": sum(job.state == "SUCCEEDED" for job in members),
-                "return": statistics.fmean(returns) if returns else None,
-                "standard_error": _standard_error(returns),
-                "win_rate": statistics.fmean(wins) if wins else None,
+                "return": mean,
+                "standard_error": error,
+                "win_rate": row.mean(lambda job: job.win_rate)[0],
             }
         )
     return found
@@ -278,10 +280,6 @@ def _by_setting(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> dict[str, list
     for run, job in zip(runs, jobs, strict=True):
         found.setdefault(run.setting, []).append(job)
     return found
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def _rows(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> list[_Row]:
@@ -298,13 +296,16 @@ def _rows(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> list[_Row]:
 
 def _columns(rows: Sequence[_Row]) -> list[TableColumn]:
     def column(title: str, of: Callable[[Job], float | None], text: Callable[[float], str], goes: int) -> TableColumn:
-        cells = [text(statistics.fmean(known)) if (known := row.known(of)) else "" for row in rows]
+        means = (row.mean(of)[0] for row in rows)
+        cells = ["" if mean is None else text(mean) for mean in means]
         return TableColumn(title=title, cells=cells, right=True, goes=goes)
 
+    returns = (row.mean(lambda job: job.greedy_return) for row in rows)
+    shown = [number(mean) + ("" if error is None else f" ± {error:.2f}") for mean, error in returns]
     columns = [
         TableColumn(title="job", cells=[harmless(row.name) for row in rows]),
         TableColumn(title="state", cells=[row.state for row in rows]),
-        TableColumn(title="return", cells=[_return(row) for row in rows], right=True),
+        TableColumn(title="return", cells=shown, right=True),
         column("random", lambda job: job.random_return, number, 2),
         column("won", lambda job: job.win_rate, percent, 1),
         column("rounds", lambda job: job.rounds, "{:,.0f}".format, 5),
@@ -312,12 +313,3 @@ def _columns(rows: Sequence[_Row]) -> list[TableColumn]:
         column("USD", lambda job: (job.summary or {}).get("cost_usd"), "{:.4f}".format, 3),
     ]
     return [each for each in columns if each.title != "won" or any(each.cells)]
-
-
-def _return(row: _Row) -> str:
-    """A return, or the mean of several with its standard error, for display."""
-    known = row.known(lambda job: job.greedy_return)
-    if not known:
-        return ""
-    error = _standard_error(known)
-    return number(statistics.fmean(known)) + ("" if error is None else f" ± {error:.2f}")

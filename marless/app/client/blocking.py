@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from marless.app.client.asynchronous import CONTACT_S, PATIENCE_S, AsyncClient, IfExists
 from marless.app.client.jobs import Event, File, Info, Job, JobState, LogLine
@@ -135,7 +135,7 @@ class Client:
             asyncio.get_running_loop()
         except RuntimeError:
             return step()
-        return _InThread(self._runner, step).result()
+        return _in_thread(self._runner, step)
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         async def following() -> Result | None:
@@ -149,36 +149,31 @@ class Client:
                 self._run(items.aclose())
 
 
-class _InThread(Generic[Result]):
-    """Runs one step of our event loop on a temporary thread."""
+def _in_thread(runner: asyncio.Runner, step: Callable[[], Result]) -> Result:
+    """Run one step of our event loop on a temporary thread; Ctrl-C, or a notebook's interrupt, cancels its tasks."""
+    loop = runner.get_loop()
+    before = asyncio.all_tasks(loop)
+    outcome: Future[Result] = Future()
 
-    def __init__(self, runner: asyncio.Runner, step: Callable[[], Result]) -> None:
-        self._loop = runner.get_loop()
-        self._before = asyncio.all_tasks(self._loop)
-        self._step = step
-        self._outcome: Future[Result] = Future()
-        self._thread = threading.Thread(target=self._run_step, name="marless-client", daemon=True)
-
-    def result(self) -> Result:
-        """Wait for the result; Ctrl-C, or a notebook's interrupt, cancels the step's tasks."""
-        self._thread.start()
+    def run_step() -> None:
         try:
-            return self._outcome.result()
-        except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(self._cancel)
-            raise
-        finally:
-            self._thread.join()
-
-    def _run_step(self) -> None:
-        try:
-            self._outcome.set_result(self._step())
+            outcome.set_result(step())
         except BaseException as error:  # noqa: BLE001  # passed to the caller's thread
-            self._outcome.set_exception(error)
+            outcome.set_exception(error)
 
-    def _cancel(self) -> None:
-        for task in asyncio.all_tasks(self._loop) - self._before:
+    def cancel() -> None:
+        for task in asyncio.all_tasks(loop) - before:
             task.cancel()
+
+    thread = threading.Thread(target=run_step, name="marless-client", daemon=True)
+    thread.start()
+    try:
+        return outcome.result()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(cancel)
+        raise
+    finally:
+        thread.join()
 
 
 class _Interrupts:

@@ -15,7 +15,7 @@ from marless.app.cli.output import console, show_objects
 from marless.app.cli.working import Working
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 
 class Level(StrEnum):
@@ -66,6 +66,9 @@ def doctor(
     output: OutputOption = Output.table,
 ) -> None:
     """Check this machine, and say what to do; exit code 1 if a problem keeps jobs from running."""
+    from rich.table import Table
+    from rich.text import Text
+
     from marless.app.cli.doctor.examination import examine
     from marless.jobs import spec as specs
     from marless.jobs.examining import examined
@@ -75,20 +78,13 @@ def doctor(
         job = prepare(specs.load(job_file, []), examined) if job_file else None
         findings = list(examine(runs, job, deep=deep))
     if output is Output.table:
-        _show(findings)
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for finding in findings:
+            table.add_row(Text(finding.level, style=_COLOURS[finding.level]), finding.check, finding.found)
+            if finding.advice:
+                table.add_row("", "", Text(f"→ {finding.advice}", style="bold"))
+        console().print(table)
     else:
         show_objects([(finding.check, asdict(finding)) for finding in findings], output)
     if any(finding.level is Level.fail for finding in findings):
         raise typer.Exit(exits.ExitCode.ERROR)
-
-
-def _show(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for finding in findings:
-        table.add_row(Text(finding.level, style=_COLOURS[finding.level]), finding.check, finding.found)
-        if finding.advice:
-            table.add_row("", "", Text(f"→ {finding.advice}", style="bold"))
-    console().print(table)
