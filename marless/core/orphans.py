@@ -133,7 +133,7 @@ def end_of_dead_pools() -> None:
 
 def of_dead_pools() -> list[Orphan]:
     """What `end_of_dead_pools` would kill, the oldest first."""
-    running = {seen.pid: seen for seen in _processes() if seen.pid != os.getpid()}
+    running = {seen.pid: seen for seen in _others()}
     found = sorted(_below(running.values(), lambda seen: bool(seen.dead_pool)), key=lambda pid: running[pid].started)
     return [_orphan(running[pid], running) for pid in found]
 
@@ -153,7 +153,7 @@ def _orphan(seen: _Seen, running: Mapping[int, _Seen]) -> Orphan:
 def _end(wanted: Callable[[_Seen], bool]) -> None:
     """Kill the processes that match and all below them, except this one; repeat, because they may start more."""
     give_up_s = time.monotonic() + GONE_S
-    while found := _below([seen for seen in _processes() if seen.pid != os.getpid()], wanted):
+    while found := _below(_others(), wanted):
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -169,8 +169,10 @@ def _below(processes: Collection[_Seen], wanted: Callable[[_Seen], bool]) -> set
     return found
 
 
-def _processes() -> list[_Seen]:
-    return [seen for name in os.listdir("/proc") if name.isdecimal() and (seen := _look(int(name)))]  # noqa: PTH208
+def _others() -> list[_Seen]:
+    """All running processes but this one."""
+    found = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
+    return [seen for pid in found if pid != os.getpid() and (seen := _look(pid))]
 
 
 def _look(pid: int) -> _Seen | None:

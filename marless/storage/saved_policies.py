@@ -80,25 +80,21 @@ def _is_run(path: Path) -> bool:
 def _from_run(run_dir: Path, round_: int | None) -> Team:
     checkpoints = DiskCheckpoints(run_dir / "checkpoints")
     name = run_dir.resolve().name
+    while round_ is None and (known := checkpoints.rounds()):
+        try:
+            return _team(checkpoints.load(known[-1], _ACTING), run_dir)
+        except NotFoundError:
+            if checkpoints.rounds()[-1:] == known[-1:]:  # else the running job has just replaced it
+                raise
     if round_ is None:
-        return _team(_newest(checkpoints, name), run_dir)
+        raise NotFoundError(
+            f"job {name} has no checkpoint yet; one is written every checkpoint.every rounds and at the end"
+        )
     known = checkpoints.rounds()
     if round_ not in known:
         have = ", ".join(map(str, known)) or "none yet"
         raise NotFoundError(f"job {name} has no checkpoint after {round_} rounds; there is {have}")
     return _team(checkpoints.load(round_, _ACTING), run_dir)
-
-
-def _newest(checkpoints: DiskCheckpoints, name: str) -> Checkpoint:
-    while known := checkpoints.rounds():
-        try:
-            return checkpoints.load(known[-1], _ACTING)
-        except NotFoundError:
-            if checkpoints.rounds()[-1:] == known[-1:]:  # else the running job has just replaced it
-                raise
-    raise NotFoundError(
-        f"job {name} has no checkpoint yet; one is written every checkpoint.every rounds and at the end"
-    )
 
 
 def _team(saved: Checkpoint, run_dir: Path | None) -> Team:

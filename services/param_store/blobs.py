@@ -201,7 +201,18 @@ class BlobUploads:
                 f"a publish of {total} bytes; this store accepts {self.budget.limit_bytes} at most (--intake-bytes)"
             )
         async with self.room(job, total):
-            yield await _received(stream, parts, total)
+            buffer = memoryview(bytearray(total))
+            await chunks.read_data(stream, buffer)
+            blobs, at = [], 0
+            for part in parts:
+                blob = buffer[at : at + part.size_bytes]
+                on_this_thread = len(blob) <= HASH_INLINE_BYTES
+                hashed = hashlib.sha256(blob) if on_this_thread else await asyncio.to_thread(hashlib.sha256, blob)
+                if hashed.digest() != part.sha256:
+                    raise CorruptError(f"{part.name}: the bytes received do not match their sha256; send them again")
+                blobs.append(blob)
+                at += part.size_bytes
+            yield blobs
 
     @asynccontextmanager
     async def room(self, job: str, size_bytes: int) -> AsyncIterator[None]:
@@ -211,18 +222,3 @@ class BlobUploads:
             yield
         finally:
             self.budget.release(job, size_bytes)
-
-
-async def _received(stream: chunks.Frames, parts: Sequence[BlobPart], total: int) -> list[memoryview]:
-    buffer = memoryview(bytearray(total))
-    await chunks.read_data(stream, buffer)
-    blobs, at = [], 0
-    for part in parts:
-        blob = buffer[at : at + part.size_bytes]
-        on_this_thread = len(blob) <= HASH_INLINE_BYTES
-        hashed = hashlib.sha256(blob) if on_this_thread else await asyncio.to_thread(hashlib.sha256, blob)
-        if hashed.digest() != part.sha256:
-            raise CorruptError(f"{part.name}: the bytes received do not match their sha256; send them again")
-        blobs.append(blob)
-        at += part.size_bytes
-    return blobs

@@ -90,19 +90,7 @@ async def connected(provided: Provided) -> AsyncIterator[Redis]:
 
     Raises SpecError for an invalid or insecure URL, or a server that is too old; UnavailableError if none answers.
     """
-    pool = BlockingConnectionPool(**_settings(provided))
-    async with Redis(connection_pool=pool) as redis:
-        if found := await risk(redis, provided):
-            _log.warning("redis.may_lose_data", advice=found)
-        try:
-            yield redis
-        finally:
-            await pool.disconnect()
-
-
-def _settings(provided: Provided) -> dict[str, Any]:  # Any: as redis-py has them
-    own = {"username": provided.username} if provided.username else {}
-    return {
+    settings: dict[str, Any] = {  # Any: as redis-py has them
         "protocol": 2,
         "max_connections": CONNECTIONS,
         "timeout": CONNECTION_WAIT_S,
@@ -113,8 +101,17 @@ def _settings(provided: Provided) -> dict[str, Any]:  # Any: as redis-py has the
         # retries are the caller's, who knows the deadline.
         "retry": Retry(NoBackoff(), 1),
         **settings_of(provided.url, provided.password, insecure=provided.insecure),
-        **own,
     }
+    if provided.username:
+        settings["username"] = provided.username
+    pool = BlockingConnectionPool(**settings)
+    async with Redis(connection_pool=pool) as redis:
+        if found := await risk(redis, provided):
+            _log.warning("redis.may_lose_data", advice=found)
+        try:
+            yield redis
+        finally:
+            await pool.disconnect()
 
 
 async def risk(redis: Redis, provided: Provided) -> str:

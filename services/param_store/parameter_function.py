@@ -7,7 +7,7 @@ else.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -75,12 +75,9 @@ def _arrays(files: Mapping[str, bytes], policies: Set[str]) -> dict[str, Arrays]
             raise SpecError(f"{' and '.join(files)} both have a gradient of {min(twice)!r}")
         found |= part
     if found.keys() != policies:
-        raise SpecError(f"{' and '.join(files)} is of {_listed(found)}, and is to be applied to {_listed(policies)}")
+        of, to = (", ".join(sorted(names)) for names in (found, policies))
+        raise SpecError(f"{' and '.join(files)} is of {of}, and is to be applied to {to}")
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 def _next(

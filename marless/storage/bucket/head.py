@@ -108,7 +108,18 @@ class RunHead:
             held = json.loads(data)
             if held.pop("format") != FORMAT or len(held["files"]) > MOST_FILES or not {"segments", "tail"} <= set(held):
                 raise ValueError(held)
-            return _checked(dataclass_of(cls, held))
+            head = dataclass_of(cls, held)
+            parts = (*head.files.values(), *(segment.part for segment in head.segments))
+            if not (
+                all(_CHANGE.fullmatch(part.change) and _DIGEST.fullmatch(part.sha256) for part in parts)
+                and all(0 <= part.bytes <= MOST_PART_BYTES for part in parts)
+                and all(map(is_path, head.files))
+                and not any("\n" in line for line in head.tail)
+                and head.serial >= 0
+                and all(0 <= segment.rounds <= MOST_SEGMENT_ROUNDS for segment in head.segments)
+            ):
+                raise ValueError(head)
+            return head
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(f"{where}: not a run folder that marless wrote, or one of another version") from None
 
@@ -124,19 +135,6 @@ def key_of(path: str, part: BucketPart) -> str:
 def without(head: RunHead, paths: set[str]) -> RunHead:
     """The head without these files."""
     return replace(head, files={path: part for path, part in head.files.items() if path not in paths})
-
-
-def _checked(head: RunHead) -> RunHead:
-    for part in (*head.files.values(), *(segment.part for segment in head.segments)):
-        if not _CHANGE.fullmatch(part.change) or not _DIGEST.fullmatch(part.sha256):
-            raise ValueError(part)
-        if not 0 <= part.bytes <= MOST_PART_BYTES:
-            raise ValueError(part)
-    if not all(map(is_path, head.files)) or any("\n" in line for line in head.tail):
-        raise ValueError(head)
-    if head.serial < 0 or any(not 0 <= segment.rounds <= MOST_SEGMENT_ROUNDS for segment in head.segments):
-        raise ValueError(head)
-    return head
 
 
 def is_path(path: str) -> bool:

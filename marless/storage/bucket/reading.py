@@ -213,17 +213,13 @@ def _copy_plain(objects: Objects, place: Address, target: Path, choice: Choice) 
         raise SpecError(f"{place} holds more than {MOST_FILES} objects; name the place of one run folder or checkpoint")
     files = [path for path in found if is_path(path)]
     if not {"manifest.json", STATUS, SPEC} & set(files):
-        _copy_file(objects, place, target)
+        try:
+            objects.fetch(place.prefix, target, MOST_PART_BYTES)
+        except NotFoundError as error:
+            if "bucket" in str(error):
+                raise
+            raise NotFoundError(f"{place}: there is no run folder, checkpoint or policy file in the bucket") from None
         return
     for path in choice(files):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         objects.fetch(place.key(path), target / path, found[path])
-
-
-def _copy_file(objects: Objects, place: Address, target: Path) -> None:
-    try:
-        objects.fetch(place.prefix, target, MOST_PART_BYTES)
-    except NotFoundError as error:
-        if "bucket" in str(error):
-            raise
-        raise NotFoundError(f"{place}: there is no run folder, checkpoint or policy file in the bucket") from None
