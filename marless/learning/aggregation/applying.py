@@ -35,7 +35,12 @@ from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.nets.layout import MEMORY, FloatArray, checked
 from marless.learning.nets.serial import not_finite
 
+Moments = NDArray[np.float64]
+BETA1, BETA2 = 0.9, 0.999
+_LEAST_STD, _ROUNDING = 1e-4, 2.0**-22
+"""Least deviation of returns, and as a share of their mean: returns are float32."""
 _RETURNS = "returns"
+_WEIGHT, _BIAS, _FREE = ".weight", ".bias", ".free"
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,10 @@ def applied(
     """
     check(state, gradients, steps)
     nets = {prefix: _Net.of(state, prefix) for prefix in _prefixes(state, steps)}
-    parts = [([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
-    for part in starmap(combine, parts if separate else [(gradients, weights)]):
+    parts = [(gradients, weights)]
+    if separate:
+        parts = [([gradient], [weight]) for gradient, weight in zip(gradients, weights, strict=True)]
+    for part in starmap(combine, parts):
         for prefix, net in nets.items():
             net.step(part, steps[prefix])
     acting, learning = dict(state.acting), dict(state.learning)
@@ -139,9 +146,10 @@ class _Net:
         matrices = Matrices.of(prefix, weights)
         size = (matrices.size,)
         moments = learning.get(f"{prefix}.moments")
-        if moments is not None and moments.shape != (matrices.outputs, 3):
+        outputs = [*matrices.shapes.values()][-1][0]
+        if moments is not None and moments.shape != (outputs, 3):
             raise CorruptError(
-                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[matrices.outputs, 3]}"
+                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[outputs, 3]}"
             )
         count = learning[f"{prefix}.count"]
         if count.shape != () or count.dtype.kind not in "iu":
@@ -201,9 +209,6 @@ def _weights(state: PolicyState, prefix: str) -> Arrays:
     return state.acting if any(name.startswith(f"{prefix}.") for name in state.acting) else state.learning
 
 
-BETA1, BETA2 = 0.9, 0.999
-
-
 def clip_norm_(gradient_D: NDArray[np.float32], limit: float) -> float:
     """Scale a gradient in place to an L2 norm of at most `limit`; returns the norm before."""
     norm = float(np.linalg.norm(gradient_D))
@@ -237,11 +242,6 @@ def adam_(
     flat_D -= np.float32(lr) * (first_D / denominator_D)
 
 
-Moments = NDArray[np.float64]
-_LEAST_STD, _ROUNDING = 1e-4, 2.0**-22
-"""Least deviation of returns, and as a share of their mean: returns are float32."""
-
-
 def updated_moments(moments_K3: Moments, batch_K3: Moments, decay: float) -> Moments:
     """Exponentially weighted moments after one more batch; an output without weight in it keeps its own."""
     updated_K3 = decay * moments_K3 + (1 - decay) * batch_K3
@@ -267,9 +267,6 @@ def rescale_(layer_KH: NDArray[np.float32], before_K3: Moments, after_K3: Moment
     (mean_K1, std_K1), (new_mean_K1, new_std_K1) = mean_and_std(before_K3), mean_and_std(after_K3)
     layer_KH *= (std_K1 / new_std_K1).astype(np.float32)
     layer_KH[:, -1:] += ((mean_K1 - new_mean_K1) / new_std_K1).astype(np.float32)
-
-
-_WEIGHT, _BIAS, _FREE = ".weight", ".bias", ".free"
 
 
 @dataclass(frozen=True)
@@ -302,11 +299,6 @@ class Matrices:
     def size(self) -> int:
         """D, the length of the flat vector."""
         return sum(outputs * inputs for outputs, inputs in self.shapes.values()) + self.free
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of the net's last layer."""
-        return list(self.shapes.values())[-1][0]
 
     def flat(self, arrays: Arrays) -> FloatArray:
         """The flat vector of named arrays, as a copy; raises CorruptError for one that is missing or does not fit."""

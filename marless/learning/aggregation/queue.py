@@ -68,7 +68,7 @@ class GradientBatch:
     @property
     def mean_staleness(self) -> float:
         """δ̄ of its gradients."""
-        return _mean(tuple(each.staleness for each in self.gradients))
+        return sum(each.staleness for each in self.gradients) / len(self.gradients)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -196,7 +196,8 @@ class GradientQueue:
             return all(queue.clock + 1 - clock <= config.staleness for clock in under_way)
         if isinstance(config, StellarisRule):
             bound = self.bound(queue)
-            return bound is None or _mean([queue.clock - each.clock for each in queue.waiting]) <= bound
+            ages = [queue.clock - each.clock for each in queue.waiting]
+            return bound is None or sum(ages) / len(ages) <= bound
         return not under_way
 
     def _aggregated(self, queue: Queue, because: Because) -> QueueOutcome:
@@ -234,10 +235,6 @@ class GradientQueue:
             record, least = max(queue.record, float(stalest)), config.first_round
         over = record > 0 and queue.aggregations >= least
         return replace(queue, record=record, first_round=queue.aggregations if over else None)
-
-
-def _mean(numbers: Sequence[int]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def weight(staleness: int, weights: Weights, root: float) -> float:

@@ -19,11 +19,6 @@ class Ramp(Strict):
     end: NonNegativeFloat
     env_steps: int = Field(gt=0, le=10**15)
 
-    def at(self, env_steps: int) -> float:
-        """The value once `env_steps` env steps (all agents act once) have been sampled."""
-        done = min(env_steps / self.env_steps, 1.0)
-        return self.start + (self.end - self.start) * done
-
 
 Rate: TypeAlias = NonNegativeFloat | Ramp
 """A setting that may follow a ramp."""
@@ -37,8 +32,10 @@ def check_probability(name: str, rate: Rate) -> None:
 
 
 def value_at(rate: Rate, env_steps: int) -> float:
-    """The value of a rate after `env_steps` env steps."""
-    return rate.at(env_steps) if isinstance(rate, Ramp) else rate
+    """The value of a rate once `env_steps` env steps (all agents act once) have been sampled."""
+    if not isinstance(rate, Ramp):
+        return rate
+    return rate.start + (rate.end - rate.start) * min(env_steps / rate.env_steps, 1.0)
 
 
 TeamReward = Literal["auto", "sum", "mean"]
@@ -70,11 +67,6 @@ def sum_advice(how: str, setting: Setting) -> str:
     )
 
 
-def together(*advice: str) -> str:
-    """Several warnings as one text."""
-    return ". ".join(filter(None, advice))
-
-
 class RewardConfig(AlgorithmConfig):
     """Base of the settings of algorithms that train every agent on a reward of its own."""
 
@@ -94,7 +86,7 @@ class RewardConfig(AlgorithmConfig):
 
     def advice(self, setting: Setting) -> str:
         """See `AlgorithmConfig`; also warns of a sum that may count one reward several times."""
-        return together(super().advice(setting), sum_advice(self.team_reward, setting))
+        return ". ".join(filter(None, (super().advice(setting), sum_advice(self.team_reward, setting))))
 
     @model_validator(mode="after")
     def _credit_is_the_teams(self) -> RewardConfig:

@@ -12,7 +12,7 @@ from marless.core.group import Group
 from marless.learning.algos.ddpg.algorithms import DDPGConfig
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.q.algorithms import QConfig, QMIXConfig
-from marless.learning.envs.base import AgentClass, EnvSpaces
+from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import MixingLayout, layout
@@ -39,7 +39,7 @@ def ppo(
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        seen = _observed(agents, model)
+        seen = Inputs.of(agents, model).size(agents)
         policy = layout(seen, model, agents.action.n, free_parameters(agents.action))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
         if critic != "joint":
@@ -56,7 +56,7 @@ def q(config: QConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces,
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        inputs = _observed(agents, model, last_action=config.last_action)
+        inputs = Inputs.of(agents, model, last_action=config.last_action).size(agents)
         acting, trained = (
             layout(inputs, model, agents.action.n),
             layout(inputs, model, agents.action.n + config.dueling),
@@ -84,7 +84,7 @@ def ddpg(
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        seen = _observed(agents, model)
+        seen = Inputs.of(agents, model).size(agents)
         nets.append((group.policy, layout(seen, model, agents.action.n).size * _WITH_TARGET))
         if critic == "own":
             inputs = seen + agents.action.n
@@ -94,11 +94,6 @@ def ddpg(
         size = layout(inputs, config.critic_model(model), 1).size * critics
         nets += [(f"critic.{agent}", size) for each in classes for agent in each.agents]
     return _by_state(nets)
-
-
-def _observed(agents: AgentClass, model: ModelSpec, *, last_action: bool = False) -> int:
-    """Numbers that an agent of this class observes, with its id and, if asked for, its last action."""
-    return Inputs.of(agents, model, last_action=last_action).size(agents)
 
 
 def _by_state(nets: Iterable[tuple[str, int]]) -> dict[str, int]:

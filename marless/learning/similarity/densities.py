@@ -69,16 +69,13 @@ def divergences(scores_NSd: FloatArray, stopped: Stopped = never) -> FloatArray:
     agents, count, dimensions = scores_NSd.shape
     made_of, seen = scores_NSd[:, : count // 2], scores_NSd[:, count // 2 :]
     points = seen.reshape(-1, dimensions).T
-    log_p_NNS = np.stack([_log_density(own, points, stopped) for own in made_of])
-    log_p_NNS = log_p_NNS.reshape(agents, agents, -1)  # [i, j]: log density j at the samples of i
+    log_densities = []
+    for own_Sd in made_of:
+        check(stopped)
+        log_densities.append(gaussian_kde(own_Sd.T, bw_method="scott").logpdf(points))
+    log_p_NNS = np.stack(log_densities).reshape(agents, agents, -1)  # [i, j]: log density j at the samples of i
     own_NS = log_p_NNS[np.arange(agents), np.arange(agents)]
     kl_NN = np.maximum((own_NS[:, None] - log_p_NNS.transpose(1, 0, 2)).mean(axis=2), 0)
     both_NN: FloatArray = (kl_NN + kl_NN.T) / 2
     np.fill_diagonal(both_NN, 0)
     return both_NN
-
-
-def _log_density(own_Sd: FloatArray, points: FloatArray, stopped: Stopped) -> FloatArray:
-    check(stopped)
-    found: FloatArray = gaussian_kde(own_Sd.T, bw_method="scott").logpdf(points)
-    return found

@@ -118,11 +118,8 @@ class JointInputs:
 
     def __init__(self, sizes: Sequence[Sizes]) -> None:
         self._sizes = tuple(sizes)
-
-    @property
-    def size(self) -> int:
+        self.size = sum(each.agents * (each.obs + each.action) for each in sizes)
         """Number of inputs of a critic, without the row of ones."""
-        return sum(each.agents * (each.obs + each.action) for each in self._sizes)
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
         """Inputs [R or 1, size + 1, M] from the policies' inputs [N, I, M] and actions [N, A, M] of each class."""
@@ -147,10 +144,7 @@ class OwnInputs:
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
-
-    @property
-    def size(self) -> int:
-        return self._sizes.obs + self._sizes.action
+        self.size = sizes.obs + sizes.action
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
         (features_NIM,), (action_NAM,) = features, actions

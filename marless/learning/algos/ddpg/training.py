@@ -81,13 +81,9 @@ class DDPGTraining:
         self, config: DDPGConfig, scope: str, ensembles: Sequence[Ensemble], heads: Sequence[Head], seed: Sequence[int]
     ) -> None:
         """Train `ensembles`; `heads` has one head per class of the scope, `seed` the job's seed and the round."""
-        self._config, self._scope = config, scope
+        self._config, self._scope, self.count = config, scope, config.batch_size
         self._ensembles, self._heads = tuple(ensembles), tuple(heads)
         self._rng = np.random.default_rng([*seed, _STREAM])
-
-    @property
-    def count(self) -> int:
-        return self._config.batch_size
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
@@ -253,11 +249,7 @@ class SampledStack:
             1
         )
         self._shuffled = self._parts
-
-    @property
-    def count(self) -> int:
-        """Number of env steps per row."""
-        return self._parts["input"].shape[2]
+        self.count = self._parts["input"].shape[2]
 
     def subset(self, index_M: Tensor) -> dict[str, Tensor]:
         return {name: part[:, :, index_M] for name, part in self._parts.items()}

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from marless.core.errors import SpecError
 from marless.core.settings import Strict
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered
-from marless.learning.algos.settings import Rate, RewardRule, together
+from marless.learning.algos.settings import Rate, RewardRule
 
 UPDATE_ENV_STEPS = 20
 """Default number of a round's env steps per gradient step."""
@@ -100,7 +100,7 @@ class OffPolicyConfig(AlgorithmConfig):
         """Warns of a job that ends before its first gradient step, or draws each sample more than `OFTEN` times; and of
         rewards that do not reach the dead.
         """
-        return together(self._advice_on_steps(setting), self._advice_on_deaths(setting))
+        return ". ".join(filter(None, (self._advice_on_steps(setting), self._advice_on_deaths(setting))))
 
     @property
     def credit_steps(self) -> int | None:

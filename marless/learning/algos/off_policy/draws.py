@@ -181,6 +181,12 @@ class BatchSource:
     def _batch(self, row: Rows, frames: _Frames, moments: RewardMoments, importance_M: FloatArray | None) -> Batch:
         own = [self._own(k, frames) for k, _, _ in self.classes]
         classes = zip(self.classes, own, strict=True)
+        state_1SF = None
+        if self.schema.with_state:
+            columns_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
+            for some in _pieces(len(frames.frame)):
+                columns_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
+            state_1SF = self._to(columns_1SF)
         return Batch(
             classes=tuple(self._class_batch(k, agents, inputs, frames, mine) for (k, agents, inputs), mine in classes),
             gains=self._gains(frames, own, moments),
@@ -189,7 +195,7 @@ class BatchSource:
             importance=None if importance_M is None else self._to(importance_M),
             valid=None if frames.valid is None else self._to(frames.valid),
             follows=self._to(frames.follows),
-            state=self._state(frames) if self.schema.with_state else None,
+            state=state_1SF,
             row=row,
         )
 
@@ -325,12 +331,6 @@ class BatchSource:
         if isinstance(agents.action, Discrete):
             return before.astype(np.int32, copy=False), anew
         return before.astype(np.float32, copy=False), anew
-
-    def _state(self, frames: _Frames) -> Tensor:
-        state_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
-        for some in _pieces(len(frames.frame)):
-            state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
-        return self._to(state_1SF)
 
     def _gains(self, frames: _Frames, own: Sequence[_Own], moments: RewardMoments) -> tuple[Gains, ...]:
         got = [

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,10 +58,8 @@ class PublishedNet:
 class Training(Protocol):
     """The stacked nets of a scope during one update, and their gradient steps."""
 
-    @property
-    def count(self) -> int:
-        """Env steps or episodes per batch."""
-        ...
+    count: int
+    """Env steps or episodes per batch."""
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws.
@@ -115,7 +112,10 @@ class OffPolicyLearner(ABC):
         self._class_by_name: dict[str, int] = {}
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
-        self._replay = _replay(config, schema, context.replay)
+        spec = config.replay
+        alpha = spec.alpha if spec.draw == "prioritised" else None
+        self._empty = partial(ReplayBuffer, schema, spec.capacity, alpha=alpha, unit=spec.unit)
+        self._replay = self._empty(context.replay)
         self._no_rewards = partial(RewardMoments, context.scope.classes, config.gamma, team=kinds.team)
         self._moments = self._no_rewards()
         self._batches = BatchSource(
@@ -157,8 +157,7 @@ class OffPolicyLearner(ABC):
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             # In memory: the file belongs to this learner's own buffer, and may hold samples.
-            empty = _replay(self._settings, self._batches.schema, None)
-            return _remembered(empty, self._no_rewards())
+            return _remembered(self._empty(None), self._no_rewards())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
         return self._compose(name, arrays, self._exploration(name, 0))
@@ -326,12 +325,6 @@ class OffPolicyLearner(ABC):
         if name in self._joint():
             return 0.0
         return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
-
-
-def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) -> ReplayBuffer:
-    spec = config.replay
-    alpha = spec.alpha if spec.draw == "prioritised" else None
-    return ReplayBuffer(schema, spec.capacity, path, alpha=alpha, unit=spec.unit)
 
 
 def _sampled(inputs: RoundInput) -> int:

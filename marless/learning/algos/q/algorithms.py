@@ -20,7 +20,6 @@ from marless.learning.algos.settings import (
     TeamReward,
     check_probability,
     sum_advice,
-    together,
 )
 from marless.learning.nets.model import ModelSpec
 
@@ -96,7 +95,8 @@ class TeamConfig(QConfig):
             "whether they work together; if they compete, use iql"
         )
         unknown = told if setting.spaces.rewards == "unknown" else ""
-        return together(super().advice(setting), unknown, sum_advice(self.team_reward, setting))
+        advice = super().advice(setting), unknown, sum_advice(self.team_reward, setting)
+        return ". ".join(filter(None, advice))
 
 
 class QAlgorithm:

@@ -249,17 +249,9 @@ class MonotoneMixer:
     def __init__(self, tensors: Row, layout: MixingLayout) -> None:
         self.tensors = tensors
         self.gradient_PD = torch.zeros_like(tensors["flat"])
-        self._online = _Monotone(layout, tensors["flat"], self.gradient_PD)
-        self._target = _Monotone(layout, tensors["target"], torch.zeros_like(tensors["flat"]))
-
-    def mix(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        return self._online.value(q_NM, state_1SM)
-
-    def target(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        return self._target.value(q_NM, state_1SM)
-
-    def gradient(self, d_team_1M: Tensor) -> Tensor:
-        return self._online.backward(d_team_1M)
+        online = _Monotone(layout, tensors["flat"], self.gradient_PD)
+        self.mix, self.gradient = online.value, online.backward
+        self.target = _Monotone(layout, tensors["target"], torch.zeros_like(tensors["flat"])).value
 
 
 Mixer: TypeAlias = Sum | MonotoneMixer

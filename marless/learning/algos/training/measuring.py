@@ -53,15 +53,10 @@ class Measurable(Protocol):
 class Measured(Protocol):
     """The samples that a stack of nets has in a round, the same number for each net."""
 
-    @property
-    def count(self) -> int:
-        """Number of units that an order permutes: samples, or sequences of them."""
-        ...
-
-    @property
-    def unit(self) -> int:
-        """Number of samples per unit: 1, or the time steps of a sequence."""
-        ...
+    count: int
+    """Number of units that an order permutes: samples, or sequences of them."""
+    unit: int
+    """Number of samples per unit: 1, or the time steps of a sequence."""
 
     def subset(self, index_M: Tensor) -> Batch:
         """Copies of these units."""

@@ -122,7 +122,11 @@ def behaviour(
     if Inputs.parse(states[0].metadata).last_action:
         obs_NSO = np.concatenate([obs_NSO, _actions_before(table, index_NS, agent_class)], axis=2)
         agent_class = replace(agent_class, obs_size=obs_NSO.shape[2])
-        states = [_seeing_last_action(state) for state in states]
+        # The same policies, with the last action as part of the observation, which it directly follows in the inputs.
+        for i, state in enumerate(states):
+            inputs = Inputs.parse(state.metadata)
+            kept = {key: text for key, text in state.metadata.items() if key not in inputs.metadata()}
+            states[i] = ActingState(state.acting, kept | replace(inputs, last_action=False).metadata())
     policies, acts = ActingPolicies.from_states(agent_class, states), states[0].metadata.get("acts", "")
     asked = partial(_distributions, agent_class, policies, acts)
     return Behaviour(obs_NSO, _actions(table, index_NS, agent_class), legal, asked)
@@ -152,13 +156,6 @@ def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: Agent
     before_NSA = _actions(table, np.maximum(before_NS, 0), agent_class)
     before_NSA[starts_NS] = 0
     return before_NSA
-
-
-def _seeing_last_action(state: Acting) -> Acting:
-    """The same policy, with the last action as part of the observation, which it directly follows in the inputs."""
-    inputs = Inputs.parse(state.metadata)
-    kept = {key: text for key, text in state.metadata.items() if key not in inputs.metadata()}
-    return ActingState(state.acting, kept | replace(inputs, last_action=False).metadata())
 
 
 def _distributions(
