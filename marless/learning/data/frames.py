@@ -153,11 +153,6 @@ class Placing:
         """The first frame of each stored segment."""
         return np.concatenate([np.zeros(1, np.int64), self.last + 1])[: len(self.last)]
 
-    @property
-    def transitions(self) -> int:
-        """Number of env steps among the frames."""
-        return self.frames - len(self.last)
-
 
 def place(trajectory: Trajectory, room: int) -> Placing:
     """Assign frames to a trajectory, at most `room`: to all of it, or to as many of its first segments as fit."""

@@ -117,28 +117,21 @@ def read_options(options_type: type[OptionsType], options: Options) -> OptionsTy
     return options_type(**options)
 
 
-def _ours(env: Callable[[OptionsType, int], BatchedEnv], options_type: type[OptionsType]) -> Factory:
-    def made(options: Options, batch: int) -> BatchedEnv:
-        return env(read_options(options_type, options), batch)
-
-    return made
-
-
-_OURS: Mapping[str, Factory] = MappingProxyType(
+_OURS: Mapping[str, tuple[Callable[..., BatchedEnv], type]] = MappingProxyType(
     {
-        "mpe/simple": _ours(moving.Simple, ParticleOptions),
-        "mpe/simple_adversary": _ours(moving.SimpleAdversary, moving.AdversaryOptions),
-        "mpe/simple_crypto": _ours(speaking.SimpleCrypto, ParticleOptions),
-        "mpe/simple_push": _ours(moving.SimplePush, ParticleOptions),
-        "mpe/simple_reference": _ours(speaking.SimpleReference, speaking.ReferenceOptions),
-        "mpe/simple_speaker_listener": _ours(speaking.SimpleSpeakerListener, ParticleOptions),
-        "mpe/simple_spread": _ours(moving.SimpleSpread, moving.SpreadOptions),
-        "mpe/simple_tag": _ours(hunting.SimpleTag, hunting.TagOptions),
-        "mpe/simple_world_comm": _ours(hunting.SimpleWorldComm, hunting.WorldCommOptions),
-        "game/cartpole": _ours(games.CartPole, games.CartPoleOptions),
-        "game/matrix": _ours(games.Matrix, games.MatrixOptions),
-        "game/two_step": _ours(games.TwoStep, games.NoOptions),
-        "game/target": _ours(games.Target, games.TargetOptions),
+        "mpe/simple": (moving.Simple, ParticleOptions),
+        "mpe/simple_adversary": (moving.SimpleAdversary, moving.AdversaryOptions),
+        "mpe/simple_crypto": (speaking.SimpleCrypto, ParticleOptions),
+        "mpe/simple_push": (moving.SimplePush, ParticleOptions),
+        "mpe/simple_reference": (speaking.SimpleReference, speaking.ReferenceOptions),
+        "mpe/simple_speaker_listener": (speaking.SimpleSpeakerListener, ParticleOptions),
+        "mpe/simple_spread": (moving.SimpleSpread, moving.SpreadOptions),
+        "mpe/simple_tag": (hunting.SimpleTag, hunting.TagOptions),
+        "mpe/simple_world_comm": (hunting.SimpleWorldComm, hunting.WorldCommOptions),
+        "game/cartpole": (games.CartPole, games.CartPoleOptions),
+        "game/matrix": (games.Matrix, games.MatrixOptions),
+        "game/two_step": (games.TwoStep, games.NoOptions),
+        "game/target": (games.Target, games.TargetOptions),
     }
 )
 
@@ -153,7 +146,8 @@ def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
 
 def _factory(name: str) -> Factory:
     if name in _OURS:
-        return _OURS[name]
+        env, options_type = _OURS[name]
+        return lambda options, batch: env(read_options(options_type, options), batch)
     if name.startswith(PETTINGZOO):
         return partial(_adapted, name.removeprefix(PETTINGZOO))
     entry = declaration(ENTRY_POINTS, name)

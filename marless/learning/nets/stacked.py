@@ -232,7 +232,9 @@ class Fused:
         # A panel holds the largest layer with its row of ones or, turned, as many rows as it has columns.
         self._panel = width * max(width, *(size + 1 for layer in layers for size in layer.shape[1:]))
         self._panels = new(_PANELS * self._panel)
-        self._sums = [new(layer.shape[2] * self._wide(layer.shape[1])) for layer in layers]
+        # Elements of a row, as `wide_of` in kernels.c.
+        wide = [o * kernels.lanes if o < _THIN else -(-o // width) * width for o in (x.shape[1] for x in layers)]
+        self._sums = [new(layer.shape[2] * each) for layer, each in zip(layers, wide, strict=True)]
         self._rooms: dict[int, _Room] = {}
         self._input_PIM = new(0)
 
@@ -295,11 +297,6 @@ class Fused:
         )
         output = first_PHI.new_empty(self._stack, weights[-1].shape[1], samples)
         return _Room(perceptrons, values, first_PHI, output)
-
-    def _wide(self, outputs: int) -> int:
-        """Elements of a row of `sums`, as `wide_of` in kernels.c."""
-        width = self._kernels.width
-        return outputs * self._kernels.lanes if outputs < _THIN else -(-outputs // width) * width
 
 
 def fused(layers: Sequence[Tensor], gradients: Sequence[Tensor], activation: Activation, rooms: int) -> Fused | None:

@@ -165,23 +165,23 @@ class Chance:
         self._rng = np.random.default_rng(seed)
 
     def begin(self, batch: int) -> None:
-        """See `ActingPolicy`."""
+        """Do nothing: there is no memory."""
 
     def reset_memory(self, anew_NB: BoolArray) -> None:
-        """See `ActingPolicy`."""
+        """Do nothing: there is no memory."""
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingPolicy`; log-probabilities are 0, as evaluations do not use them."""
+        """Random legal actions; their log-probabilities are 0, as evaluations do not use them."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, rng), np.zeros(obs_NBO.shape[:2], np.float32)
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingPolicy`; random here, too, as no action is preferred."""
+        """Random legal actions here, too, as no action is preferred."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, self._rng)
 
     def to_env(self, action: ActionArray) -> ActionArray:
-        """See `ActingPolicy`; actions are drawn within the box already."""
+        """The same: actions are drawn within the box already."""
         return action
 
 
