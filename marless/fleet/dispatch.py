@@ -35,7 +35,7 @@ from marless.fleet.workers import (
 )
 from marless.rpc.admission import FairQueue
 from marless.rpc.errors import by_name
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2 as pb
 
 QUEUE_LIMIT = 16 * MAX_ACTORS
 """Tasks that may wait for a worker: those of sixteen of the largest rollouts."""
@@ -92,10 +92,10 @@ class Dispatcher:
         """True while any task waits or runs."""
         return bool(self._waiting) or any(worker.running for worker in self.connected.values())
 
-    def workers(self) -> list[common_pb2.WorkerInfo]:
+    def workers(self) -> list[pb.WorkerInfo]:
         """The connected workers, in the order in which they connected."""
         return [
-            common_pb2.WorkerInfo(
+            pb.WorkerInfo(
                 worker=name,
                 pid=worker.hello.pid,
                 host=worker.hello.host,
@@ -137,7 +137,7 @@ class Dispatcher:
         setting: str,
         affinity: str = "",
         queued: Stopwatch | None = None,
-    ) -> common_pb2.TaskResult:
+    ) -> pb.TaskResult:
         """Run a task, whose id is "<job>/…", on some worker and return its result.
 
         `setting` is the name of the job's field for `timeout_s`, for error messages. `payload` is called once a worker
@@ -150,11 +150,11 @@ class Dispatcher:
         task itself.
         """
         queued, hung = queued or Stopwatch.start(), 0
-        gone: list[common_pb2.Invocation] = []
+        gone: list[pb.Invocation] = []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             waited_s, started = queued.seconds, Stopwatch.start()
-            sent = common_pb2.Task(id=task, attempt=attempt, payload=payload(), timeout_s=timeout_s)
+            sent = pb.Task(id=task, attempt=attempt, payload=payload(), timeout_s=timeout_s)
             try:
                 result = await self._run_on(worker, sent)
             except WorkerLostError as error:
@@ -178,16 +178,14 @@ class Dispatcher:
             return result
         raise given_up(task, len(gone) - hung, hung)
 
-    async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
+    async def attach(self, messages: AsyncIterator[pb.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
 
         Raises the errors of `hello_of` and `admit`.
         """
         await self.admit(await hello_of(messages), messages, send)
 
-    async def admit(
-        self, hello: common_pb2.WorkerHello, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send
-    ) -> None:
+    async def admit(self, hello: pb.WorkerHello, messages: AsyncIterator[pb.WorkerMessage], send: Send) -> None:
         """Serve a worker's stream after its hello has been read, until it ends.
 
         Raises the errors of `arrive` and of `Worker.hear`.
@@ -198,7 +196,7 @@ class Dispatcher:
         finally:
             self.depart(worker)
 
-    def arrive(self, hello: common_pb2.WorkerHello, send: Send) -> Worker:
+    def arrive(self, hello: pb.WorkerHello, send: Send) -> Worker:
         """Add a worker after its hello; `depart` is called when its stream has ended.
 
         A second stream with the same name and ticket replaces the first. Raises UnauthenticatedError for a worker that
@@ -264,7 +262,7 @@ class Dispatcher:
             await either(worker.running, worker.lost)
         if not worker.lost.done():
             try:
-                await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain()))
+                await worker.send(pb.PoolMessage(drain=pb.Drain()))
             except grpc.aio.BaseError:
                 worker.lose()
 
@@ -284,13 +282,13 @@ class Dispatcher:
         self.renewal.stop()
         self.fail_waiting(reason, UnreachableError)
 
-    async def _run_on(self, worker: Worker, task: common_pb2.Task) -> common_pb2.TaskResult:
+    async def _run_on(self, worker: Worker, task: pb.Task) -> pb.TaskResult:
         running = worker.running
         assert running is not None  # set by _acquire
         # Before it is sent: from now on a late result of an earlier attempt is not taken for this one's.
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
         self._task_begins(worker, task.id.partition("/")[0])
-        worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
+        worker.sending = asyncio.ensure_future(worker.send(pb.PoolMessage(task=task)))
         try:
             async with asyncio.timeout(task.timeout_s):
                 await asyncio.shield(worker.sending)
@@ -333,17 +331,15 @@ class Dispatcher:
             self.machines.end(worker.presence, worker.job)
             worker.job = ""
 
-    async def _take_back(
-        self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
-    ) -> None:
+    async def _take_back(self, worker: Worker, running: asyncio.Future[pb.TaskResult], task: pb.Task) -> None:
         """Have a worker stop a cancelled task; if it does not confirm within `CANCEL_GRACE_S`, disconnect it."""
         try:
             async with asyncio.timeout(CANCEL_GRACE_S):
                 # The cancellation must come after its task on the stream, or the worker would run what nobody waits
                 # for.
                 await worker.sending
-                cancel = common_pb2.Cancel(id=task.id, attempt=task.attempt)
-                await worker.send(common_pb2.PoolMessage(cancel=cancel))
+                cancel = pb.Cancel(id=task.id, attempt=task.attempt)
+                await worker.send(pb.PoolMessage(cancel=cancel))
                 await either(running, worker.lost)
         except TimeoutError:
             worker.lose()

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from types import TracebackType
 
 from prometheus_client.metrics_core import Metric
 
@@ -95,9 +94,7 @@ class Fleet:
         self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:
@@ -163,14 +160,12 @@ class Fleet:
         """Start or drain workers until their number is the wanted one."""
         async with self._scaling:
             self._start()
-            while surplus := self._surplus():
-                await asyncio.gather(*map(self._retire, surplus))
+            while (surplus := len(self._tasks) - self._wanted) > 0:
+                # Those for which there is no room go first, so that what runs is kept.
+                names = self._dispatcher.release_order(self._tasks)
+                order = sorted(names, key=lambda name: name not in self._without_room)
+                await asyncio.gather(*map(self._retire, order[:surplus]))
             self._start()  # the wanted number may have grown during the drain
-
-    def _surplus(self) -> list[str]:
-        """The workers to release: first those for which there is no room, so that what runs is kept."""
-        order = sorted(self._dispatcher.release_order(self._tasks), key=lambda name: name not in self._without_room)
-        return order[: max(0, len(self._tasks) - self._wanted)]
 
     def _start(self) -> None:
         if self._stopped:
@@ -389,7 +384,7 @@ def worker_figures(dispatcher: Dispatcher) -> list[Metric]:
         gauge("workers", "Connected workers.", {state: states[state] for state in ("busy", "idle")}, by="state"),
         gauge("tasks_queued", "Tasks that wait for a worker.", dispatcher.queued),
         counter("task_attempts", "Attempts at tasks, by how they ended.", attempts, by="outcome"),
-        gauge("machines", "Machines of workers.", machines.present),
+        gauge("machines", "Machines of workers.", len(machines.present)),
         counter("machine_seconds", "Seconds of machines, by what they did.", machines.seconds, by="activity"),
         counter("worker_starts", "Workers that were ordered and have had a task.", starts["workers"], by="launcher"),
         counter(

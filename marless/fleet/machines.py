@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from marless.core.limits import check_id
 from marless.core.machine import Machine
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2 as pb
 
 EARLIER_S = 3600.0
 """A machine's time begins at most so long before the first hello of a worker there, whatever the worker says."""
@@ -101,7 +101,8 @@ class MachineAccounts:
         self._clock = clock
         self._wall = wall
         self._began_m = clock()
-        self._present: dict[str, Presence] = {}
+        self.present: dict[str, Presence] = {}
+        """The machines now, by id."""
         self._empty: dict[str, Presence] = {}
         """Those of them that have no worker."""
         self._released_m: OrderedDict[str, float] = OrderedDict()
@@ -113,11 +114,6 @@ class MachineAccounts:
         connection ("connect_s") and from order to first task ("first_task_s"), in all."""
         self.seconds: Counter[str] = Counter()
         """Of all machines by what they did: "starting", "work", "waiting"; "unused" before any job asked."""
-
-    @property
-    def present(self) -> int:
-        """Number of machines now."""
-        return len(self._present)
 
     def want(self, job: str) -> None:
         """A job asks for workers: machines that begin from now on may do so for it."""
@@ -135,7 +131,7 @@ class MachineAccounts:
         now = self._clock()
         # First: a machine that its launcher has meanwhile given up, and that comes back, begins anew.
         self._sweep()
-        presence = self._present.get(machine.id)
+        presence = self.present.get(machine.id)
         self._empty.pop(machine.id, None)
         if presence is None:
             # When it was launched, if that is told and possible, or ordered.
@@ -145,7 +141,7 @@ class MachineAccounts:
             begin = min(max(begin, earliest), now)
             began_s = self._wall() - (now - begin)
             presence = Presence(machine, begin, began_s, begin, connected_after_s=now - begin)
-            self._present[machine.id] = presence
+            self.present[machine.id] = presence
         presence.workers += 1
         return presence
 
@@ -188,7 +184,7 @@ class MachineAccounts:
         """What each machine has done for a job until now, in the order in which it began to."""
         self._sweep()
         now = self._clock()
-        for presence in self._present.values():
+        for presence in self.present.values():
             # Of a machine without a task, the time until now may still become the start for the job that has the first
             # one there.
             if presence.last:
@@ -208,7 +204,7 @@ class MachineAccounts:
             presence = self._empty.pop(name)
             self._divide_time(presence, now)
             presence.is_released = True
-            del self._present[name]
+            del self.present[name]
             self._released_m[name] = now
             while len(self._released_m) > MOST_ACCOUNTS:
                 self._released_m.popitem(last=False)
@@ -238,16 +234,16 @@ class MachineAccounts:
             self._accounts.popitem(last=False)
 
 
-def used_by(job: str, machines: MachineAccounts) -> common_pb2.ListMachinesResponse:
+def used_by(job: str, machines: MachineAccounts) -> pb.ListMachinesResponse:
     """What each machine did for a job until now; raises SpecError for an id that no job has."""
     check_id(job)
-    return common_pb2.ListMachinesResponse(launcher=machines.launcher, machines=map(_told, machines.of(job)))
+    return pb.ListMachinesResponse(launcher=machines.launcher, machines=map(_told, machines.of(job)))
 
 
-def _told(use: MachineUse) -> common_pb2.MachineUse:
+def _told(use: MachineUse) -> pb.MachineUse:
     presence, account = use.presence, use.account
-    return common_pb2.MachineUse(
-        machine=common_pb2.Machine(**vars(presence.machine)),
+    return pb.MachineUse(
+        machine=pb.Machine(**vars(presence.machine)),
         began_s=presence.began_s,
         connected_after_s=presence.connected_after_s,
         first_task_after_s=presence.first_task_after_s,

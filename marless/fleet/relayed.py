@@ -16,7 +16,8 @@ from marless.fleet.workers import Worker
 from marless.rpc.admission import Streams
 from marless.rpc.concurrency import Batcher
 from marless.rpc.requests import check_text
-from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1 import actor_pool_pb2 as pb
+from marless.rpc.v1 import common_pb2
 
 RELAYS = Streams(lambda: MAX_ACTORS)
 """Streams of relays that a pool serves."""
@@ -29,10 +30,7 @@ class Relayed:
     """Serves one relay's stream. Workers are admitted, and paid heed to, as if each had its own."""
 
     def __init__(
-        self,
-        attend: Attend,
-        most: Callable[[], int],
-        write: Callable[[actor_pool_pb2.RelayOrder], Awaitable[None]],
+        self, attend: Attend, most: Callable[[], int], write: Callable[[pb.RelayOrder], Awaitable[None]]
     ) -> None:
         """`most` tells how many workers the pool may have now; `write` sends to the relay."""
         self._attend = attend
@@ -42,9 +40,9 @@ class Relayed:
         self._last = 0
         self._closed = asyncio.Event()
         # Bounded by what waits for a worker: a task, its cancellation, and its stream's end.
-        self._out: Batcher[actor_pool_pb2.ToWorker] = Batcher(self._send, size=actor_pool_pb2.ToWorker.ByteSize)
+        self._out: Batcher[pb.ToWorker] = Batcher(self._send, size=pb.ToWorker.ByteSize)
 
-    async def serve(self, messages: AsyncIterator[actor_pool_pb2.RelayMessage]) -> None:
+    async def serve(self, messages: AsyncIterator[pb.RelayMessage]) -> None:
         """Serve the stream until it ends; then all its workers are lost."""
         reading = asyncio.create_task(self._read(messages))
         others = [asyncio.create_task(each) for each in (self._out.run(), self._closed.wait())]
@@ -62,12 +60,12 @@ class Relayed:
         """End the stream."""
         self._closed.set()
 
-    async def _read(self, messages: AsyncIterator[actor_pool_pb2.RelayMessage]) -> None:
+    async def _read(self, messages: AsyncIterator[pb.RelayMessage]) -> None:
         async for message in messages:
             for each in getattr(message, "from"):
                 self._hear(each)
 
-    def _hear(self, said: actor_pool_pb2.FromWorker) -> None:
+    def _hear(self, said: pb.FromWorker) -> None:
         number = said.stream
         try:
             if found := self._workers.get(number):
@@ -114,10 +112,10 @@ class Relayed:
         return True
 
     def _tell(self, number: int, **what: object) -> None:
-        self._out.add(actor_pool_pb2.ToWorker(stream=number, **what))  # type: ignore[arg-type]  # its fields
+        self._out.add(pb.ToWorker(stream=number, **what))  # type: ignore[arg-type]  # its fields
 
-    async def _send(self, some: Iterable[actor_pool_pb2.ToWorker]) -> None:
+    async def _send(self, some: Iterable[pb.ToWorker]) -> None:
         try:
-            await self._write(actor_pool_pb2.RelayOrder(to=some))
+            await self._write(pb.RelayOrder(to=some))
         except grpc.aio.BaseError as error:  # the stream has ended, as its reader notices
             _log.warning("relay.not_sent", error=str(error))

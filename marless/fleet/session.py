@@ -24,7 +24,7 @@ from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.worker_process import Watchdog, WorkerOptions
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2 as pb
 
 DETAIL_BYTES = 4096
 """Bytes of a traceback's end that are sent along with the error message."""
@@ -35,8 +35,8 @@ CANCELLED_S = 10.0
 WAITING_S = 5.0
 """Seconds after which a worker that its pool does not answer says so, and then again and again."""
 Handle = Callable[[bytes], Awaitable[bytes]]
-Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
-Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
+Stream = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.PoolMessage]
+Work = grpc.aio.StreamStreamMultiCallable[pb.WorkerMessage, pb.PoolMessage]
 _log = structlog.get_logger("marless.worker")
 
 
@@ -44,14 +44,14 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
     """Run tasks for the pool until it drains this worker, the connection is lost, or standard input closes."""
     # First, because the pool's line has the ticket that the hello shows, and the token of all calls.
     watch = await _follow_pool(options.handover) if options.launched else None
-    hello = common_pb2.WorkerHello(
+    hello = pb.WorkerHello(
         worker=options.worker,
         pid=os.getpid(),
         host=socket.gethostname(),
         vcpus=len(os.sched_getaffinity(0)),
         device=device,
         ticket=options.handover.ticket,
-        machine=common_pb2.Machine(**asdict(options.machine)),
+        machine=pb.Machine(**asdict(options.machine)),
     )
     try:
         options.life.renewed = await _session(peer, method, hello, handle, options.watchdog)
@@ -84,7 +84,7 @@ def _end_with_pool() -> NoReturn:
     os._exit(0)  # a thread in the middle of a task cannot be interrupted, and its result cannot be delivered
 
 
-async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> bool:
+async def _session(peer: Peer, method: Work, hello: pb.WorkerHello, handle: Handle, watchdog: Watchdog) -> bool:
     """Run tasks until the stream ends; returns True if the pool wants a fresh worker in place of this one."""
     renewed = False
     # A worker that something else starts may be there before its pool: it waits for it, and says so now and then.
@@ -92,7 +92,7 @@ async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, hand
     tasks = _OneAtATime(handle, stream, hello.worker, watchdog)
     waiting = asyncio.create_task(_say_why_it_waits(peer, hello.worker))
     try:
-        await stream.write(common_pb2.WorkerMessage(hello=hello))
+        await stream.write(pb.WorkerMessage(hello=hello))
         waiting.cancel()
         renewed = await _serve(stream, tasks)
         await stream.done_writing()
@@ -132,7 +132,7 @@ async def _serve(stream: Stream, tasks: _OneAtATime) -> bool:
     renewed = False
     try:
         while (message := await stream.read()) is not grpc.aio.EOF:
-            assert isinstance(message, common_pb2.PoolMessage)  # EOF is one object, and a type to the checker
+            assert isinstance(message, pb.PoolMessage)  # EOF is one object, and a type to the checker
             if message.HasField("drain"):
                 renewed = message.drain.renew
                 break
@@ -156,14 +156,14 @@ class _OneAtATime:
         self._stream = stream
         self._worker = worker
         self._cold = True
-        self._task = common_pb2.Task()
+        self._task = pb.Task()
         self._work: asyncio.Future[bytes] | None = None
         self._answering: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         """Serialises writes. The pool may react to a result before gRPC reports it as sent, and two concurrent writes
         break the stream."""
 
-    def start(self, task: common_pb2.Task) -> None:
+    def start(self, task: pb.Task) -> None:
         """Start a task; its result is sent to the pool, which then sends the next one."""
         self._task, began = task, (Stopwatch.start(), time.process_time())
         if task.timeout_s:
@@ -171,7 +171,7 @@ class _OneAtATime:
         self._work = asyncio.ensure_future(self._handle(task.payload))
         self._answering = asyncio.create_task(self._answer(task, self._work, began))
 
-    def cancel(self, cancel: common_pb2.Cancel) -> None:
+    def cancel(self, cancel: pb.Cancel) -> None:
         """Cancel this attempt at this task if it is running."""
         runs = (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt)
         # Not for a task that has just ended: nobody would disarm the watchdog, and an idle worker would be ended.
@@ -189,20 +189,20 @@ class _OneAtATime:
             if task:
                 task.cancel()
 
-    async def _answer(self, task: common_pb2.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
+    async def _answer(self, task: pb.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
         result = await _finished(task, work, worker=self._worker, cold=self._cold, began=began)
         self._cold = False
         self._watchdog.disarm()
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
             async with self._writing:
-                await self._stream.write(common_pb2.WorkerMessage(result=result))
+                await self._stream.write(pb.WorkerMessage(result=result))
 
 
 async def _finished(
-    task: common_pb2.Task, work: asyncio.Future[bytes], *, worker: str, cold: bool, began: tuple[Stopwatch, float]
-) -> common_pb2.TaskResult:
+    task: pb.Task, work: asyncio.Future[bytes], *, worker: str, cold: bool, began: tuple[Stopwatch, float]
+) -> pb.TaskResult:
     """Wait for a task and build its result. `began` is its stopwatch and the process's CPU seconds at its start."""
-    result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
+    result = pb.TaskResult(id=task.id, attempt=task.attempt)
     watch, start_cpu_s = began
     try:
         # `wait` does not pass a cancellation on, and raises no error of the work, so that it is clear below which of
@@ -222,7 +222,7 @@ async def _finished(
         result.detail = _end("".join(traceback.format_exception(error)))
         _log.error("task.failed", task=task.id, exception=result.detail)  # only its end: it may have megabytes
     result.invocation.CopyFrom(
-        common_pb2.Invocation(
+        pb.Invocation(
             id=task.id,
             attempt=task.attempt,
             worker=worker,

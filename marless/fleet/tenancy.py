@@ -23,7 +23,7 @@ from marless.core.log import structlog
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.workers import ConnectedWorkers, Idle, Worker
 from marless.rpc.admission import FairQueue
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2 as pb
 
 IDLE_S = 1.0
 """Seconds after which an idle worker is taken from a job that has no more than its share."""
@@ -204,7 +204,7 @@ class Renewal:
 
 async def _dismiss(worker: Worker) -> None:
     try:
-        await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain(renew=True)))
+        await worker.send(pb.PoolMessage(drain=pb.Drain(renew=True)))
         await asyncio.wait([worker.lost], timeout=DISMISSAL_S)
     except grpc.aio.BaseError as error:
         _log.warning("worker.not_told", worker=worker.hello.worker, error=str(error))
@@ -236,10 +236,10 @@ def given_up(task: str, died: int, hung: int) -> UnavailableError:
     )
 
 
-def lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
+def lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s: float) -> pb.Invocation:
     """The invocation of an attempt whose worker was lost: billed until now, with unknown CPU time."""
     cold = worker.invocations <= 1
-    return common_pb2.Invocation(
+    return pb.Invocation(
         id=task,
         attempt=attempt,
         worker=worker.hello.worker,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,13 +20,13 @@ from marless.core.machine import Machine
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.machines import Presence
 from marless.rpc.requests import check_number, check_text
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2 as pb
 
 HELLO_S = 10.0
 """Seconds within which a worker's first message must arrive."""
 MAX_UNEXPECTED = 100
 """Most unexpected results in one stream: a few may be late, but a worker that sends more is faulty."""
-Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
+Send = Callable[[pb.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
 
 
@@ -41,7 +41,7 @@ class WorkerHungError(WorkerLostError):
 class Worker:
     """One connected worker."""
 
-    def __init__(self, hello: common_pb2.WorkerHello, send: Send, init_s: float, presence: Presence) -> None:
+    def __init__(self, hello: pb.WorkerHello, send: Send, init_s: float, presence: Presence) -> None:
         self.hello = hello
         self.send = send
         self.init_s = init_s
@@ -64,7 +64,7 @@ class Worker:
         self._unexpected = 0
         """Results that nobody has asked for."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running: asyncio.Future[common_pb2.TaskResult] | None = None
+        self.running: asyncio.Future[pb.TaskResult] | None = None
         """The result of its task; set from the moment a task is assigned until its result has been processed."""
         self.expected = ("", 0)
         """Id and attempt of the only result that is accepted."""
@@ -76,7 +76,7 @@ class Worker:
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def hear(self, message: common_pb2.WorkerMessage) -> None:
+    def hear(self, message: pb.WorkerMessage) -> None:
         """Take a message after its hello: the result of its task.
 
         Raises SpecError for other messages, for more than `MAX_UNEXPECTED` unexpected results, and for impossible
@@ -96,7 +96,7 @@ class Worker:
         self.running.set_result(result)
 
 
-async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_pb2.WorkerHello:
+async def hello_of(messages: AsyncIterator[pb.WorkerMessage]) -> pb.WorkerHello:
     """Read a worker's hello, the first message of its stream.
 
     Raises UnreachableError if none arrives in time, SpecError for any other message.
@@ -112,7 +112,7 @@ async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_
     return first.hello
 
 
-def machine_of(hello: common_pb2.WorkerHello) -> Machine:
+def machine_of(hello: pb.WorkerHello) -> Machine:
     """The machine of a worker, which is its host's name if it says nothing; raises SpecError if it cannot be one."""
     told = hello.machine
     values = {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields}
@@ -127,7 +127,7 @@ async def either(*futures: asyncio.Future[Any]) -> None:  # Any: results of seve
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def listen(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
+async def listen(worker: Worker, messages: AsyncIterator[pb.WorkerMessage]) -> None:
     """Receive results until the stream ends or the worker is disconnected; raises the errors of `Worker.hear`."""
     hearing = asyncio.create_task(_hear_all(worker, messages))
     try:
@@ -138,14 +138,14 @@ async def listen(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessag
         hearing.result()
 
 
-async def _hear_all(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
+async def _hear_all(worker: Worker, messages: AsyncIterator[pb.WorkerMessage]) -> None:
     async for message in messages:
         if worker.lost.done():
             return
         worker.hear(message)
 
 
-def _check(result: common_pb2.TaskResult, worker: Worker) -> None:
+def _check(result: pb.TaskResult, worker: Worker) -> None:
     """Raise SpecError for impossible measurements, which would be billed; overwrite the fields that the pool knows."""
     run = result.invocation
     run.id, run.attempt, run.worker = result.id, result.attempt, worker.hello.worker
@@ -160,38 +160,29 @@ def _check(result: common_pb2.TaskResult, worker: Worker) -> None:
 Waits = MutableMapping[str, asyncio.Event]
 
 
-class ConnectedWorkers(Mapping[str, Worker]):
+class ConnectedWorkers(dict[str, Worker]):
     """The connected workers by name, in the order in which they connected."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, Worker] = {}
+        super().__init__()
         # An event lasts as long as somebody waits for it.
         self._arrivals: Waits = WeakValueDictionary()
         self._departures: Waits = WeakValueDictionary()
         self._any = asyncio.Event()
 
-    def __getitem__(self, name: str) -> Worker:
-        return self._workers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._workers)
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
     def arrive(self, name: str, worker: Worker) -> None:
         """Note that a worker has connected; it replaces another one of its name."""
-        self._workers[name] = worker
+        self[name] = worker
         self._any.set()
         if waiting := self._arrivals.pop(name, None):
             waiting.set()
 
     def release(self, name: str, worker: Worker) -> None:
         """Note that a worker's stream has ended, unless another worker has its name by now."""
-        if self._workers.get(name) is not worker:
+        if self.get(name) is not worker:
             return
-        del self._workers[name]
-        if not self._workers:
+        del self[name]
+        if not self:
             self._any.clear()
         if waiting := self._departures.pop(name, None):
             waiting.set()
@@ -200,19 +191,19 @@ class ConnectedWorkers(Mapping[str, Worker]):
         """Wait until all of these workers are connected at the same time."""
         wanted = tuple(names)
         # One that was there may have gone while another one was waited for.
-        while not all(name in self._workers for name in wanted):
+        while not all(name in self for name in wanted):
             for name in wanted:
-                while name not in self._workers:
+                while name not in self:
                     await self._arrivals.setdefault(name, asyncio.Event()).wait()
 
     async def absent(self, name: str) -> None:
         """Wait until this worker is not connected."""
-        while name in self._workers:
+        while name in self:
             await self._departures.setdefault(name, asyncio.Event()).wait()
 
     async def some(self) -> None:
         """Wait until any worker is connected."""
-        while not self._workers:
+        while not self:
             await self._any.wait()
 
 

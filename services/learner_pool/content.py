@@ -14,9 +14,9 @@ from marless.core.limits import MAX_ACTORS, MAX_TRAJECTORY_BYTES
 from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.rpc import chunks
 from marless.rpc.requests import check_number
-from marless.rpc.v1 import learner_pool_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 
-Header = learner_pool_pb2.UploadHeader
+Header = pb.UploadHeader
 _MOST_SIDES = 4
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
@@ -79,7 +79,7 @@ def check_checksum(header: Header, buffer: memoryview) -> None:
         raise CorruptError(f"job {header.job}, round {header.round + 1}, actor {header.index}: checksum does not match")
 
 
-def headers_of(uploads: Sequence[learner_pool_pb2.SmallUpload]) -> list[Header | None]:
+def headers_of(uploads: Sequence[pb.SmallUpload]) -> list[Header | None]:
     """The header of each upload; None for bytes that are none."""
     found: list[Header | None] = []
     for each in uploads:

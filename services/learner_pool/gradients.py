@@ -14,7 +14,7 @@ from marless.core.errors import ConflictError, NotFoundError, StaleError
 from marless.core.limits import check_id
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
-from marless.rpc.v1 import learner_pool_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from services.learner_pool.stored_results import published_gradient
 from services.learner_pool.tasks import (
     Computing,
@@ -30,7 +30,7 @@ from services.learner_pool.trajectory_buffer import TrajectoryBuffer, Trajectory
 
 MAX_PEERS = 64
 """Other learners over which one gradient's ratios are truncated."""
-Request = learner_pool_pb2.GradientRequest
+Request = pb.GradientRequest
 
 
 class Gradients:
@@ -42,7 +42,7 @@ class Gradients:
         self._store = store
         self._tasks_under_way = 0
 
-    async def gradient(self, request: Request) -> learner_pool_pb2.GradientResponse:
+    async def gradient(self, request: Request) -> pb.GradientResponse:
         """Compute one gradient of every policy; a repeated request waits for the first one, or finds its result.
 
         Raises NotFoundError for a job that is not open and for a version that is gone, FencedError, StaleError for
@@ -67,9 +67,7 @@ class Gradients:
                 ) from None
             raise NotFoundError(f"job {request.job!r} was closed while it computed a gradient") from None
 
-    async def _once(
-        self, known: OpenJob, request: Request, before: Computing | None
-    ) -> learner_pool_pb2.GradientResponse:
+    async def _once(self, known: OpenJob, request: Request, before: Computing | None) -> pb.GradientResponse:
         """Compute a gradient unless the store has it, after the same learner's earlier one has ended."""
         if before:
             await _over(before, cancel=before.inputs != inputs_of(request))
@@ -85,13 +83,11 @@ class Gradients:
             known.charge(results)
         # Not before the gradient is in the store: until then a lost worker's task needs them.
         self._buffer.used(request.job, request.rollouts, request.oldest)
-        response = join(learner_pool_pb2.GradientResponse(), results)
+        response = join(pb.GradientResponse(), results)
         response.gradients.extend(result.gradient for result in results)
         return response
 
-    async def _published(
-        self, tasks: Sequence[learner_pool_pb2.LearnTask]
-    ) -> list[learner_pool_pb2.LearnResult] | None:
+    async def _published(self, tasks: Sequence[pb.LearnTask]) -> list[pb.LearnResult] | None:
         """The results of all tasks if the store has all of them, else None."""
         results = []
         for task in tasks:
@@ -101,9 +97,7 @@ class Gradients:
             results.append(result)
         return results
 
-    async def _run(
-        self, tasks: Sequence[learner_pool_pb2.LearnTask], files: Sequence[TrajectoryFile]
-    ) -> list[learner_pool_pb2.LearnResult]:
+    async def _run(self, tasks: Sequence[pb.LearnTask], files: Sequence[TrajectoryFile]) -> list[pb.LearnResult]:
         self._tasks_under_way += len(tasks)
         try:
             # As many workers as all gradients under way have tasks, so that those of one learner do not wait for
@@ -153,17 +147,17 @@ async def _over(before: Computing, *, cancel: bool) -> None:
         raise
 
 
-def _ended(known: OpenJob, learner: int, task: asyncio.Task[learner_pool_pb2.GradientResponse]) -> None:
+def _ended(known: OpenJob, learner: int, task: asyncio.Task[pb.GradientResponse]) -> None:
     heard(task)
     # Another request for this learner may have taken its place.
     if (computing := known.gradients.get(learner)) and computing.task is task:
         del known.gradients[learner]
 
 
-def _tasks(known: OpenJob, request: Request) -> list[learner_pool_pb2.LearnTask]:
+def _tasks(known: OpenJob, request: Request) -> list[pb.LearnTask]:
     """One task for each scope; raises SpecError for invalid groups."""
-    gradient = learner_pool_pb2.GradientTask(learner=request.learner, rollouts=request.rollouts, peers=request.peers)
-    task = learner_pool_pb2.LearnTask(
+    gradient = pb.GradientTask(learner=request.learner, rollouts=request.rollouts, peers=request.peers)
+    task = pb.LearnTask(
         job=request.job,
         spec_json=known.spec_json,
         spaces_json=known.spaces_json,

@@ -32,7 +32,8 @@ from marless.rpc import param_store
 from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
-from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from marless.storage.checkpoint import PARTS
 from services.learner_pool import spool, stored_results
 from services.learner_pool.content import check_checksum, views
@@ -85,7 +86,7 @@ class Learning:
 
     async def run(self, payload: bytes) -> bytes:
         """Run one serialised LearnTask; returns its serialised LearnResult."""
-        task = learner_pool_pb2.LearnTask.FromString(payload)
+        task = pb.LearnTask.FromString(payload)
         # By epoch, too: after a restore, another state may have the number of one that is held here.
         key = (task.job, task.epoch, task.spec_json, task.scope)
         # Only what has to be made goes to a thread: a round would wait for a change of threads in which nothing is
@@ -101,14 +102,18 @@ class Learning:
         result.device = held.device
         return result.SerializeToString()
 
-    def _make(self, key: _Key, task: learner_pool_pb2.LearnTask) -> None:
+    def _make(self, key: _Key, task: pb.LearnTask) -> None:
         """Make the learner of a task, which may take seconds."""
         spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
         algorithm = registry.algorithm(spec.algorithm.name)
         scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
         device, why = choose_device(spec.learner.device)
         _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
-        self._evict(task)
+        # Learners of other epochs or specs of this scope go, and those whose replay file is gone: the memory of a
+        # removed file stays in use for as long as a learner maps it.
+        for other, held in list(self._held.items()):
+            if (other[0], other[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
+                self._discard_learner(other)
         mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
         replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
         carried = spec.actors.episodes == "carried"
@@ -119,15 +124,6 @@ class Learning:
         self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
         while len(self._held) > _HELD_LEARNERS:
             self._discard_learner(next(iter(self._held)))
-
-    def _evict(self, task: learner_pool_pb2.LearnTask) -> None:
-        """Drop cached learners of other epochs or specs of this task's scope, and those whose replay file is gone.
-
-        The memory of a removed replay file stays in use for as long as a learner maps it.
-        """
-        for key, held in list(self._held.items()):
-            if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
-                self._discard_learner(key)
 
     def _discard_learner(self, key: _Key) -> None:
         if mirror := self._held.pop(key).mirror:
@@ -155,9 +151,7 @@ class Learning:
         if self._claim:
             self._claim.release()
 
-    async def _open(
-        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
-    ) -> learner_pool_pb2.LearnResult:
+    async def _open(self, task: pb.LearnTask, held: _Held, groups: tuple[Group, ...]) -> pb.LearnResult:
         """Load the policies that groups start from, if the store has them; initialise and publish the others.
 
         Raises SpecError for stored states of another shape. A policy that starts from another one is not loaded: its
@@ -178,9 +172,7 @@ class Learning:
         versions = await self._publish(task, held, writes) if fresh else {}
         return stored_results.result_of({name: present.get(name) or versions[name] for name in names})
 
-    async def _update(
-        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
-    ) -> learner_pool_pb2.LearnResult:
+    async def _update(self, task: pb.LearnTask, held: _Held, groups: tuple[Group, ...]) -> pb.LearnResult:
         names = held.learner.names(groups)
         starts = _starts(task, names)
         if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
@@ -205,7 +197,7 @@ class Learning:
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
         reports = stored_results.encode_reports(names, output.metrics, functions, distances)
-        result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
+        result = pb.LearnResult(functions=functions, distances=distances)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         writes = _writes(task, held, expected, stored_results.update_key(task), reports)
@@ -217,9 +209,7 @@ class Learning:
             result.unpublished.CopyFrom(await stored_results.set_aside(self._borrowed, task.spare, writes, error))
         return result
 
-    async def _gradient(
-        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
-    ) -> learner_pool_pb2.LearnResult:
+    async def _gradient(self, task: pb.LearnTask, held: _Held, groups: tuple[Group, ...]) -> pb.LearnResult:
         """Compute a gradient and publish it. The held states stay as they are.
 
         If the store has the gradient already, it answers with its version; one that the same learner has computed from
@@ -240,7 +230,7 @@ class Learning:
         )
         output = await stoppable(lambda stop: held.learner.gradients(replace(inputs, stopped=stop.is_set)))
         functions = _functions(task, output.runs, held.after(groups))
-        result = learner_pool_pb2.LearnResult(functions=functions, distances=_distances(held.spaces, output))
+        result = pb.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         write = stored_results.gradient_write(task, output.gradients, result)
@@ -269,13 +259,11 @@ class Learning:
             if held.mirror and name == held.replay_name:
                 held.mirror.expect(state.learning)
 
-    async def _trajectory(self, stored: learner_pool_pb2.StoredTrajectory) -> Trajectory:
+    async def _trajectory(self, stored: pb.StoredTrajectory) -> Trajectory:
         content = await self._borrowed.get(stored.file, partial(check_checksum, stored.header))
         return views(stored.header, content)
 
-    async def _publish(
-        self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]
-    ) -> Mapping[str, int]:
+    async def _publish(self, task: pb.LearnTask, held: _Held, writes: Sequence[PolicyWrite]) -> Mapping[str, int]:
         failpoint("learner.publish.before")
         versions = await self._store.publish(task.job, task.epoch, task.round, writes, keep=task.keep)
         failpoint("learner.publish.after")
@@ -284,11 +272,7 @@ class Learning:
 
 
 def _writes(
-    task: learner_pool_pb2.LearnTask,
-    held: _Held,
-    expected: Mapping[str, int],
-    what: int | str,
-    reports: Mapping[str, bytes],
+    task: pb.LearnTask, held: _Held, expected: Mapping[str, int], what: int | str, reports: Mapping[str, bytes]
 ) -> list[PolicyWrite]:
     writes = []
     for name, version in expected.items():
@@ -302,7 +286,7 @@ def _writes(
     return writes
 
 
-def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:
+def _measure(asked: pb.Measure, spec: JobSpec) -> Measure:
     similarity = _similarity(spec) if asked.similarity else None
     return Measure(curvature=spec.curvature if asked.curvature else None, noise=asked.noise, similarity=similarity)
 
@@ -311,7 +295,7 @@ def _similarity(spec: JobSpec) -> SimilarityConfig | None:
     return SHARING_POLICIES.find(spec.sharing.name).similarity(spec.sharing)
 
 
-def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
+def _starts(task: pb.LearnTask, names: Sequence[str]) -> dict[str, int]:
     """The versions that an update or gradient starts from: of the groups' source policies, and of joint critics.
 
     Raises SpecError if the task names no version of one.
@@ -334,7 +318,7 @@ def _distances(spaces: EnvSpaces, output: UpdateOutput | GradientOutput) -> list
 
 
 def _functions(
-    task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
+    task: pb.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
 ) -> list[common_pb2.Invocation]:
     what = f"gradient-{task.gradient.learner}" if task.HasField("gradient") else f"{task.round}"
     return [

@@ -17,7 +17,8 @@ from marless.fleet.machines import used_by
 from marless.rpc.metrics import counter, gauge
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
-from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
+from marless.rpc.v1 import common_pb2, hosts_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
 from services.learner_pool.gradients import Gradients
 from services.learner_pool.replays import Replays
@@ -52,84 +53,72 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Add this servicer to a server; bulk transfers are raw bytes."""
         add_LearnerPoolServiceServicer_to_server(self, server)
         bulk = {
-            "Upload": bulk_upload(self.Upload, learner_pool_pb2.UploadResponse.SerializeToString),
+            "Upload": bulk_upload(self.Upload, pb.UploadResponse.SerializeToString),
             "ReadRef": bulk_download(self.ReadRef, common_pb2.Piece.FromString),
             "WriteRef": bulk_upload(self.WriteRef, common_pb2.WriteRefResponse.SerializeToString),
         }
         register_bulk(server, "LearnerPoolService", bulk)
 
-    async def OpenJob(  # noqa: N802  # gRPC names
-        self, request: learner_pool_pb2.OpenJobRequest, context: Context
-    ) -> learner_pool_pb2.OpenJobResponse:
+    async def OpenJob(self, request: pb.OpenJobRequest, context: Context) -> pb.OpenJobResponse:
         """Declare a job."""
         reply = await self._updates.open(request)
         reply.address = self._address
         return reply
 
-    async def Reserve(  # noqa: N802
-        self, request: learner_pool_pb2.ReserveRequest, context: Context
-    ) -> learner_pool_pb2.ReserveResponse:
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         """Reserve room for a round."""
         await self._buffer.reserve(request)
-        return learner_pool_pb2.ReserveResponse()
+        return pb.ReserveResponse()
 
-    async def Upload(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
+    async def Upload(  # type: ignore[override]  # frames arrive as raw bytes, see `register`
         self, frames: AsyncIterator[bytes], context: Context
-    ) -> learner_pool_pb2.UploadResponse:
+    ) -> pb.UploadResponse:
         """Receive one trajectory."""
-        return learner_pool_pb2.UploadResponse(duplicate=not await self._buffer.receive(frames))
+        return pb.UploadResponse(duplicate=not await self._buffer.receive(frames))
 
-    async def UploadMany(  # noqa: N802
-        self, request: learner_pool_pb2.UploadManyRequest, context: Context
-    ) -> learner_pool_pb2.UploadManyResponse:
+    async def UploadMany(self, request: pb.UploadManyRequest, context: Context) -> pb.UploadManyResponse:
         """Receive several small trajectories."""
         return self._buffer.receive_many(request)
 
-    async def Update(  # noqa: N802
-        self, request: learner_pool_pb2.UpdateRequest, context: Context
-    ) -> learner_pool_pb2.UpdateResponse:
+    async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
         """Update every policy of a job once."""
         return await self._updates.update(request)
 
-    async def Gradient(  # noqa: N802
-        self, request: learner_pool_pb2.GradientRequest, context: Context
-    ) -> learner_pool_pb2.GradientResponse:
+    async def Gradient(self, request: pb.GradientRequest, context: Context) -> pb.GradientResponse:
         """Compute one gradient of every policy of a job."""
         return await self._gradients.gradient(request)
 
-    async def CloseJob(  # noqa: N802
-        self, request: learner_pool_pb2.CloseJobRequest, context: Context
-    ) -> learner_pool_pb2.CloseJobResponse:
+    async def CloseJob(self, request: pb.CloseJobRequest, context: Context) -> pb.CloseJobResponse:
         """Close a job."""
         await self._updates.close(request)
-        return learner_pool_pb2.CloseJobResponse()
+        return pb.CloseJobResponse()
 
-    async def ListMachines(  # noqa: N802
+    async def ListMachines(
         self, request: common_pb2.ListMachinesRequest, context: Context
     ) -> common_pb2.ListMachinesResponse:
         """What the machines of this pool did for a job."""
         return used_by(request.job, self._dispatcher.machines)
 
-    async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
+    async def Work(  # type: ignore[override]  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
     ) -> None:
         """Serve one worker's stream."""
         await self._dispatcher.attach(request_iterator, context.write)
 
-    async def Host(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
+    async def Host(  # type: ignore[override]  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[hosts_pb2.HostMessage], context: Context
     ) -> None:
         """Serve the stream of a host of workers."""
         await attach(self._launcher, request_iterator, context.write)
 
-    async def ReadRef(  # type: ignore[override]  # noqa: N802  # raw frames, see `register`
+    async def ReadRef(  # type: ignore[override]  # raw frames, see `register`
         self, request: common_pb2.Piece, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream a piece of a lent file."""
         async for frame in self._loans.read(request):
             yield frame
 
-    async def WriteRef(  # type: ignore[override]  # noqa: N802  # raw frames, see `register`
+    async def WriteRef(  # type: ignore[override]  # raw frames, see `register`
         self, frames: AsyncIterator[bytes], context: Context
     ) -> common_pb2.WriteRefResponse:
         """Receive a piece of a lent file."""

@@ -40,12 +40,13 @@ from marless.rpc import gradients, param_store
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed
-from marless.rpc.v1 import common_pb2, learner_pool_pb2, param_store_pb2
+from marless.rpc.v1 import common_pb2, param_store_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 
 PART = "outcome"
 
 
-def update_key(update: learner_pool_pb2.UpdateRequest | learner_pool_pb2.LearnTask) -> int | str:
+def update_key(update: pb.UpdateRequest | pb.LearnTask) -> int | str:
     """What an update's versions are published for: its round and, of jobs whose rollouts belong to no round, these.
 
     Of such a job, an update of the same round from other rollouts is another one.
@@ -56,9 +57,9 @@ def update_key(update: learner_pool_pb2.UpdateRequest | learner_pool_pb2.LearnTa
     return f"{update.round}-{rollouts[:32]}"
 
 
-def result_of(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
+def result_of(versions: Mapping[str, int]) -> pb.LearnResult:
     """A result that holds only versions."""
-    return learner_pool_pb2.LearnResult(
+    return pb.LearnResult(
         versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
     )
 
@@ -87,9 +88,7 @@ def encode_reports(
     return {name: json.dumps(part).encode() for name, part in parts.items()}
 
 
-async def are_stored(
-    store: ParamStore, job: str, key: int | str, made: learner_pool_pb2.LearnResult | learner_pool_pb2.UpdateResponse
-) -> bool:
+async def are_stored(store: ParamStore, job: str, key: int | str, made: pb.LearnResult | pb.UpdateResponse) -> bool:
     """True if the versions that the update of this key made are still the heads of their policies."""
     policies = (await store.list(job)).policies
     return all(
@@ -102,7 +101,7 @@ async def are_stored(
 
 async def published_update(
     store: ParamStore, job: str, key: int | str, names: Collection[str]
-) -> learner_pool_pb2.LearnResult | None:
+) -> pb.LearnResult | None:
     """The result of the update of this key of `names`, policies of one scope; None unless all of it is published.
 
     It includes joint critics that were published with them, whether `names` has them or not.
@@ -134,7 +133,7 @@ async def _report_parts(
     return {name: json.loads(bytes(each.blobs[PART])) for name, each in stored.items()}
 
 
-def _add_report(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
+def _add_report(part: Mapping[str, Any], found: pb.LearnResult, name: str) -> None:  # Any: JSON
     """Add the content of one policy's report part to a result."""
     found.metrics[name].values.update(part["metrics"])
     for id_, function, served, index, start_s, end_s, vcpu_s, after in part["functions"]:
@@ -160,7 +159,7 @@ _log = structlog.get_logger("learner")
 
 async def set_aside(
     borrowed: Borrowed, spare: common_pb2.Ref, writes: Sequence[PolicyWrite], error: MarlessError
-) -> learner_pool_pb2.Unpublished:
+) -> pb.Unpublished:
     """Write the blobs that were not published because of `error` to the task's spare file, which is the pool's.
 
     Raises `error` if that fails, too.
@@ -180,10 +179,10 @@ async def set_aside(
         )
         for write in writes
     ]
-    return learner_pool_pb2.Unpublished(policies=policies, error_code=type(error).__name__, error=str(error))
+    return pb.Unpublished(policies=policies, error_code=type(error).__name__, error=str(error))
 
 
-def is_whole(left: learner_pool_pb2.Unpublished, spare: Path) -> bool:
+def is_whole(left: pb.Unpublished, spare: Path) -> bool:
     """True if the file has all bytes that the worker says to have left in it."""
     declared = sum(blob.bytes for policy in left.policies for blob in policy.blobs)
     with suppress(FileNotFoundError):
@@ -191,7 +190,7 @@ def is_whole(left: learner_pool_pb2.Unpublished, spare: Path) -> bool:
     return False
 
 
-def writes_set_aside(left: learner_pool_pb2.Unpublished, spare: Path) -> Iterator[PolicyWrite]:
+def writes_set_aside(left: pb.Unpublished, spare: Path) -> Iterator[PolicyWrite]:
     """The writes that a worker has left in a file of its pool, to be published now."""
     descriptor = private_files.open_own(spare, os.O_RDONLY)
     try:
@@ -207,12 +206,7 @@ def writes_set_aside(left: learner_pool_pb2.Unpublished, spare: Path) -> Iterato
         yield PolicyWrite(policy=each.policy, expected=each.expected, req_id=each.req_id, blobs=blobs)
 
 
-def gradient_name(task: learner_pool_pb2.LearnTask) -> str:
-    """The policy under which the store keeps a task's gradient."""
-    return gradients.name_of(task.gradient.learner, task.scope)
-
-
-def gradient_request_id(task: learner_pool_pb2.LearnTask) -> str:
+def gradient_request_id(task: pb.LearnTask) -> str:
     """The idempotency key of a task's publish: its rollouts, and the versions in order of the policies' names."""
     heads = {each.policy: each.version for each in task.versions}
     heads |= {group.policy: group.source.version for group in task.groups}
@@ -221,25 +215,19 @@ def gradient_request_id(task: learner_pool_pb2.LearnTask) -> str:
     return gradients.request_id(task.job, task.gradient.learner, task.scope, task.gradient.rollouts, versions)
 
 
-async def published_gradient(
-    store: ParamStore, task: learner_pool_pb2.LearnTask
-) -> learner_pool_pb2.LearnResult | None:
+async def published_gradient(store: ParamStore, task: pb.LearnTask) -> pb.LearnResult | None:
     """The result of this task if the store has its gradient, else None."""
-    name = gradient_name(task)
+    name = gradients.name_of(task.gradient.learner, task.scope)
     listed = (await store.list(task.job)).policies.get(name)
     if listed is None or listed.req_id != gradient_request_id(task):
         return None
     version = listed.head.version
     report = (await store.get(task.job, {name: version}, (PART,)))[name].blobs[PART]
-    found = json_format.Parse(bytes(report), learner_pool_pb2.LearnResult(), ignore_unknown_fields=True)
+    found = json_format.Parse(bytes(report), pb.LearnResult(), ignore_unknown_fields=True)
     return located(task, version, found)
 
 
-def gradient_write(
-    task: learner_pool_pb2.LearnTask,
-    found: Mapping[str, Arrays],
-    result: learner_pool_pb2.LearnResult,
-) -> PolicyWrite:
+def gradient_write(task: pb.LearnTask, found: Mapping[str, Arrays], result: pb.LearnResult) -> PolicyWrite:
     """The publish of a gradient and of its report, as the first version under its name.
 
     Raises SpecError for values that are not finite.
@@ -252,19 +240,24 @@ def gradient_write(
             )
     report = json_format.MessageToJson(result, preserving_proto_field_name=True, indent=None).encode()
     blobs = {gradients.PART: gradient_file.encode(found), PART: report}
-    return PolicyWrite(policy=gradient_name(task), expected=0, req_id=gradient_request_id(task), blobs=blobs)
+    return PolicyWrite(
+        policy=gradients.name_of(task.gradient.learner, task.scope),
+        expected=0,
+        req_id=gradient_request_id(task),
+        blobs=blobs,
+    )
 
 
-def located(
-    task: learner_pool_pb2.LearnTask, version: int, result: learner_pool_pb2.LearnResult
-) -> learner_pool_pb2.LearnResult:
+def located(task: pb.LearnTask, version: int, result: pb.LearnResult) -> pb.LearnResult:
     """The result with its place in the store."""
-    result.gradient.CopyFrom(common_pb2.PolicyVersion(policy=gradient_name(task), version=version))
+    result.gradient.CopyFrom(
+        common_pb2.PolicyVersion(policy=gradients.name_of(task.gradient.learner, task.scope), version=version)
+    )
     return result
 
 
 async def peer_weights(
-    store: ParamStore, job: str, peers: Iterable[learner_pool_pb2.VersionSet], policies: Collection[str]
+    store: ParamStore, job: str, peers: Iterable[pb.VersionSet], policies: Collection[str]
 ) -> tuple[Mapping[str, Arrays], ...]:
     """The acting weights of these policies for each peer; equal peers are given once, and versions that are gone left
     out. The least ratio over equal peers is that of one of them.

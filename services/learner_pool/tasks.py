@@ -28,22 +28,23 @@ from marless.rpc.errors import by_name
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_number, message
-from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from services.learner_pool import stored_results
 from services.learner_pool.replays import Replays
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 MAX_ROLLOUTS = 4096
 """Rollouts of one gradient or update."""
-_Response = TypeVar("_Response", learner_pool_pb2.UpdateResponse, learner_pool_pb2.GradientResponse)
+_Response = TypeVar("_Response", pb.UpdateResponse, pb.GradientResponse)
 
 
 @dataclass(frozen=True)
 class Answered:
     """A finished update."""
 
-    request: learner_pool_pb2.UpdateRequest
-    response: learner_pool_pb2.UpdateResponse
+    request: pb.UpdateRequest
+    response: pb.UpdateResponse
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,17 @@ class RunningUpdate:
     key: int | str
     """What its versions are published for; see `stored_results.update_key`."""
     epoch: int
-    task: asyncio.Task[learner_pool_pb2.UpdateResponse]
+    task: asyncio.Task[pb.UpdateResponse]
 
 
 @dataclass(frozen=True)
 class Computing:
     """A gradient in progress; it continues if its caller dies, too."""
 
-    inputs: learner_pool_pb2.GradientRequest
+    inputs: pb.GradientRequest
     """What its result depends on; see `gradients.inputs_of`."""
     epoch: int
-    task: asyncio.Task[learner_pool_pb2.GradientResponse]
+    task: asyncio.Task[pb.GradientResponse]
 
 
 @dataclass
@@ -87,7 +88,7 @@ class OpenJob:
     starts: dict[int, float] = field(default_factory=dict)
     """By scope, the start-up seconds of learners that were started to open the job; charged to the first task."""
 
-    def charge(self, results: Sequence[learner_pool_pb2.LearnResult]) -> None:
+    def charge(self, results: Sequence[pb.LearnResult]) -> None:
         """Put start-up time into the first tasks' invocations, because opening a job is not billed."""
         for each in (result.functions[0] for result in results):
             if each.index in self.starts:
@@ -121,13 +122,8 @@ class LearnTasks:
         return known
 
     async def run(
-        self,
-        tasks: Sequence[learner_pool_pb2.LearnTask],
-        verb: str,
-        files: Sequence[TrajectoryFile] = (),
-        *,
-        workers: int = 0,
-    ) -> list[learner_pool_pb2.LearnResult]:
+        self, tasks: Sequence[pb.LearnTask], verb: str, files: Sequence[TrajectoryFile] = (), *, workers: int = 0
+    ) -> list[pb.LearnResult]:
         """The results of tasks that run at once, each with references to `files`, in their order.
 
         `workers` is the number of workers to start, if it is larger than the number of tasks. `verb` is "open",
@@ -138,9 +134,7 @@ class LearnTasks:
         await self._fleet.ensure(max(len(tasks), workers))
         return await gather(self._run_one(task, verb, files) for task in tasks)
 
-    async def _run_one(
-        self, task: learner_pool_pb2.LearnTask, verb: str, files: Sequence[TrajectoryFile]
-    ) -> learner_pool_pb2.LearnResult:
+    async def _run_one(self, task: pb.LearnTask, verb: str, files: Sequence[TrajectoryFile]) -> pb.LearnResult:
         known, spare = self.jobs[task.job], self._buffer.spare()
         what = f"gradient-{task.gradient.learner}" if verb == "gradient" else f"{task.round}/{verb}"
         name = f"{task.job}/{what}/{task.scope}"
@@ -155,7 +149,7 @@ class LearnTasks:
                 # workers.
                 affinity="" if verb == "gradient" else f"{task.job}/{task.scope}",
             )
-        result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
+        result = message(pb.LearnResult, outcome.payload, "a learner's result")
         for each in (outcome.invocation, *outcome.lost):
             each.function, each.index = "learner", task.scope
         for each in result.functions:
@@ -169,7 +163,7 @@ class LearnTasks:
 
     def _lend(
         self,
-        task: learner_pool_pb2.LearnTask,
+        task: pb.LearnTask,
         files: Sequence[TrajectoryFile],
         spare: Path,
         lend: Callable[[Path, Write | None], Ref],
@@ -190,7 +184,7 @@ class LearnTasks:
             task.spare.CopyFrom(lend(spare, partial(write_new, spare, MAX_PUBLISH_BYTES)))
 
 
-def by_scope(known: OpenJob, job: learner_pool_pb2.LearnTask) -> list[learner_pool_pb2.LearnTask]:
+def by_scope(known: OpenJob, job: pb.LearnTask) -> list[pb.LearnTask]:
     """One task per scope, with the groups of its classes and all versions; raises SpecError for invalid groups."""
     spaces = known.spaces
     if strangers := [agent for group in job.groups for agent in group.agents or [""] if agent not in spaces.agents]:
@@ -201,7 +195,7 @@ def by_scope(known: OpenJob, job: learner_pool_pb2.LearnTask) -> list[learner_po
     tasks = []
     for scope in known.scopes:
         agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
-        task = learner_pool_pb2.LearnTask()
+        task = pb.LearnTask()
         task.CopyFrom(job)
         task.scope = scope.index
         del task.groups[:]
@@ -226,7 +220,7 @@ def check_rollouts(rollouts: Sequence[int]) -> None:
         raise SpecError("rollouts: one of them is given twice")
 
 
-def join(response: _Response, results: Sequence[learner_pool_pb2.LearnResult]) -> _Response:
+def join(response: _Response, results: Sequence[pb.LearnResult]) -> _Response:
     """Put the invocations, metrics and distances of all scopes' results into a response, and return it."""
     for result in results:
         response.invocations.extend(result.functions)
@@ -243,7 +237,7 @@ def heard(task: asyncio.Task[object]) -> None:
 
 
 _log = structlog.get_logger("learner_pool")
-Result = learner_pool_pb2.LearnResult
+Result = pb.LearnResult
 
 
 class UpdateResultCache:
@@ -253,7 +247,7 @@ class UpdateResultCache:
         self._job = job
         self._store = store
         self._buffer = buffer
-        self._request = learner_pool_pb2.UpdateRequest()
+        self._request = pb.UpdateRequest()
         self._checksums: list[int] = []
         self._epoch = self._keep = 0
         self.results: dict[int, Result] = {}
@@ -261,7 +255,7 @@ class UpdateResultCache:
         self._spares: dict[int, Path] = {}
         """The files with what the store has not taken, by index of the scope."""
 
-    async def begin(self, request: learner_pool_pb2.UpdateRequest, trajectories: Iterable[TrajectoryFile]) -> None:
+    async def begin(self, request: pb.UpdateRequest, trajectories: Iterable[TrajectoryFile]) -> None:
         """Keep the results that have the same inputs as this request, publish unpublished ones, drop all others.
 
         Raises ConflictError if the round was published, in whole or in part, for other groups.
@@ -324,9 +318,9 @@ def check_published(results: Iterable[Result]) -> None:
             raise by_name(result.unpublished.error_code, result.unpublished.error)
 
 
-def inputs_of(request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateRequest:
+def inputs_of(request: pb.UpdateRequest) -> pb.UpdateRequest:
     """The fields of a request that determine its result: all but the epoch, and what is to be kept."""
-    inputs = learner_pool_pb2.UpdateRequest()
+    inputs = pb.UpdateRequest()
     inputs.CopyFrom(request)
     for name in ("epoch", "oldest", "keep"):
         inputs.ClearField(name)

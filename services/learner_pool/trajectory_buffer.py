@@ -30,7 +30,7 @@ from marless.learning.data.trajectory import TrajectorySchema
 from marless.rpc import chunks
 from marless.rpc.admission import ByteBudget
 from marless.rpc.requests import check_number
-from marless.rpc.v1 import learner_pool_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from services.learner_pool import spool
 from services.learner_pool.content import (
     check_bytes,
@@ -57,10 +57,6 @@ class Opening:
     number: int = 0
     """Among its opener's requests, in their order."""
 
-    def is_past(self, newest: Opening) -> bool:
-        """True if the same opener has sent the newest request later, or it is that one once more."""
-        return bool(self.opener) and self.opener == newest.opener and self.number <= newest.number
-
 
 UNKNOWN = Opening()
 
@@ -70,7 +66,7 @@ class TrajectoryFile:
     """An accepted trajectory: its arrays one after another in a file."""
 
     path: Path
-    header: learner_pool_pb2.UploadHeader
+    header: pb.UploadHeader
     size_bytes: int
 
 
@@ -124,14 +120,7 @@ class TrajectoryBuffer:
         return self.budget.held_bytes
 
     def open(
-        self,
-        job: str,
-        schema: TrajectorySchema,
-        *,
-        epoch: int,
-        round_: int,
-        ahead: int = 0,
-        opening: Opening = UNKNOWN,
+        self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int, ahead: int = 0, opening: Opening = UNKNOWN
     ) -> None:
         """Accept uploads of a job's next round, and of those `ahead` after it, under this epoch.
 
@@ -142,12 +131,13 @@ class TrajectoryBuffer:
         round and the versions. The epoch decides which coordinator's actors may upload from now on.
         """
         known = self._jobs.get(job)
+        before = known.opening if known else UNKNOWN
         if known is None or (known.schema, known.ahead) != (schema, ahead):
             self.close(job)
             self._jobs[job] = _OpenJob(schema, epoch, round_, ahead, opening)
             self.reservations.open(job, least_bytes=schema.bytes_with(0), usual_bytes=schema.bytes_with(schema.batch))
-        elif opening.is_past(known.opening):
-            return
+        elif opening.opener and opening.opener == before.opener and opening.number <= before.number:
+            return  # the same opener has sent the newest request later, or it is that one once more
         elif known.round != round_:  # also back to a round whose update was not recorded, or whose versions were lost
             self._go_to(job, round_)
         self._jobs[job].epoch, self._jobs[job].opening = epoch, opening
@@ -183,7 +173,7 @@ class TrajectoryBuffer:
             return self._go_to(job, round_)
         return self.reservations.keep(job, known.round)
 
-    async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
+    async def reserve(self, request: pb.ReserveRequest) -> None:
         """Reserve room for a round before its actors run; see `SpoolReservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
         known, needed_bytes = self._known(request.job), 0
@@ -250,13 +240,13 @@ class TrajectoryBuffer:
         (the actor has uploaded another trajectory), CorruptError, OverloadedError, TooLargeError, UnavailableError
         (disk full) or UnreachableError (the stream stalled).
         """
-        header, frames = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
+        header, frames = await chunks.read_header(stream, pb.UploadHeader, within_s=chunks.STALL_S)
         with self._counting():
             applied = await self._receive(header, frames)
         self._count("applied" if applied else "duplicate")
         return applied
 
-    def receive_many(self, request: learner_pool_pb2.UploadManyRequest) -> learner_pool_pb2.UploadManyResponse:
+    def receive_many(self, request: pb.UploadManyRequest) -> pb.UploadManyResponse:
         """Take each of several small uploads, or refuse it, by itself; raises SpecError for too many of them."""
         check_number("the number of uploads", len(request.uploads), 0, MOST_UPLOADS)
         headers, contents = headers_of(request.uploads), [each.data for each in request.uploads]
@@ -266,20 +256,18 @@ class TrajectoryBuffer:
             self._outcome(header, content, is_valid=position in valid)
             for position, (header, content) in enumerate(zip(headers, contents, strict=True))
         )
-        return learner_pool_pb2.UploadManyResponse(outcomes=outcomes)
+        return pb.UploadManyResponse(outcomes=outcomes)
 
-    def _outcome(
-        self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool
-    ) -> learner_pool_pb2.UploadOutcome:
+    def _outcome(self, header: pb.UploadHeader | None, content: bytes, *, is_valid: bool) -> pb.UploadOutcome:
         try:
             with self._counting():
                 applied = self._accept_upload(header, content, is_valid=is_valid)
         except MarlessError as error:
-            return learner_pool_pb2.UploadOutcome(error_code=type(error).__name__, error=str(error))
+            return pb.UploadOutcome(error_code=type(error).__name__, error=str(error))
         self._count("applied" if applied else "duplicate")
-        return learner_pool_pb2.UploadOutcome(duplicate=not applied)
+        return pb.UploadOutcome(duplicate=not applied)
 
-    def _accept_upload(self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
+    def _accept_upload(self, header: pb.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
         """Receive, as `_receive` does, an upload whose bytes are all here; it waits for nothing."""
         if header is None:
             raise CorruptError("an upload does not start with an UploadHeader")
@@ -303,7 +291,7 @@ class TrajectoryBuffer:
         self._store(known, TrajectoryFile(path, header, len(content)))
         return True
 
-    async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: chunks.Frames) -> bool:
+    async def _receive(self, header: pb.UploadHeader, stream: chunks.Frames) -> bool:
         # Before its bytes are received: what belongs to another round or epoch costs nothing.
         known = self._admit(header)
         if _is_there(known, header):
@@ -333,7 +321,7 @@ class TrajectoryBuffer:
         known.waiting[key] = file
         self.reservations.count(file.header.job, file.size_bytes)
 
-    def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
+    def _admit(self, header: pb.UploadHeader) -> _OpenJob:
         """The job of an upload; raises if the upload belongs to another round or epoch."""
         self.check_epoch(header.job, header.epoch)
         known = self._known(header.job)
@@ -396,7 +384,7 @@ class TrajectoryBuffer:
         self.counts = replace(self.counts, **{outcome: getattr(self.counts, outcome) + 1})
 
 
-def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
+def _is_there(known: _OpenJob, header: pb.UploadHeader) -> bool:
     """True if this trajectory is buffered already; raises AlreadyExistsError if the actor has uploaded another one.
 
     Repeated actors upload the same bytes, unless their environment is not deterministic under its seed. Then the newer

@@ -15,7 +15,7 @@ from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes as scopes_of
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
-from marless.rpc.v1 import learner_pool_pb2
+from marless.rpc.v1 import learner_pool_pb2 as pb
 from services.learner_pool import stored_results
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import (
@@ -48,7 +48,7 @@ class Updates:
         self._tasks = tasks
         self._store = store
 
-    async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
+    async def open(self, request: pb.OpenJobRequest) -> pb.OpenJobResponse:
         """Open a job: accept its trajectories, and publish a first version of each policy that has none.
 
         Raises FencedError if a newer epoch has begun, SpecError for an invalid spec or groups, and the errors of
@@ -83,7 +83,7 @@ class Updates:
         await self._open_replays(request.job, sizes)
         tasks = by_scope(
             opened,
-            learner_pool_pb2.LearnTask(
+            pb.LearnTask(
                 job=request.job,
                 spec_json=request.spec_json,
                 spaces_json=request.spaces_json,
@@ -97,7 +97,7 @@ class Updates:
                 opened.starts[each.index] = each.init_s
         device = results[0].device
         _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
-        return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
+        return pb.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
 
     async def _check_newest(self, job: str, epoch: int) -> None:
         """Raise FencedError for an older epoch than the job's, unless it is the store's present epoch: a store that has
@@ -116,7 +116,7 @@ class Updates:
             budget.hold(job, -missing)  # the files count from now on
             self._replays.open(job, sizes)
 
-    async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
+    async def update(self, request: pb.UpdateRequest) -> pb.UpdateResponse:
         """Update every policy of a job once; idempotent: a repeated request gets, or waits for, the first one's reply.
 
         Raises NotFoundError for a job that is not open, FencedError, StaleError for a round that has passed or whose
@@ -140,9 +140,7 @@ class Updates:
                 raise NotFoundError(f"job {request.job!r} was closed while it was updated") from None
             raise
 
-    async def _once(
-        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, before: RunningUpdate | None
-    ) -> learner_pool_pb2.UpdateResponse:
+    async def _once(self, known: OpenJob, request: pb.UpdateRequest, before: RunningUpdate | None) -> pb.UpdateResponse:
         """Run the update unless it has been done, after the job's update in progress has ended."""
         if before:
             try:
@@ -161,9 +159,7 @@ class Updates:
             response.room = self._buffer.advance(request.job, request.round + 1)
         return response
 
-    async def _answered(
-        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest
-    ) -> learner_pool_pb2.UpdateResponse | None:
+    async def _answered(self, known: OpenJob, request: pb.UpdateRequest) -> pb.UpdateResponse | None:
         """The reply to this update if this pool has it, and the store still has its versions; else None."""
         if known.last is None or known.last.request.round != request.round:
             return None
@@ -177,15 +173,13 @@ class Updates:
                 raise other_groups(request.job, request.round)
         return before.response
 
-    async def _earlier(
-        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest
-    ) -> learner_pool_pb2.UpdateResponse | None:
+    async def _earlier(self, known: OpenJob, request: pb.UpdateRequest) -> pb.UpdateResponse | None:
         """The reply to this update from the store, if it was published before the job was opened here; else None."""
         # The usual case, in which the store need not be asked: had a worker of this pool published the round, and been
         # lost, the next worker would find that.
         if known.last and known.last.request.round == request.round - 1:
             return None
-        task = learner_pool_pb2.LearnTask(groups=request.groups)
+        task = pb.LearnTask(groups=request.groups)
         done, key = [], stored_results.update_key(request)
         for of_class in by_scope(known, task):
             policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
@@ -195,7 +189,7 @@ class Updates:
             done.append(result)
         return _response(done)
 
-    async def close(self, request: learner_pool_pb2.CloseJobRequest) -> None:
+    async def close(self, request: pb.CloseJobRequest) -> None:
         """Close a job, cancel its update and gradients, and drop its replay files unless `keep_replay`.
 
         Calling it twice is safe.
@@ -223,8 +217,8 @@ class Updates:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _update(self, known: OpenJob, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
-        task = learner_pool_pb2.LearnTask(
+    async def _update(self, known: OpenJob, request: pb.UpdateRequest) -> pb.UpdateResponse:
+        task = pb.LearnTask(
             job=request.job,
             spec_json=known.spec_json,
             spaces_json=known.spaces_json,
@@ -243,9 +237,7 @@ class Updates:
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
         return response
 
-    async def _learn(
-        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, task: learner_pool_pb2.LearnTask
-    ) -> list[learner_pool_pb2.LearnResult]:
+    async def _learn(self, known: OpenJob, request: pb.UpdateRequest, task: pb.LearnTask) -> list[pb.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = by_scope(known, task)
         if request.rollouts:
@@ -263,7 +255,7 @@ class Updates:
         return results
 
 
-def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
+def _check_update(request: pb.UpdateRequest) -> None:
     if request.rollouts:
         check_rollouts(request.rollouts)
     else:
@@ -275,9 +267,9 @@ def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
     check_versions(request.versions)
 
 
-def _response(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:
+def _response(results: Sequence[pb.LearnResult]) -> pb.UpdateResponse:
     """The reply to an update with these results of its scopes."""
-    response = join(learner_pool_pb2.UpdateResponse(), results)
+    response = join(pb.UpdateResponse(), results)
     for result in results:
         response.versions.extend(result.versions)
     return response

@@ -232,7 +232,7 @@ class JobsMachine(RuleBasedStateMachine):
         job = self.model.jobs.get(name)
         if job is None or job.state != "RUNNING":
             return
-        self.jobs.live(name)._run.script.put_nowait(told)
+        self.jobs.live(name).job_run.script.put_nowait(told)
         if told == "round":
             job.rounds += 1
         else:

@@ -553,7 +553,7 @@ async def test_a_worker_on_a_machine_that_cannot_be_is_refused(forged):
     with pytest.raises(SpecError, match="of a machine is"):
         async with asyncio.timeout(PATIENCE_S):
             await dispatcher.attach(messages(), lambda _: settle())
-    assert dispatcher.machines.present == 0
+    assert not dispatcher.machines.present
 
 
 async def test_the_machine_of_a_worker_works_for_the_job_of_its_task(pool):

@@ -78,12 +78,10 @@ class LocalLauncher:
             return [await self._launch(order) for order in orders]
 
     async def observe(self, worker: str) -> str:
-        """Wait for the end of its process."""
         process = self._processes.get(worker)
         return await process.ended() if process else "not started"
 
     async def drain(self, worker: str, grace_s: float) -> None:
-        """End its process, and all that it has started."""
         if process := self._processes.get(worker):
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
@@ -93,7 +91,6 @@ class LocalLauncher:
             self._processes.pop(worker, None)
 
     async def close(self) -> None:
-        """Kill all workers, then the template."""
         await asyncio.gather(*(self.drain(worker, 0.0) for worker in self._processes))
         if self._owns_template:
             self._template.end()
@@ -180,12 +177,7 @@ class _Process:
 
     @classmethod
     async def of(
-        cls,
-        forked: Forked,
-        lines: int,
-        mark: str,
-        handover: Callable[[], Handover],
-        reap: Callable[[], None],
+        cls, forked: Forked, lines: int, mark: str, handover: Callable[[], Handover], reap: Callable[[], None]
     ) -> _Process:
         """Observe a forked worker, and send it its handover through the pipe `lines`."""
         pipe = os.fdopen(lines, "wb", buffering=0)

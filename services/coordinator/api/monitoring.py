@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from prometheus_client.metrics_core import Metric
 
@@ -38,9 +37,7 @@ class Readiness:
         self._looking = asyncio.create_task(self._keep_looking())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._looking:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)

@@ -52,9 +52,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         receive = bulk_upload(self.UploadCheckpoint, pb.UploadCheckpointResponse.SerializeToString)
         register_bulk(server, "CoordinatorService", {"ReadFile": read, "UploadCheckpoint": receive})
 
-    async def SubmitJob(  # noqa: N802  # gRPC names
-        self, request: pb.SubmitJobRequest, context: Context
-    ) -> pb.SubmitJobResponse:
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobResponse:
         """Accept a job."""
         submission = Submission(
             job=request.job,
@@ -65,7 +63,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         )
         return pb.SubmitJobResponse(job=_job(await self._jobs.submit(submission)))
 
-    async def UploadCheckpoint(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
+    async def UploadCheckpoint(  # type: ignore[override]  # frames arrive as raw bytes, see `register`
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> pb.UploadCheckpointResponse:
         """Receive a checkpoint."""
@@ -73,11 +71,11 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         sizes = (header.manifest_bytes, *header.file_bytes)
         return pb.UploadCheckpointResponse(checkpoint=await self._jobs.uploads.receive(sizes, frames))
 
-    async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:  # noqa: N802
+    async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
         """Read one job."""
         return pb.GetJobResponse(job=_job(await self._jobs.get(request.job)))
 
-    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:  # noqa: N802
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         """List jobs, newest first."""
         check_number("the number of states", len(request.states), 0, len(pb.JobState.values()))
         if unknown := [state for state in request.states if state not in pb.JobState.values()]:
@@ -86,7 +84,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         views, after = await self._jobs.page(request.page_size, request.page_token, states)
         return pb.ListJobsResponse(jobs=map(_job, views), next_page_token=after)
 
-    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobEvent]:  # noqa: N802
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
         """Stream events."""
         async for event in watch(self._jobs, request.job, request.cursor):
             if event.view:
@@ -94,36 +92,34 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             else:
                 yield pb.JobEvent(cursor=event.cursor, record_json=event.record_json)
 
-    async def StreamLogs(  # noqa: N802
-        self, request: pb.StreamLogsRequest, context: Context
-    ) -> AsyncIterator[pb.LogLine]:
+    async def StreamLogs(self, request: pb.StreamLogsRequest, context: Context) -> AsyncIterator[pb.LogLine]:
         """Stream the job's log."""
         lines = read_log(self._jobs, request.job, request.cursor, follow=request.follow, tail=request.tail)
         async for line in lines:
             yield pb.LogLine(cursor=line.cursor, json=line.json)
 
-    async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:  # noqa: N802
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:
         """Ask a job to stop."""
         return pb.CancelJobResponse(job=_job(await self._jobs.cancel(request.job)))
 
-    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:  # noqa: N802
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:
         """Continue a job that has ended."""
         view = await self._jobs.resume(request.job, request.request_id, request.stop_json)
         return pb.ResumeJobResponse(job=_job(view))
 
-    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:  # noqa: N802
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
         """Delete a job that has ended."""
         await self._jobs.delete(request.job, allow_missing=request.allow_missing)
         return pb.DeleteJobResponse()
 
-    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:  # noqa: N802
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
         """List the files of a run folder."""
         view = await self._jobs.get(request.job)
         await self._jobs.bring(request.job)
         found = await asyncio.to_thread(listing, view.run_dir)
         return pb.ListFilesResponse(files=[pb.FileInfo(path=file.path, bytes=file.bytes) for file in found])
 
-    async def ReadFile(  # type: ignore[override]  # noqa: N802  # frames leave as raw bytes, see `register`
+    async def ReadFile(  # type: ignore[override]  # frames leave as raw bytes, see `register`
         self, request: pb.ReadFileRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Send one file, as large as it was when it was opened."""
@@ -137,7 +133,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 for frame in chunks.data_frames((piece,)):
                     yield frame
 
-    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:  # noqa: N802
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
         """Return the coordinator's version, clock, runs directory and services."""
         services = (
             pb.ServiceInfo(name=name, address=peer.address, serving=name not in self._readiness.missing)

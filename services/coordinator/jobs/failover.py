@@ -84,15 +84,12 @@ class Failover:
             if job in self._following or self._only not in ("", job):
                 continue
             folder = self._runs.folder(job)
-            if self._leaves_alone(status) or not await self._claim_job(folder):
+            if (status.attached and status.job != self._only) or not await self._claim_job(folder):
                 self._following[job] = asyncio.create_task(self._follow(status, folder))
-
-    def _leaves_alone(self, status: JobStatus) -> bool:
-        return status.attached and status.job != self._only
 
     async def _follow(self, status: JobStatus, folder: RunFolder) -> None:
         try:
-            if self._leaves_alone(status):
+            if status.attached and status.job != self._only:
                 before = beat_of(folder.path)
                 await asyncio.sleep(ATTACHED_LEASES * self._lease_s)
                 # Its owner is alive after all, and the next scan follows the job anew.

@@ -109,12 +109,12 @@ class JobQueue:
     async def _run(self, live: LiveJob) -> None:
         job = live.status.job
         try:
-            await live.run()
+            await live.job_run.run()
             # The next job may start although this one's final status still waits for room on a disk.
             self._fill()
             await live.saved()
         finally:
-            await live.close_sinks()
+            await live.sinks.stop(live.status.state, live.status.random)
             live.folder.release()
             # After a replacement, another job has this id.
             if self._live.get(job) is live and not self._stopping:
@@ -148,13 +148,13 @@ class LiveJob:
         self.log = JobLog(folder, status.job, self.notifier.tell)
         self.task: asyncio.Task[None] | None = None
         """The task that runs the job; None while it is queued."""
-        self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
+        self.sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
         self._tally = tally
         self._progress = progress
         self._changed = changed
         self.status = status
         """The present status; after the end, the final one."""
-        self._run = JobRun(
+        self.job_run = JobRun(
             job_id=status.job,
             job=job,
             folder=folder,
@@ -168,29 +168,17 @@ class LiveJob:
     @property
     def in_trouble(self) -> bool:
         """True while the job waits for a service or retries a round."""
-        return self._run.in_trouble and not self.status.ended
+        return self.job_run.in_trouble and not self.status.ended
 
     @property
     def view(self) -> JobView:
         """The present view of the job."""
         return view_of(self.status, self.folder.path, self._progress)
 
-    async def run(self) -> None:
-        """Run the job to its end, or until another coordinator takes it over."""
-        await self._run.run()
-
     async def saved(self) -> None:
         """Wait until the final status is on the disk, which may have been full when the job ended."""
         while self.status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # for a disk
             await asyncio.sleep(SAVE_PERIOD_S)
-
-    async def close_sinks(self) -> None:
-        """Close the sinks once they have all recorded rounds; waits a few seconds at most, see `SinkFeed.stop`."""
-        await self._sinks.stop(self.status.state, self.status.random)
-
-    def cancel(self) -> None:
-        """Ask the job to stop after the present round."""
-        self._run.cancel()
 
     async def end(self, state: str, reason: str) -> None:
         """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
@@ -232,8 +220,8 @@ class LiveJob:
             self._tally.add(record, after_env_steps=self._progress.env_steps)
             self._progress = self._progress.after(record)
             self._log_round(record)
-            self._sinks.put(record, self._run.status.random)
-        self._accept_status(self._run.status)
+            self.sinks.put(record, self.job_run.status.random)
+        self._accept_status(self.job_run.status)
 
     def _accept_status(self, status: JobStatus) -> None:
         self._log_status(status)
@@ -248,7 +236,7 @@ class LiveJob:
         if not status.ended:
             self.log.info("job.status", **facts)
         elif status.state == "FAILED":
-            self.log.error("job.ended", **facts, **({"detail": self._run.detail} if self._run.detail else {}))
+            self.log.error("job.ended", **facts, **({"detail": self.job_run.detail} if self.job_run.detail else {}))
         else:
             self.log.info("job.ended", **facts)
 

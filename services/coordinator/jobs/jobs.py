@@ -8,15 +8,15 @@ from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from marless.core import documents
 from marless.core.errors import AlreadyExistsError, CorruptError, JobStateError, NotFoundError, SpecError, shown
 from marless.core.limits import check_id, is_id
 from marless.core.machine import MachineRecord
 from marless.jobs.job import PreparedJob
-from marless.jobs.spec import from_json
+from marless.jobs.spec import from_json, with_stop
 from marless.rpc.concurrency import to_the_end
 from marless.storage.bucket import reading
 from services.coordinator.execution.planning import ending
@@ -24,7 +24,7 @@ from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
 from services.coordinator.jobs.failover import Aftermath, Failover
 from services.coordinator.jobs.job_queue import JobQueue, LiveJob
-from services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, changed, check_request_id
+from services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, check_request_id
 from services.coordinator.jobs.view import JobProgress, JobView, Tally
 from services.coordinator.state.checkpoints import start_checkpoint
 from services.coordinator.state.journal import Costs, Journal
@@ -66,6 +66,8 @@ class Jobs:
     ) -> None:
         self._runs = runs if isinstance(runs, Runs) else Runs(runs)
         self.runs = self._runs.path
+        self.place = self._runs.place
+        """Where the run folders are, for people: a directory, or s3://bucket/prefix."""
         self._pools = pools
         self._options = options or JobsOptions()
         self.uploads = FileUploads(self.runs, self._options.uploads_bytes)
@@ -93,9 +95,7 @@ class Jobs:
         self._failover.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:
@@ -107,11 +107,6 @@ class Jobs:
         # Before the queue stops, because a request that is under way may still add a job to it.
         await asyncio.gather(*self._verbs, return_exceptions=True)
         await self.queue.stop()
-
-    @property
-    def place(self) -> str:
-        """Where the run folders are, for people: a directory, or s3://bucket/prefix."""
-        return self._runs.place
 
     def live(self, job: str) -> LiveJob | None:
         """The job if this coordinator runs it or has it queued, else None."""
@@ -241,7 +236,7 @@ class Jobs:
                 raise
             live.folder.release()
         elif live:
-            live.cancel()
+            live.job_run.cancel()
             await asyncio.to_thread(live.folder.flush)
         elif not seen.status.ended:
             raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
@@ -265,7 +260,9 @@ class Jobs:
 
     async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> JobView:
         given, status = await asyncio.to_thread(folder.load)
-        spec = await asyncio.to_thread(changed, given, stop_json)
+        spec = given
+        if stop_json:
+            spec = await asyncio.to_thread(lambda: with_stop(given, documents.from_json(stop_json, "stop"), "resume"))
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
         if status.state != "FAILED" and (reached := ending(spec.stop, journal)):

@@ -223,7 +223,11 @@ class _Courier:
 
     def _serve(self) -> bool:
         """Open the sink, pass on rounds, and close it; True at the job's end, False when rounds were withdrawn."""
-        last = self._recorded(self._taken.rounds - 1) if self._taken.rounds else None
+        last: RoundRecord | None = None
+        if had := self._taken.rounds:
+            last = next(iter(read(self._folder / ROUNDS, had - 1)), None)
+            if last is None:
+                raise CorruptError(f"{self._folder}: round {had} is no longer in rounds.jsonl")
         sink = self._make()
         try:
             sink.open(replace(self._job(), last=last))
@@ -265,11 +269,6 @@ class _Courier:
         if newest.round == first:
             return iter((newest,))
         return islice(read(self._folder / ROUNDS, first), max(0, newest.round + 1 - first))
-
-    def _recorded(self, round_: int) -> RoundRecord:
-        for record in read(self._folder / ROUNDS, round_):
-            return record
-        raise CorruptError(f"{self._folder}: round {round_ + 1} is no longer in rounds.jsonl")
 
     def _pause(self) -> None:
         with self._notifier.changed:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from marless.core import documents
 from marless.core.errors import AlreadyExistsError, OverloadedError, SpecError, UnreachableError
 from marless.core.limits import MAX_NAME
 from marless.jobs.examining import examined
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.sinks.base import check_sinks
-from marless.jobs.spec import JobSpec, with_stop
+from marless.jobs.spec import JobSpec
 from services.coordinator.state.journal import check_costs
 from services.coordinator.state.status import JobStatus
 
@@ -158,8 +157,3 @@ def _checked(spec: JobSpec, make: Callable[[JobSpec], PreparedJob]) -> PreparedJ
     check_sinks(*spec.sinks)
     check_costs(spec)
     return make(spec)
-
-
-def changed(spec: JobSpec, stop_json: str) -> JobSpec:
-    """The spec with the stop rules of `stop_json`, if it is not empty, in place of its own; raises SpecError."""
-    return with_stop(spec, documents.from_json(stop_json, "stop"), "resume") if stop_json else spec

@@ -39,9 +39,7 @@ class JobProgress:
     def after(self, record: RoundRecord) -> JobProgress:
         """The progress after one more round."""
         return JobProgress(
-            rounds=record.round + 1,
-            env_steps=record.env_steps,
-            greedy=record.newest_evaluation or self.greedy,
+            rounds=record.round + 1, env_steps=record.env_steps, greedy=record.newest_evaluation or self.greedy
         )
 
 

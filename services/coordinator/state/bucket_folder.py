@@ -18,7 +18,6 @@ from marless.core import regular_files
 from marless.core.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
 from marless.core.limits import MAX_STATUS_BYTES
 from marless.core.log import structlog
-from marless.core.machine import MACHINES, Kept
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.rpc.concurrency import to_the_end
@@ -164,18 +163,13 @@ class BucketFolder(RunFolder):
                         path.unlink()
         return True
 
-    def write_spec(self, spec: JobSpec) -> None:
-        super().write_spec(spec)
-        started = self.start_path.glob("*")
-        self.bucket_state.note_files(["spec.yaml", *(str(path.relative_to(self.path)) for path in started)])
-
-    def write_status(self, status: JobStatus) -> None:
-        super().write_status(status)
-        self.bucket_state.note(status=regular_files.text(self.path / "job.json", MAX_STATUS_BYTES))
-
-    def write_kept(self, kept: Kept) -> None:
-        super().write_kept(kept)
-        self.bucket_state.note_files([MACHINES])
+    def _replace(self, name: str, text: str, *, at: str) -> None:
+        super()._replace(name, text, at=at)
+        if name == "job.json":
+            self.bucket_state.note(status=regular_files.text(self.path / name, MAX_STATUS_BYTES))
+        else:
+            started = self.start_path.glob("*") if name == "spec.yaml" else ()
+            self.bucket_state.note_files([name, *(str(path.relative_to(self.path)) for path in started)])
 
     def append(self, record: RoundRecord) -> None:
         super().append(record)

@@ -69,6 +69,7 @@ class BucketState:
         self._folder = folder
         self._key = place.key(HEAD)
         self._owner = ""
+        self._holder = f"{socket.gethostname()} {os.getpid()}"
         self.lost = False
         """True once another coordinator has taken the job over."""
         self._etag = ""
@@ -249,7 +250,7 @@ class BucketState:
 
     def _claim_head(self, head: RunHead, etag: str) -> bool:
         self._name_ourselves()
-        ours = replace(head, owner=self._owner, holder=_holder(), serial=head.serial + 1)
+        ours = replace(head, owner=self._owner, holder=self._holder, serial=head.serial + 1)
         try:
             self._etag = self._objects.replace(self._key, ours.encoded(), etag)
         except ConflictError:
@@ -263,18 +264,15 @@ class BucketState:
             # copy.
             reading.restore_whole(self._objects, self.place, ours, self._folder)
             if head.owner:
-                self._sweep(head.owner, ours)
+                # What the last owner sent and no head names goes.
+                named = ours.keys(self.place)
+                with suppress(MarlessError):
+                    sent = self._objects.listing(self.place.key(f"{head.owner}-"))
+                    self._objects.delete(each.key for each in sent if each.key not in named)
         except BaseException:
             self.release()
             raise
         return True
-
-    def _sweep(self, owner: str, head: RunHead) -> None:
-        """Delete what the last owner sent and no head names."""
-        named = head.keys(self.place)
-        with suppress(MarlessError):
-            stray = (each.key for each in self._objects.listing(self.place.key(f"{owner}-")) if each.key not in named)
-            self._objects.delete(stray)
 
     def _send(self) -> None:
         """Send new files, and lines that are too many for the head; the head names none of them yet."""
@@ -340,9 +338,9 @@ class BucketState:
                 if before and not always and wanted.same_content(before):
                     return
                 if self.lost or not self._owner:
-                    raise self._fenced()
+                    raise FencedError(f"another coordinator has taken {self.place} over")
                 serial = before.serial + 1 if before else 1
-                head = replace(wanted, owner=self._owner, holder=_holder(), serial=serial)
+                head = replace(wanted, owner=self._owner, holder=self._holder, serial=serial)
                 if self._write(head):
                     # Not before the new head is there: until then the one before is the truth, and a reader needs what
                     # it names. What stays only takes room: no head names it.
@@ -368,7 +366,7 @@ class BucketState:
                     self._committed, self._etag = found
                     return False
             self.lost = True
-            raise self._fenced() from None
+            raise FencedError(f"another coordinator has taken {self.place} over") from None
         self._committed, self._etag = head, etag
         return True
 
@@ -379,9 +377,6 @@ class BucketState:
             if before and before.owner == owner:
                 free = replace(self._next, owner="", holder="", serial=before.serial + 1)
                 self._objects.replace(self._key, free.encoded(), self._etag)
-
-    def _fenced(self) -> FencedError:
-        return FencedError(f"another coordinator has taken {self.place} over")
 
     def _name_ourselves(self) -> None:
         """Choose a new name, and keep it in the working copy, so that the next process there knows it as its own."""
@@ -400,7 +395,3 @@ class BucketState:
         partial = self._folder / f"{_OWNERS}.partial"
         partial.write_text(json.dumps({"owners": names, "etag": etag}), encoding="utf-8")
         partial.replace(self._folder / _OWNERS)
-
-
-def _holder() -> str:
-    return f"{socket.gethostname()} {os.getpid()}"

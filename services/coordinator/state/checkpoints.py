@@ -117,11 +117,7 @@ class Snapshots:
 
     async def _publish(self, epoch: int, round_: int, name: str, saved: SavedPolicy, what: str, version: int) -> None:
         write = PolicyWrite(
-            policy=name,
-            expected=0,
-            req_id=f"{self._id}/{what}/{name}",
-            blobs=saved.blobs,
-            first_version=version,
+            policy=name, expected=0, req_id=f"{self._id}/{what}/{name}", blobs=saved.blobs, first_version=version
         )
         await self._store.publish(self._id, epoch, round_, [write])
 

@@ -12,7 +12,6 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
-from pathlib import Path
 
 from marless.core.errors import CorruptError, MarlessError
 from marless.cost.billing.ledger import Ledger, RoundCost
@@ -111,18 +110,15 @@ class Journal:
                 self.greedy = self.greedy or record.newest_evaluation
                 if len(self._history) <= HISTORY_ROUNDS:
                     self._history.appendleft(record)
-        self._check_order(path, lines)
-        for record in self._history:
-            self.costs.put(record)
-
-    def _check_order(self, path: Path, lines: int) -> None:
-        """Raise CorruptError unless line n is round n, as far as the rounds in memory and their number tell."""
+        # Line n is round n, as far as the rounds in memory and their number tell.
         seen = [record.round for record in self._history]
         if seen != list(range(lines - len(seen), lines)):
             raise CorruptError(
                 f"{path}: its {lines} lines are not rounds 1 to {lines}; rounds are missing, or there twice: restore "
                 "the file, in which line N is round N"
             )
+        for record in self._history:
+            self.costs.put(record)
 
     def _add_record(self, record: RoundRecord) -> None:
         self._history.append(record)

@@ -97,7 +97,7 @@ async def test_a_coordinator_that_stops_by_itself_does_not_count_for_the_job_tha
     async with Jobs(tmp_path, MagicMock(), JobsOptions(lease_s=0.2)) as jobs:
         await taken.wait()
         if begun:
-            await until(lambda: jobs.live("j")._run.runs)
+            await until(lambda: jobs.live("j").job_run.runs)
         assert folder.read_status().takeovers == 1
     assert folder.read_status().takeovers == 0
     assert RunFolder(tmp_path / "j").own()

@@ -131,7 +131,7 @@ def test_a_machine_ends_with_its_last_worker(machines, clock):
     clock.now += 100.0
     assert told(machines, "j") == [("m", 0.0, 2.0, 3.0)]
     assert presence.is_released
-    assert machines.present == 0
+    assert not machines.present
 
 
 def test_a_machine_that_its_launcher_keeps_goes_on_without_workers(clock):

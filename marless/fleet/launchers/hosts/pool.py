@@ -20,7 +20,7 @@ from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome, Wor
 from marless.fleet.workers import HELLO_S, either
 from marless.rpc.admission import Streams
 from marless.rpc.requests import check_number, check_text
-from marless.rpc.v1 import hosts_pb2
+from marless.rpc.v1 import hosts_pb2 as pb
 
 START_S = 30.0
 """Seconds in which a host must answer an order; the first one imports what all its workers need."""
@@ -30,7 +30,7 @@ CHECK_S = 1.0
 """Seconds between checks for a new token to send to hosts."""
 HOSTS = Streams(lambda: 2 * MAX_ACTORS)
 """Streams of hosts that a pool serves; one that reconnects may come before its old stream has ended."""
-Messages = AsyncIterator[hosts_pb2.HostMessage]
+Messages = AsyncIterator[pb.HostMessage]
 _log = structlog.get_logger("marless.hosts")
 
 
@@ -59,18 +59,14 @@ class Hosts:
         self._changed = changed
         self._slots = slots
         self._serials = itertools.count(1)
-        self._hosts: dict[str, Host] = {}
-        self._workers: dict[str, Launched] = {}
-
-    @property
-    def connected(self) -> Mapping[str, Host]:
+        self.connected: dict[str, Host] = {}
         """The hosts that are connected, by name."""
-        return self._hosts
+        self._workers: dict[str, Launched] = {}
 
     @property
     def free(self) -> int:
         """The number of workers that there is room for."""
-        return sum(host.free for host in self._hosts.values())
+        return sum(host.free for host in self.connected.values())
 
     async def attach(self, messages: Messages, send: Send) -> None:
         """Serve a host's stream until it ends.
@@ -81,13 +77,13 @@ class Hosts:
         host = self._checked(await _hello_of(messages), send)
         # Before it is admitted and gets workers: to start one, it needs their program, and then their token.
         of_all = self._program
-        ordered = hosts_pb2.HostProgram(module=of_all.module, arguments=of_all.arguments, settings=of_all.settings)
-        await host.order(hosts_pb2.HostOrder(program=ordered))
+        ordered = pb.HostProgram(module=of_all.module, arguments=of_all.arguments, settings=of_all.settings)
+        await host.order(pb.HostOrder(program=ordered))
         following = asyncio.create_task(self._keep_token(host, await self._send_token(host)))
         try:
-            if before := self._hosts.get(host.name):
+            if before := self.connected.get(host.name):
                 before.lose()
-            self._hosts[host.name] = host
+            self.connected[host.name] = host
             _log.info("host.connected", host=host.name, slots=host.slots, machine=host.machine)
             self._changed()
             await self._listen(host, messages)
@@ -97,7 +93,7 @@ class Hosts:
 
     async def start(self, order: LaunchOrder) -> Launch:
         """Start a worker on the fullest host that has room, so that others become idle."""
-        with_room = [host for host in self._hosts.values() if host.free]
+        with_room = [host for host in self.connected.values() if host.free]
         if not with_room:
             return Launch(LaunchOutcome.REFUSED, "no host has room")
         host = min(with_room, key=lambda each: (each.free, each.name))
@@ -105,10 +101,10 @@ class Hosts:
         # Before the order is sent: while that waits, its place must not be given to another worker.
         host.launches[launched.launch] = self._workers[order.worker] = launched
         self._changed()
-        start = hosts_pb2.StartWorker(
+        start = pb.StartWorker(
             launch=launched.launch, worker=order.worker, ticket=order.ticket, arguments=order.arguments
         )
-        await host.order(hosts_pb2.HostOrder(start=start))
+        await host.order(pb.HostOrder(start=start))
         return await self._answer(launched)
 
     async def observe(self, worker: str) -> str:
@@ -138,8 +134,8 @@ class Hosts:
         """End all workers; hosts stay, and dial in to the next pool."""
         await asyncio.gather(*(self.drain(worker, 0.0) for worker in list(self._workers)))
 
-    def _checked(self, hello: hosts_pb2.HostHello, send: Send) -> Host:
-        before = self._hosts.get(hello.host)
+    def _checked(self, hello: pb.HostHello, send: Send) -> Host:
+        before = self.connected.get(hello.host)
         if before and not hmac.compare_digest(before.ticket.encode(), hello.ticket.encode()):
             raise UnauthenticatedError(f"another host is connected under the name {shown(hello.host)}")
         if hello.version != (wanted := version("marless")):
@@ -150,7 +146,7 @@ class Hosts:
 
     async def _send_token(self, host: Host) -> str:
         token = self._program.token()
-        await host.order(hosts_pb2.HostOrder(token=hosts_pb2.RoleToken(token=token)))
+        await host.order(pb.HostOrder(token=pb.RoleToken(token=token)))
         return token
 
     async def _keep_token(self, host: Host, sent: str) -> None:
@@ -172,7 +168,7 @@ class Hosts:
                 return
             self._apply_message(host, received)
 
-    def _apply_message(self, host: Host, message: hosts_pb2.HostMessage) -> None:
+    def _apply_message(self, host: Host, message: pb.HostMessage) -> None:
         """Act on what a host says; raises SpecError for what no host says. Late reports of workers are ignored."""
         if message.HasField("started"):
             if launched := host.launches.get(message.started.launch):
@@ -190,7 +186,7 @@ class Hosts:
 
     def announce_end(self, host: str, why: str, within_s: float = 0.0) -> None:
         """Give a host no more work: its machine ends within this time, or at one that is not known (0)."""
-        found = self._hosts.get(host)
+        found = self.connected.get(host)
         if found and not found.leaving.done():
             _log.warning("host.leaves", host=host, why=why, within_s=within_s, workers=len(found.launches))
         if found:
@@ -213,7 +209,7 @@ class Hosts:
         return launch
 
     async def _kill(self, launched: Launched) -> None:
-        await launched.host.order(hosts_pb2.HostOrder(end=hosts_pb2.EndWorker(launch=launched.launch)))
+        await launched.host.order(pb.HostOrder(end=pb.EndWorker(launch=launched.launch)))
         with suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await asyncio.shield(launched.ended)
@@ -229,8 +225,8 @@ class Hosts:
 
     def _lost(self, host: Host) -> None:
         host.lose()
-        if self._hosts.get(host.name) is host:
-            del self._hosts[host.name]
+        if self.connected.get(host.name) is host:
+            del self.connected[host.name]
         _log.info("host.disconnected", host=host.name, workers=len(host.launches))
         for launched in list(host.launches.values()):
             how = f"its host {host.name} was lost"
@@ -240,7 +236,7 @@ class Hosts:
         self._changed()
 
 
-async def _hello_of(messages: Messages) -> hosts_pb2.HostHello:
+async def _hello_of(messages: Messages) -> pb.HostHello:
     try:
         async with asyncio.timeout(HELLO_S):
             first = await anext(messages, None)
@@ -256,7 +252,7 @@ async def _hello_of(messages: Messages) -> hosts_pb2.HostHello:
     return hello
 
 
-Send = Callable[[hosts_pb2.HostOrder], Awaitable[None]]
+Send = Callable[[pb.HostOrder], Awaitable[None]]
 
 
 class Launched:
@@ -284,7 +280,7 @@ class Launched:
 class Host:
     """A host between its hello and the end of its stream."""
 
-    def __init__(self, hello: hosts_pb2.HostHello, slots: int, send: Send) -> None:
+    def __init__(self, hello: pb.HostHello, slots: int, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self.name = hello.host
         self.ticket = hello.ticket
@@ -311,7 +307,7 @@ class Host:
         """Seconds since it had its last worker, or dialled in; 0 while it has one."""
         return 0.0 if self.launches else time.monotonic() - self.idle_since_s
 
-    async def order(self, order: hosts_pb2.HostOrder) -> None:
+    async def order(self, order: pb.HostOrder) -> None:
         """Send it an order; a host whose stream is broken is disconnected."""
         async with self._writing:  # two concurrent writes break a stream
             try:
@@ -337,7 +333,7 @@ class Host:
             self.gone.set_result(None)
 
 
-def slots_of(hello: hosts_pb2.HostHello, given: int, settings: Mapping[str, str]) -> int:
+def slots_of(hello: pb.HostHello, given: int, settings: Mapping[str, str]) -> int:
     """How many workers a host takes: as it says itself, as given, or as many as its vCPUs have threads for."""
     threads = int(settings.get("OMP_NUM_THREADS", "1"))
     return hello.slots or given or max(1, int(hello.vcpus) // threads)

@@ -25,7 +25,7 @@ from marless.fleet.launchers.local import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
 from marless.rpc.roles import Role
-from marless.rpc.v1 import hosts_pb2
+from marless.rpc.v1 import hosts_pb2 as pb
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 
@@ -33,7 +33,7 @@ RETRY_S = 2.0
 """Seconds between two attempts to reach the pool, on average: hosts that lost it together come back one by one."""
 STOP_S = 20.0
 """Seconds that workers may take to end their tasks when the program is told to stop."""
-Stream = grpc.aio.StreamStreamCall[hosts_pb2.HostMessage, hosts_pb2.HostOrder]
+Stream = grpc.aio.StreamStreamCall[pb.HostMessage, pb.HostOrder]
 _log = structlog.get_logger("marless.host")
 
 
@@ -118,7 +118,7 @@ class HostProgram:
             peer.channel
         )
         stream: Stream = stub.Host(metadata=peer.metadata)
-        hello = hosts_pb2.HostHello(
+        hello = pb.HostHello(
             host=identity.name,
             ticket=self._ticket,
             slots=self._options.slots,
@@ -128,9 +128,9 @@ class HostProgram:
         )
         try:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream's end says why
-                await self._write(stream, hosts_pb2.HostMessage(hello=hello))
+                await self._write(stream, pb.HostMessage(hello=hello))
                 while (order := await stream.read()) is not grpc.aio.EOF:
-                    assert isinstance(order, hosts_pb2.HostOrder)  # EOF is one object, and a type to the checker
+                    assert isinstance(order, pb.HostOrder)  # EOF is one object, and a type to the checker
                     await self._obey(order, stream, workers)
             code, details, trailer = await stream.code(), await stream.details(), await stream.trailing_metadata()
             if code == grpc.StatusCode.OK:
@@ -142,7 +142,7 @@ class HostProgram:
             stream.cancel()
             await peer.close()
 
-    async def _obey(self, order: hosts_pb2.HostOrder, stream: Stream, workers: HostWorkers) -> None:
+    async def _obey(self, order: pb.HostOrder, stream: Stream, workers: HostWorkers) -> None:
         if order.HasField("program"):
             await workers.use(order.program)
             self._stream = stream
@@ -164,23 +164,23 @@ class HostProgram:
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _start(self, order: hosts_pb2.StartWorker, stream: Stream, workers: HostWorkers) -> None:
+    async def _start(self, order: pb.StartWorker, stream: Stream, workers: HostWorkers) -> None:
         launch = await workers.start(order)
-        started = hosts_pb2.WorkerStarted(launch=order.launch, outcome=launch.outcome.value, reason=launch.reason)
-        await self._write(stream, hosts_pb2.HostMessage(started=started))
+        started = pb.WorkerStarted(launch=order.launch, outcome=launch.outcome.value, reason=launch.reason)
+        await self._write(stream, pb.HostMessage(started=started))
         if launch.outcome is LaunchOutcome.ACCEPTED:
             how = await workers.ended(order.launch)
-            await self._write(stream, hosts_pb2.HostMessage(ended=hosts_pb2.WorkerEnded(launch=order.launch, how=how)))
+            await self._write(stream, pb.HostMessage(ended=pb.WorkerEnded(launch=order.launch, how=how)))
 
-    async def _end(self, order: hosts_pb2.EndWorker, stream: Stream, workers: HostWorkers) -> None:
+    async def _end(self, order: pb.EndWorker, stream: Stream, workers: HostWorkers) -> None:
         if order.launch in workers:
             await workers.end(order.launch, order.grace_s)
         else:
             # Answered all the same, because the pool waits for its end.
-            ended = hosts_pb2.WorkerEnded(launch=order.launch, how="not started")
-            await self._write(stream, hosts_pb2.HostMessage(ended=ended))
+            ended = pb.WorkerEnded(launch=order.launch, how="not started")
+            await self._write(stream, pb.HostMessage(ended=ended))
 
-    async def _write(self, stream: Stream, message: hosts_pb2.HostMessage) -> None:
+    async def _write(self, stream: Stream, message: pb.HostMessage) -> None:
         async with self._writing:  # two concurrent writes break a stream
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
                 await stream.write(message)
@@ -193,8 +193,8 @@ class HostProgram:
 
     async def _tell_notice(self) -> None:
         if self._stream and self._notice:
-            notice = hosts_pb2.HostNotice(why=self._notice.why, seconds=self._notice.seconds)
-            await self._write(self._stream, hosts_pb2.HostMessage(notice=notice))
+            notice = pb.HostNotice(why=self._notice.why, seconds=self._notice.seconds)
+            await self._write(self._stream, pb.HostMessage(notice=notice))
 
     def _lost_pool(self) -> None:
         self._stream = None
@@ -227,14 +227,14 @@ class HostWorkers:
         self._arguments = tuple(arguments)
         self.token = ""
         """The token of the workers' role, which those that run are sent when it changes."""
-        self._program = hosts_pb2.HostProgram()
+        self._program = pb.HostProgram()
         self._launcher: LocalLauncher | None = None
         self._workers: dict[int, str] = {}
 
     def __contains__(self, launch: int) -> bool:
         return launch in self._workers
 
-    async def use(self, program: hosts_pb2.HostProgram) -> None:
+    async def use(self, program: pb.HostProgram) -> None:
         """Run workers of this program from now on; there must be none of another one."""
         if self._launcher and program != self._program:
             await self.close()
@@ -249,7 +249,7 @@ class HostWorkers:
                 WorkerProgram(program.module, arguments, variables, lambda: self.token, settings)
             )
 
-    async def start(self, order: hosts_pb2.StartWorker) -> Launch:
+    async def start(self, order: pb.StartWorker) -> Launch:
         """Start a worker."""
         assert self._launcher is not None  # `use` comes first
         self._workers[order.launch] = order.worker
