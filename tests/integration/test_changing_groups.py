@@ -251,9 +251,9 @@ async def test_actors_are_warmed_while_learners_work(cluster, tmp_path, monkeypa
 
     async def update(pools, *args, **kwargs):
         await restarted(cluster, "actor_pool")()  # nobody is warm now
-        run._parts.warming.stop()  # its hint went to the pool that is gone, or is lost on the way there
-        run._parts = replace(run._parts, warming=Prewarming(cluster.pools, run._id, wanted=prewarm))
-        run._parts.warming.expect(2)
+        run._reservations.workers.stop()  # its hint went to the pool that is gone, or is lost on the way there
+        run._reservations.workers = Prewarming(cluster.pools, run._id, wanted=prewarm)
+        run._reservations.workers.expect(2)
         answer = await real(pools, *args, **kwargs)
         stub = ActorPoolServiceStub(cluster.peers["actor_pool"].channel)
         async with asyncio.timeout(20):

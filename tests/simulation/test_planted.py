@@ -129,7 +129,7 @@ def _an_update_is_asked_again_of_other_rollouts(patched: pytest.MonkeyPatch) -> 
     go_on = VersionCommands._go_on
 
     async def forgetful(work: VersionCommands, recorded: object) -> object:
-        work._parts.rolled_out.lost()
+        work._rolled_out.lost()
         return await go_on(work, recorded)
 
     patched.setattr(VersionCommands, "_go_on", forgetful)

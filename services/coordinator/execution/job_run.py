@@ -20,16 +20,21 @@ from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
 from marless.storage.checkpoint import CheckpointProgress
 from services.coordinator.execution import recording
-from services.coordinator.execution.backoff import PASSING, doing
-from services.coordinator.execution.cancellation import CANCELLED
+from services.coordinator.execution.backoff import PASSING, Backoff, doing
+from services.coordinator.execution.cancellation import CANCELLED, Cancellation, Steps
+from services.coordinator.execution.evaluations import Baseline
 from services.coordinator.execution.executor import Executor
-from services.coordinator.execution.parts import StatusAccess, assemble
-from services.coordinator.execution.planning import RoundPlan, ending, may_end
-from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.recovery import SavedEpoch
+from services.coordinator.execution.planning import Planner, RoundPlan, ending, may_end
+from services.coordinator.execution.pools import JobContext, Pools
+from services.coordinator.execution.recording import RoundRecorder
+from services.coordinator.execution.recovery import Recovery, SavedEpoch
+from services.coordinator.execution.reservations import JobReservations
 from services.coordinator.execution.round_commands import RoundCommands
+from services.coordinator.execution.timing import Timing
 from services.coordinator.execution.version_commands import VersionCommands
 from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.journal import Costs, Flusher, Journal
+from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 
@@ -64,20 +69,34 @@ class JobRun:
         self._folder = folder
         self._log = log
         self._changed = changed
-        self._parts = assemble(
-            job_id=job_id,
-            job=job,
-            folder=folder,
-            pools=pools,
-            log=log,
-            patience_s=patience_s,
-            status=StatusAccess(
-                show=self._show,
-                show_baseline=self._show_baseline,
-                epoch=SavedEpoch(status.epoch, self._save_epoch),
-            ),
+        self._context = JobContext(job_id, job, folder, pools, log)
+        self._costs = Costs(job.spec, folder)
+        self._journal = Journal(folder, self._costs)
+        self._planner = Planner(job, self._journal)
+        self._cancellation = Cancellation()
+        self._steps = Steps(self._cancellation, self._show)
+        self._backoff = Backoff(patience_s, self._cancellation.asked)
+        saved = SavedEpoch(status.epoch, self._save_epoch)
+        self._recovery = Recovery(
+            job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log, saved=saved
         )
-        self._journal = self._parts.journal
+        self._reservations = JobReservations(
+            job_id=job_id, job=job, pools=pools, cancelled=self._cancellation.asked, show=self._show
+        )
+        self._rolled_out = PendingRollouts(folder, self._journal, LanePublisher(job_id, pools.store))
+        self._flusher = Flusher(folder)
+        self._timing = Timing()
+        self._recorder = RoundRecorder(
+            self._context,
+            journal=self._journal,
+            costs=self._costs,
+            flusher=self._flusher,
+            timing=self._timing,
+            steps=self._steps,
+            is_last=self._is_last,
+            told=self._tell,
+        )
+        self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._fenced = 0
         self.status = status
         self.detail = ""
@@ -86,15 +105,15 @@ class JobRun:
     @property
     def in_trouble(self) -> bool:
         """True while it waits for a service or retries a round."""
-        return self._parts.backoff.waiting
+        return self._backoff.waiting
 
     def cancel(self) -> None:
         """Ask the job to stop after the present round, which is abandoned if it takes longer than a grace period.
 
         The request is on the disk when this returns.
         """
-        if not self.status.ended and not self._parts.cancellation.asked.is_set():
-            self._parts.cancellation.ask()
+        if not self.status.ended and not self._cancellation.asked.is_set():
+            self._cancellation.ask()
             self._set(cancelling=True)
 
     async def run(self) -> None:
@@ -110,9 +129,9 @@ class JobRun:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
             # The folder is released last: what may still write into it ends before another coordinator can own it.
-            self._parts.warming.stop()
-            await self._parts.baseline.stop()
-            await self._parts.flusher.stop()
+            self._reservations.workers.stop()
+            await self._baseline.stop()
+            await self._flusher.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -120,9 +139,9 @@ class JobRun:
         try:
             await self._begin()
             ending = await self._train()
-            if self._parts.baseline.measuring:
+            if self._baseline.measuring:
                 self._show(_TRAINED)
-                await self._parts.baseline.wait(self._parts.cancellation.asked)
+                await self._baseline.wait(self._cancellation.asked)
             self._take_baseline()
         except CancelledJobError:
             return "CANCELLED", CANCELLED
@@ -144,14 +163,14 @@ class JobRun:
         # First, so that nothing that is read below changes any more by the hand of an earlier owner.
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
-        await self._parts.rolled_out.read()
+        await self._rolled_out.read()
         if self.status.random is None or self.status.random_cut:
-            self._parts.baseline.start()
+            self._baseline.start()
         if self.status.cancelling:
-            self._parts.cancellation.ask()
+            self._cancellation.ask()
         if self.status.state == "RUNNING":
             self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
-            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._parts.rolled_out.found))
+            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._rolled_out.found))
 
     async def _train(self) -> str:
         """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
@@ -160,9 +179,8 @@ class JobRun:
                 # Each attempt begins with a recovery, because a failure does not tell what the services still have.
                 return await self._run_schedule(await self._recover())
             except PASSING as trouble:
-                self._parts.timing.interrupted()
-                self._parts.rolled_out.interrupted()
-                self._parts.lanes.interrupted()
+                self._timing.interrupted()
+                self._rolled_out.interrupted()
                 await self._back_off(trouble)
 
     async def _run_schedule(self, plan: RoundPlan) -> str:
@@ -171,24 +189,43 @@ class JobRun:
             while True:
                 self._take_baseline()
                 await self._checkpoint(plan.ending)
-                if plan.ending or self._parts.cancellation.asked.is_set():
+                if plan.ending or self._cancellation.asked.is_set():
                     return plan.ending
                 await running.advance(plan)
                 self._note_success()
-                plan = self._parts.planner.plan(self._journal.versions, ending(self._job.spec.stop, self._journal))
+                plan = self._planner.plan(self._journal.versions, ending(self._job.spec.stop, self._journal))
 
     def _executor(self) -> Executor[Any]:  # Any: each schedule has states of its own
         """What executes the job's schedule."""
         schedule, config = self._job.schedule, self._job.spec.schedule
-        kind = VersionCommands if config.overlapping else RoundCommands
-        commands = kind(self._parts, schedule, self._is_last, self._tell)
-        return Executor(schedule, commands, config.to_repeat if isinstance(config, OverlappingConfig) else ())
+        if isinstance(config, OverlappingConfig):
+            versions = VersionCommands(
+                self._context,
+                schedule,
+                recovery=self._recovery,
+                planner=self._planner,
+                steps=self._steps,
+                recorder=self._recorder,
+                rolled_out=self._rolled_out,
+            )
+            return Executor(schedule, versions, config.to_repeat)
+        rounds = RoundCommands(
+            self._context,
+            schedule,
+            recovery=self._recovery,
+            planner=self._planner,
+            steps=self._steps,
+            recorder=self._recorder,
+            rolled_out=self._rolled_out,
+            reservations=self._reservations,
+        )
+        return Executor(schedule, rounds, ())
 
     def _acting(self) -> Versions:
         """The versions that act in the next round, if they are older than the newest ones."""
         if not (self._job.schedule.ahead and self._journal.rounds):
             return {}
-        return self._parts.planner.again().versions
+        return self._planner.again().versions
 
     def _tell(self, before: RoundRecord | None) -> None:
         """Log what a recorded round has changed, and notify watchers once it is durable."""
@@ -196,49 +233,47 @@ class JobRun:
         assert record is not None  # just recorded
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
-        self._parts.flusher.begin(partial(self._changed, record))
+        self._flusher.begin(partial(self._changed, record))
 
     async def _back_off(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
-        self._parts.reservations.release_all()
+        self._reservations.release_all()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
             # A further epoch follows, but not for ever: two owners of one name would end each other's epochs in turn.
-            self._parts.recovery.epoch, self._fenced = 0, self._fenced + 1
+            self._recovery.epoch, self._fenced = 0, self._fenced + 1
             if self._fenced > MAX_FENCED:
                 raise trouble
         self._show(doing(trouble))
-        await self._parts.backoff.wait(trouble)
+        await self._backoff.wait(trouble)
 
     def _note_success(self) -> None:
         """Reset the backoff after a successful round."""
         if self.status.reason != "training":
             self._show("training")
-        self._parts.backoff.reset()
+        self._backoff.reset()
 
     async def _recover(self) -> RoundPlan:
         """Recover the job, and plan its next round."""
         # A record that the bucket has not taken yet goes there before anything is built on it.
-        await self._parts.flusher.done()
+        await self._flusher.done()
         last = self._journal.last
         # Actor workers start meanwhile: to open the job takes as long as learner workers take to import torch.
-        self._parts.warming.expect(last.actors if last else self._job.spec.actors.count)
-        if not self._parts.backoff.waiting:
+        self._reservations.workers.expect(last.actors if last else self._job.spec.actors.count)
+        if not self._backoff.waiting:
             self._show("starting learners")
-        async with self._parts.cancellation.abandoning():
-            versions = await self._parts.recovery.recover(
-                rolled_out=bool(self._parts.rolled_out.found), acting=self._acting()
-            )
-            await self._parts.rolled_out.keep_those_with(self._parts.lanes)
+        async with self._cancellation.abandoning():
+            versions = await self._recovery.recover(rolled_out=bool(self._rolled_out.found), acting=self._acting())
+            await self._rolled_out.drop_those_without_carries()
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
-        elif not self._parts.backoff.waiting:
+        elif not self._backoff.waiting:
             self._show("training")
-        return self._parts.planner.plan(versions, ending(self._job.spec.stop, self._journal))
+        return self._planner.plan(versions, ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
-        if measured := self._parts.baseline.measured():
+        if measured := self._baseline.measured():
             self._set(random=measured, random_cut=False)
 
     def _show_baseline(self, played: EpisodeReturns) -> None:
@@ -250,12 +285,12 @@ class JobRun:
 
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
-        return self._parts.cancellation.asked.is_set() or may_end(self._job.spec.stop, self._journal, record)
+        return self._cancellation.asked.is_set() or may_end(self._job.spec.stop, self._journal, record)
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""
         spec, last = self._job.spec.checkpoint, self._journal.last
-        final = final or bool(ending) or self._parts.cancellation.asked.is_set()
+        final = final or bool(ending) or self._cancellation.asked.is_set()
         if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
             return
         progress = CheckpointProgress(
@@ -267,8 +302,8 @@ class JobRun:
             groups={group.policy: group.agents for group in last.groups},
         )
         versions = self._journal.versions, self._acting()
-        await self._parts.recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
-        self._parts.flusher.begin()
+        await self._recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
+        self._flusher.begin()
 
     async def _end(self, state: str, reason: str) -> None:
         """Put the job away, and write its final status; a defect on the way ends it FAILED.
@@ -300,14 +335,14 @@ class JobRun:
             problem = await self._put_away()
         if problem:
             state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
-        if unfinished := await self._parts.baseline.stop():
+        if unfinished := await self._baseline.stop():
             self.status = replace(self.status, random=unfinished, random_cut=True)
-        await self._parts.machines.at_the_end(self._folder)
-        cost_usd = await asyncio.to_thread(self._parts.costs.total_usd)
-        if self._parts.costs.problem:
-            self._log.warning("job.cost_unknown", problem=self._parts.costs.problem)
+        await self._recorder.machines.at_the_end(self._folder)
+        cost_usd = await asyncio.to_thread(self._costs.total_usd)
+        if self._costs.problem:
+            self._log.warning("job.cost_unknown", problem=self._costs.problem)
         ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
-        summary = recording.summary(ended, self._journal, self._parts.timing, self._folder.path, cost_usd)
+        summary = recording.summary(ended, self._journal, self._timing, self._folder.path, cost_usd)
         return replace(ended, summary_json=summary.to_json())
 
     async def _finish(self, status: JobStatus) -> None:
@@ -315,7 +350,7 @@ class JobRun:
         self.status = status
         try:
             self._folder.write_status(status)
-            await self._parts.flusher.all()
+            await self._flusher.all()
         except FencedError:
             raise
         except MarlessError as error:
@@ -327,12 +362,12 @@ class JobRun:
 
         If saving failed, the versions stay in the store and the replay buffers in the learner pool, for a resume.
         """
-        problem, release = "", self._parts.recovery.end
+        problem, release = "", self._recovery.end
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
             # Durable before the versions of the last checkpoint are deleted from the store.
-            await self._parts.flusher.all()
+            await self._flusher.all()
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001  # a defect, too, must not lose the versions
@@ -340,7 +375,7 @@ class JobRun:
             why = str(error) if isinstance(error, MarlessError) else self._of_defect(error)
             self._log.error("job.checkpoint_failed", error=why)
             problem = f"trained, but its last checkpoint could not be saved: {why}"
-            release = self._parts.recovery.release
+            release = self._recovery.release
         try:
             await release()
         except FencedError:
@@ -359,7 +394,7 @@ class JobRun:
         """Write the epoch into the status durably; raises UnavailableError if that fails."""
         self.status = replace(self.status, epoch=epoch)
         self._folder.write_status(self.status)
-        await self._parts.flusher.all()
+        await self._flusher.all()
 
     def _set(self, **changes: Any) -> None:  # Any: fields of several types
         """Write a new status to disk and notify watchers, even if the write fails."""

@@ -17,6 +17,8 @@ from marless.jobs.record import Distances, InvocationRecord
 from marless.jobs.schedules.base import Learn
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums
 from marless.rpc.param_store import PolicyStore
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -202,3 +204,14 @@ class Pools(Protocol):
             oldest: No trajectory of an earlier rollout is needed any more.
         """
         ...
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """One job, and what its execution reaches: its folder, the pools and its log."""
+
+    job_id: str
+    job: PreparedJob
+    folder: RunFolder
+    pools: Pools
+    log: JobLog

@@ -1,20 +1,116 @@
-"""Builds round records, the log lines about changed decisions, and the summary of a job."""
+"""Records the rounds of a job; builds records, the log lines about changed decisions, and the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from marless.core.errors import CancelledJobError
 from marless.core.group import LaneRecord
 from marless.core.machine import MachineRecord
+from marless.core.stopwatch import Stopwatch
 from marless.jobs.explanation import acted
 from marless.jobs.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.rpc.concurrency import to_the_end
+from services.coordinator.execution.cancellation import Steps
+from services.coordinator.execution.evaluations import Evaluations
+from services.coordinator.execution.machines import PoolMachines
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import Rollout, Update
+from services.coordinator.execution.pools import JobContext, Rollout, Update
 from services.coordinator.execution.timing import RoundTimes, Timing
-from services.coordinator.state.journal import Journal
+from services.coordinator.state.journal import Costs, Flusher, Journal
 from services.coordinator.state.status import JobStatus, PendingRollout
+
+
+class RoundRecorder:
+    """Records the rounds of one job, with what was measured beside them.
+
+    Args:
+        context: The job.
+        journal: Of its records.
+        costs: Of its recorded rounds.
+        flusher: Makes records durable in a bucket.
+        timing: Of its rounds.
+        steps: Bound what a round waits for.
+        is_last: Whether a round that is not recorded yet may be the job's last: then it evaluates its own policies.
+        told: Called once a round is recorded, with the record before it.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        *,
+        journal: Journal,
+        costs: Costs,
+        flusher: Flusher,
+        timing: Timing,
+        steps: Steps,
+        is_last: Callable[[RoundRecord], bool],
+        told: Callable[[RoundRecord | None], None],
+    ) -> None:
+        self.timing = timing
+        self.journal = journal
+        self.evaluations = Evaluations(job_id=context.job_id, job=context.job, pools=context.pools, log=context.log)
+        self.machines = PoolMachines(context.job_id, context.pools)
+        self._folder = context.folder
+        self._costs = costs
+        self._flusher = flusher
+        self._steps = steps
+        self._is_last = is_last
+        self._told = told
+
+    async def before(self) -> RoundRecord | None:
+        """The newest record, once it is durable: nothing is published earlier that is built on it."""
+        await self._flusher.done()
+        return self.journal.last
+
+    def catch_up(self) -> None:
+        """Do what is done while a version is made: pending.json becomes durable, costs are added up. It blocks."""
+        self._folder.sync_pending()
+        self._costs.catch_up()
+
+    async def evaluated(self, round_: int, evaluating: Awaitable[Rollout] | None) -> tuple[Rollout | None, float]:
+        """Wait for an evaluation, if there is one; returns it, and the seconds.
+
+        None if the job is cancelled first: a version that is made already is recorded all the same.
+        """
+        if evaluating is None:
+            return None, 0.0
+        evaluation, waiting = None, Stopwatch.start()
+        with suppress(CancelledJobError):
+            async with self._steps.step(round_, "actors evaluate"):
+                evaluation = await evaluating
+        return evaluation, waiting.seconds
+
+    async def record(
+        self,
+        record: RoundRecord,
+        machines: tuple[MachineRecord, ...],
+        *,
+        times: RoundTimes,
+        waited_s: float,
+        epoch: int,
+    ) -> None:
+        """Append the record of a round durably, with an evaluation of its own policies if it may be the last one.
+
+        Args:
+            record: Of the round after its update.
+            machines: What the pools' machines did for the job so far.
+            times: Of the round.
+            waited_s: Seconds after its update that it has waited for an evaluation of the round before.
+            epoch: Of the versions.
+        """
+        before = self.journal.last
+        own, own_s = await self.evaluated(
+            record.round, self.evaluations.of(record, epoch) if self._is_last(record) else None
+        )
+        changes = self.machines.changes(machines)
+        record = finished(record, own, changes, times=times, evaluation_s=waited_s + own_s)
+        await to_the_end(self.journal.append, record)
+        self.timing.recorded(record)
+        self._told(before)
 
 
 def trained(

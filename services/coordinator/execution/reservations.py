@@ -27,6 +27,7 @@ class JobReservations:
         self._pools = pools
         self._cancelled = cancelled
         self._show = show
+        self.workers = Prewarming(pools, job_id, wanted=job.spec.functions.prewarm)
         self._kept = (0, 0)
         """A round, and the number of its actors for which room is reserved already."""
 

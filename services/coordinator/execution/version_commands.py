@@ -9,14 +9,13 @@ by the store, which applies gradients, or by a learner itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
 from marless.core.errors import ConflictError, InternalError, NotFoundError, StaleError
 from marless.core.group import Versions as VersionNumbers
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.job import PreparedJob
-from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step
 from marless.jobs.schedules.events import ScheduleEvent, read
 from marless.jobs.schedules.overlapping import Overlapping, learner_of, makes_versions
@@ -26,13 +25,16 @@ from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.gradients import is_gradient
 from marless.rpc.param_store import PolicyListing
 from marless.storage.round_file import arrivals
+from services.coordinator.execution.cancellation import Steps
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.executor import Result, Resumed
-from services.coordinator.execution.parts import Parts
-from services.coordinator.execution.planning import FIRST_VERSION, RoundPlan
-from services.coordinator.execution.pools import GradientResult, RolloutResult
+from services.coordinator.execution.planning import FIRST_VERSION, Planner, RoundPlan
+from services.coordinator.execution.pools import GradientResult, JobContext, RolloutResult
+from services.coordinator.execution.recording import RoundRecorder
+from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
 from services.coordinator.execution.versions import NextVersion, PendingVersion, Versions
+from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.status import PendingRollout
 
 MOST_PEERS = 64
@@ -40,34 +42,36 @@ MOST_PEERS = 64
 
 
 class VersionCommands:
-    """The rollouts, gradients and versions of one job.
-
-    Args:
-        parts: Of the job.
-        schedule: Of the job.
-        is_last: Whether a version that is not recorded yet may be the job's last: then it is evaluated.
-        told: Called once a version is recorded, with the record before it.
-    """
+    """The rollouts, gradients and versions of one job."""
 
     def __init__(
         self,
-        parts: Parts,
+        context: JobContext,
         schedule: Schedule[Overlapping],
-        is_last: Callable[[RoundRecord], bool],
-        told: Callable[[RoundRecord | None], None],
+        *,
+        recovery: Recovery,
+        planner: Planner,
+        steps: Steps,
+        recorder: RoundRecorder,
+        rolled_out: PendingRollouts,
     ) -> None:
-        self._parts = parts
+        self._id, self._job, self._folder, self._pools = context.job_id, context.job, context.folder, context.pools
         self._schedule = schedule
-        self._told = told
+        self._recovery = recovery
+        self._planner = planner
+        self._steps = steps
+        self._recorder = recorder
+        self._journal, self._timing = recorder.journal, recorder.timing
+        self._rolled_out = rolled_out
         self._pending: PendingRollout | None = None
         """What an earlier coordinator knew of the version that it was publishing."""
         self._learns: dict[int, Learn] = {}
         """Learners under way, and those whose gradients wait."""
         self._since = PendingVersion()
-        self._clocks = Clocks(parts.job)
-        self._versions = Versions(parts, is_last)
-        self._gradients = StoredGradients(_scopes(parts.job))
-        self._learner_publishes = makes_versions(parts.job.spec.algorithm)
+        self._clocks = Clocks(context.job)
+        self._versions = Versions(context, recovery=recovery, steps=steps, recorder=recorder, rolled_out=rolled_out)
+        self._gradients = StoredGradients(_scopes(context.job))
+        self._learner_publishes = makes_versions(context.job.spec.algorithm)
         self._made: GradientResult | None = None
         """By the newest learner, if it has published a version itself."""
         self._updating: Stopwatch | None = None
@@ -76,13 +80,13 @@ class VersionCommands:
     async def resume(self) -> Resumed[Overlapping]:
         """Go on after the recorded events, or after those that have led to a version which is being made."""
         step, happened = await asyncio.to_thread(self._follow_records)  # some 100 ms for each thousand versions
-        recovery = self._parts.recovery
+        recovery = self._recovery
         found = None if recovery.restored else await self._go_on(step)
         if found:
             since = len(self._since.events)
             publishes = tuple(each for each in found.commands if since and isinstance(each, Publish))
             return Resumed(found.state, publishes + self._schedule.under_way(found.state), happened + since)
-        await self._parts.rolled_out.discard()
+        await self._rolled_out.discard()
         # Not before the line above has succeeded: if the write fails, the next attempt must still know of the loss.
         recovery.forgotten()
         # The numbers of what is lost are given to other work only now that the disk no longer names them.
@@ -91,10 +95,10 @@ class VersionCommands:
 
     def _follow_records(self) -> tuple[Step[Overlapping], int]:
         """The state after the recorded events, and their number."""
-        parts, happened = self._parts, 0
-        self._clocks.follow(parts.journal.history)
-        self._note_learners(step := self._schedule.begin(parts.job.spec.actors.count))
-        for round_, text in enumerate(arrivals(parts.folder.rounds_path)):
+        happened = 0
+        self._clocks.follow(self._journal.history)
+        self._note_learners(step := self._schedule.begin(self._job.spec.actors.count))
+        for round_, text in enumerate(arrivals(self._folder.rounds_path)):
             events = read(text)
             happened += len(events)
             for event in (*events, ScheduleEvent("version", round_)):
@@ -104,7 +108,7 @@ class VersionCommands:
 
     async def _go_on(self, recorded: Step[Overlapping]) -> Step[Overlapping] | None:
         """The state after what an earlier coordinator has left; None if the store has lost gradients that wait."""
-        step, pending, learns = recorded, next(iter(self._parts.rolled_out.found), None), self._learns.copy()
+        step, pending, learns = recorded, next(iter(self._rolled_out.found), None), self._learns.copy()
         if pending and self._learner_publishes:
             self._since = PendingVersion.resumed(pending)
         elif pending and pending.arrivals:
@@ -118,7 +122,7 @@ class VersionCommands:
 
     async def _are_stored(self, step: Step[Overlapping]) -> bool:
         """True if the store has the gradients that wait or are to become a version, or that version."""
-        present = (await self._parts.pools.store.list(self._parts.job_id)).policies
+        present = (await self._pools.store.list(self._id)).policies
         published = step.published if self._since.events else None  # else it is recorded
         gradients = [*(each.gradient for each in (published.gradients if published else ())), *step.state.queue.waiting]
         waiting = [learner_of(each) for each in gradients]
@@ -128,7 +132,7 @@ class VersionCommands:
 
     def _is_next(self, present: Mapping[str, PolicyListing]) -> bool:
         """True if the store has the version after the recorded ones."""
-        versions = self._parts.journal.versions or dict.fromkeys(present, FIRST_VERSION)
+        versions = self._journal.versions or dict.fromkeys(present, FIRST_VERSION)
         return any(
             present[name].head.version > version
             for name, version in versions.items()
@@ -141,7 +145,7 @@ class VersionCommands:
 
     def enter(self, plan: RoundPlan, state: Overlapping, *, fixed: bool) -> tuple[ScheduleEvent, ...]:
         """Groups that change lose what is under way; actors that do are more or fewer from now on."""
-        self._parts.timing.begin(plan.round)
+        self._timing.begin(plan.round)
         self._versions.evaluate()
         regrouped = self._clocks.enter(plan)
         if fixed:
@@ -160,7 +164,7 @@ class VersionCommands:
         if self._learner_publishes:
             # Reset first: the line must not leave out the time since an update whose trajectories were lost.
             self._updating = None
-            self._parts.rolled_out.put(self._as_pending(plan, state, command.env_steps))
+            self._rolled_out.put(self._as_pending(plan, state, command.env_steps))
             self._updating = Stopwatch.start()
 
     async def do(self, command: Command, plan: RoundPlan, state: Overlapping) -> Result:
@@ -194,13 +198,13 @@ class VersionCommands:
     def waiting(self, plan: RoundPlan) -> AbstractAsyncContextManager[None]:
         """Watchers are told, and the job can be cancelled."""
         learning = "the learner updates" if self._learner_publishes else "learners compute gradients"
-        return self._parts.steps.step(plan.round, f"actors sample, {learning}")
+        return self._steps.step(plan.round, f"actors sample, {learning}")
 
     def in_flight(self, state: Overlapping) -> int:
         return len(state.sampling) + len(state.waiting) + len(state.learning) + len(state.queue.waiting)
 
     def recorded(self, round_: int) -> bool:
-        return self._parts.journal.rounds > round_
+        return self._journal.rounds > round_
 
     async def stop(self) -> None:
         """Stop an evaluation that is under way."""
@@ -221,7 +225,7 @@ class VersionCommands:
         self._learns = {number: each for number, each in self._learns.items() if number in kept}
 
     async def _publish(self, command: Publish, plan: RoundPlan, state: Overlapping) -> None:
-        before, env_steps = self._parts.journal.last, sum(e.gradient.env_steps for e in command.aggregation.gradients)
+        env_steps = sum(each.gradient.env_steps for each in command.aggregation.gradients)
         # A line that an earlier coordinator has written is used as it is: its events were repeated here without their
         # results, so that measurements and invocations are in that line alone.
         version = NextVersion(
@@ -235,15 +239,14 @@ class VersionCommands:
             updating=self._updating,
         )
         await self._versions.publish(version, self._gradients)
-        self._told(before)
 
     async def _sample(self, command: RollOut, plan: RoundPlan) -> RolloutResult | None:
         """Run a rollout; None if its versions are gone."""
-        parts, versions = self._parts, self._clocks.versions(command.clock)
+        versions = self._clocks.versions(command.clock)
         groups = self._clocks.groups(command.clock)
         try:
-            return await parts.pools.sample(
-                parts.job_id, parts.job, command.number, groups, versions, epoch=parts.recovery.epoch
+            return await self._pools.sample(
+                self._id, self._job, command.number, groups, versions, epoch=self._recovery.epoch
             )
         except NotFoundError:
             # A store without the newest versions either needs a recovery; the rule only counts what newer versions
@@ -254,18 +257,18 @@ class VersionCommands:
 
     async def _learn(self, command: Learn, plan: RoundPlan, state: Overlapping) -> GradientResult | None:
         """Compute a gradient; None if its versions or trajectories are gone."""
-        parts, versions = self._parts, self._clocks.versions(command.clock)
+        versions = self._clocks.versions(command.clock)
         groups, peers = self._clocks.groups(command.clock), [*map(self._clocks.peer, command.peers[-MOST_PEERS:])]
         try:
-            return await parts.pools.gradient(
-                parts.job_id,
+            return await self._pools.gradient(
+                self._id,
                 learn=command,
                 groups=groups,
                 versions=versions,
                 peers=peers,
-                measure=parts.planner.measure_at(command.clock),
+                measure=self._planner.measure_at(command.clock),
                 oldest=_oldest(state),
-                epoch=parts.recovery.epoch,
+                epoch=self._recovery.epoch,
             )
         except StaleError:
             return None
@@ -284,26 +287,25 @@ class VersionCommands:
         Returns None if trajectories are gone, and nothing is made of the others. Raises StaleError if a version of this
         round has been made from other rollouts: then the job goes back to its newest checkpoint.
         """
-        parts = self._parts
-        await parts.flusher.done()  # the record before
-        update = parts.pools.update(
-            parts.job_id,
+        await self._recorder.before()
+        update = self._pools.update(
+            self._id,
             round_=plan.round,
-            epoch=parts.recovery.epoch,
+            epoch=self._recovery.epoch,
             env_steps=plan.env_steps,
             groups=plan.groups,
             versions=plan.versions,
-            measure=parts.planner.measure_at(plan.round),
+            measure=self._planner.measure_at(plan.round),
             rollouts=command.rollouts,
             oldest=_oldest(state),
             keep=self._versions.kept(state, state.queue.clock + 1),
         )
         try:
-            made, _ = await both(update, to_the_end(self._versions.catch_up))
+            made, _ = await both(update, to_the_end(self._recorder.catch_up))
         except StaleError:
             return None
         except ConflictError as error:
-            parts.recovery.go_back()
+            self._recovery.go_back()
             raise StaleError(f"{error}; the job goes back to its newest checkpoint") from error
         return GradientResult(
             parts={},
@@ -315,15 +317,15 @@ class VersionCommands:
 
     async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:
         """True if the store has kept newer versions instead of these; False if it has them, or has lost the newest."""
-        policies = (await self._parts.pools.store.list(self._parts.job_id)).policies
+        policies = (await self._pools.store.list(self._id)).policies
 
         def has(wanted: VersionNumbers) -> bool:
             return all(name in policies and version in policies[name].versions for name, version in wanted.items())
 
-        return has(self._parts.journal.versions or plan.versions) and not has(versions)
+        return has(self._journal.versions or plan.versions) and not has(versions)
 
     def _as_pending(self, plan: RoundPlan, state: Overlapping, env_steps: int) -> PendingRollout:
-        waited_s = self._parts.timing.waited_s(plan.round) - (self._updating.seconds if self._updating else 0.0)
+        waited_s = self._timing.waited_s(plan.round) - (self._updating.seconds if self._updating else 0.0)
         return self._since.pending(plan.round, state.actors, waited_s, env_steps)
 
 

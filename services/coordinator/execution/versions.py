@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from marless.core.errors import CancelledJobError, NotFoundError
+from marless.core.errors import NotFoundError
 from marless.core.limits import MAX_KEPT
 from marless.core.machine import MachineRecord
 from marless.core.stopwatch import Stopwatch
@@ -21,13 +21,16 @@ from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import AggregationReply, WeightedGradient
 from services.coordinator.execution import recording
+from services.coordinator.execution.cancellation import Steps
 from services.coordinator.execution.clocks import Clocks
 from services.coordinator.execution.evaluations import outstanding
 from services.coordinator.execution.executor import Result
-from services.coordinator.execution.parts import Parts
 from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import GradientResult, Rollout, RolloutResult, Update
+from services.coordinator.execution.pools import GradientResult, JobContext, Rollout, RolloutResult, Update
+from services.coordinator.execution.recording import RoundRecorder
+from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.stored_gradients import StoredGradients
+from services.coordinator.state.pending_rollouts import PendingRollouts
 from services.coordinator.state.status import PendingRollout
 
 _Matrix = tuple[tuple[float, ...], ...]
@@ -136,9 +139,20 @@ class NextVersion:
 class Versions:
     """Publishes and records the versions of one job, and evaluates those that are due, beside later ones."""
 
-    def __init__(self, parts: Parts, is_last: Callable[[RoundRecord], bool]) -> None:
-        self._parts = parts
-        self._is_last = is_last
+    def __init__(
+        self,
+        context: JobContext,
+        *,
+        recovery: Recovery,
+        steps: Steps,
+        recorder: RoundRecorder,
+        rolled_out: PendingRollouts,
+    ) -> None:
+        self._id, self._job, self._pools = context.job_id, context.job, context.pools
+        self._recovery = recovery
+        self._steps = steps
+        self._recorder = recorder
+        self._rolled_out = rolled_out
         self._evaluating: tuple[RoundRecord, asyncio.Task[Rollout]] | None = None
 
     async def stop(self) -> None:
@@ -149,9 +163,9 @@ class Versions:
 
     def evaluate(self) -> None:
         """Begin to evaluate the newest version, if that is due and no other evaluation is under way."""
-        last = self._parts.journal.last
-        if last and self._evaluating is None and outstanding(self._parts.job.spec.evaluation.every, last):
-            evaluating = self._parts.evaluations.of(last, self._parts.recovery.epoch)
+        last = self._recorder.journal.last
+        if last and self._evaluating is None and outstanding(self._job.spec.evaluation.every, last):
+            evaluating = self._recorder.evaluations.of(last, self._recovery.epoch)
             self._evaluating = last, asyncio.create_task(evaluating)
 
     async def publish(self, version: NextVersion, gradients: StoredGradients) -> None:
@@ -159,47 +173,44 @@ class Versions:
 
         Until it is recorded, it can be repeated. Raises the errors of `ParamStore.aggregate`.
         """
-        parts, plan = self._parts, version.plan
-        await parts.flusher.done()  # of the version before
-        times = parts.timing.present(version.pending.rollout_s)
+        recorder, plan = self._recorder, version.plan
+        await recorder.before()
+        times = recorder.timing.present(version.pending.rollout_s)
         updating = version.updating or Stopwatch.start()
         update, machines = await self._updated(version, gradients)
-        record = recording.trained(parts.job_id, plan, version.pending, update, times=times, update_s=updating.seconds)
+        record = recording.trained(self._id, plan, version.pending, update, times=times, update_s=updating.seconds)
         record = replace(record, aggregation=_aggregation(version, gradients))
         before, earlier = self._evaluated()
         record = recording.with_earlier(record, before, earlier)
-        own, own_s = await self._own_evaluation(record)
-        record = recording.finished(record, own, parts.machines.changes(machines), times=times, evaluation_s=own_s)
-        await to_the_end(parts.journal.append, record)
+        await recorder.record(record, machines, times=times, waited_s=0.0, epoch=self._recovery.epoch)
         # Not before the record is there: until then the version may be asked for again, with the same gradients.
         gradients.applied(version.learners)
-        parts.timing.recorded(record)
 
     async def _updated(
         self, version: NextVersion, gradients: StoredGradients
     ) -> tuple[Update, tuple[MachineRecord, ...]]:
         """The version as an update, and what the machines did."""
-        parts, plan, metrics, distances = self._parts, version.plan, version.pending.metrics, version.pending.distances
+        plan, metrics, distances = version.plan, version.pending.metrics, version.pending.distances
         if version.made:
-            return Update(version.made.versions, metrics, (), distances), await parts.machines.look()
+            return Update(version.made.versions, metrics, (), distances), await self._recorder.machines.look()
         # The line of an earlier attempt stays: the store may have made the version that it describes.
-        if plan.round not in parts.rolled_out.rounds:
-            parts.rolled_out.put(version.pending)
-        async with parts.steps.step(plan.round, "the store applies gradients"):
-            meanwhile = both(parts.machines.look(), to_the_end(self.catch_up))
+        if plan.round not in self._rolled_out.rounds:
+            self._rolled_out.put(version.pending)
+        async with self._steps.step(plan.round, "the store applies gradients"):
+            meanwhile = both(self._recorder.machines.look(), to_the_end(self._recorder.catch_up))
             applied, (machines, _) = await both(self._applied(version, gradients), meanwhile)
-        return Update(applied.versions, metrics, (_invocation(parts.job_id, plan, applied),), distances), machines
+        return Update(applied.versions, metrics, (_invocation(self._id, plan, applied),), distances), machines
 
     async def _applied(self, version: NextVersion, gradients: StoredGradients) -> AggregationReply:
-        parts, plan = self._parts, version.plan
-        config = parts.job.spec.algorithm
+        plan = version.plan
+        config = self._job.spec.algorithm
         weighted = [
             WeightedGradient(gradients.of(learner), weight)
             for learner, weight in zip(version.learners, version.command.aggregation.weights, strict=True)
         ]
-        return await parts.pools.store.aggregate(
-            parts.job_id,
-            parts.recovery.epoch,
+        return await self._pools.store.aggregate(
+            self._id,
+            self._recovery.epoch,
             plan.round,
             version.clocks.heads,
             weighted,
@@ -220,11 +231,6 @@ class Versions:
         learning = [clock for each in state.learning.values() for clock in (each.clock, *each.peers)]
         return min([state.queue.clock, *state.sampling.values(), *learning, *evaluating])
 
-    def catch_up(self) -> None:
-        """What is done while a version is made: pending.json becomes durable, costs are added up."""
-        self._parts.folder.sync_pending()
-        self._parts.costs.catch_up()
-
     def _evaluated(self) -> tuple[RoundRecord | None, Rollout | None]:
         """The evaluation that has ended since the version before, and the record of the version that it is of.
 
@@ -236,17 +242,6 @@ class Versions:
         with suppress(NotFoundError):
             return before, task.result()
         return None, None
-
-    async def _own_evaluation(self, record: RoundRecord) -> tuple[Rollout | None, float]:
-        """The evaluation of a version that may be the last one, and the seconds that it took; None for others."""
-        if not self._is_last(record):
-            return None, 0.0
-        evaluation, waiting = None, Stopwatch.start()
-        # A version that is made already is recorded also if the job is cancelled, only without this evaluation.
-        with suppress(CancelledJobError):
-            async with self._parts.steps.step(record.round, "actors evaluate"):
-                evaluation = await self._parts.evaluations.of(record, self._parts.recovery.epoch)
-        return evaluation, waiting.seconds
 
 
 def _aggregation(version: NextVersion, gradients: StoredGradients) -> AggregationRecord:

@@ -21,7 +21,8 @@ from services.coordinator.state.status import PendingRollout
 class PendingRollouts:
     """The results of rollouts, from the round that is trained next on, without a gap."""
 
-    def __init__(self, folder: RunFolder, journal: Journal) -> None:
+    def __init__(self, folder: RunFolder, journal: Journal, lanes: LanePublisher) -> None:
+        self.lanes = lanes
         self._folder = folder
         self._journal = journal
         self._found: tuple[PendingRollout, ...] = ()
@@ -35,6 +36,7 @@ class PendingRollouts:
     def interrupted(self) -> None:
         """Rollouts that were under way have been cancelled."""
         self._begun.clear()
+        self.lanes.interrupted()
 
     def actors(self, round_: int) -> int:
         """Number of actors of a round that is rolled out, or of which the rollout has begun; 0 for other rounds."""
@@ -63,11 +65,11 @@ class PendingRollouts:
         await to_the_end(self._folder.sync_pending)
         self._found = ()
 
-    async def keep_those_with(self, lanes: LanePublisher) -> None:
+    async def drop_those_without_carries(self) -> None:
         """Forget the rollouts whose carries are nowhere, and those that started from them."""
         kept: list[PendingRollout] = []
         for pending in self.found:
-            if not await lanes.exist(pending.lanes):
+            if not await self.lanes.exist(pending.lanes):
                 break
             kept.append(pending)
         self._found = tuple(kept)

@@ -9,11 +9,12 @@ import pytest
 
 from marless.core.errors import UnavailableError
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.pending_rollouts import PendingRollouts
+from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
 from services.coordinator.state.run_folder import RunFolder
 from tests.unit.coordinator.test_run_folder import PENDING, taken_over
 
 JOURNAL = cast("Journal", SimpleNamespace(rounds=PENDING.round, env_steps=0, last=None))
+NO_LANES = cast("LanePublisher", None)
 
 
 @pytest.fixture
@@ -23,13 +24,13 @@ def folder(tmp_path) -> RunFolder:
 
 async def left(folder: RunFolder) -> tuple[object, ...]:
     """What another coordinator finds."""
-    later = PendingRollouts(folder, JOURNAL)
+    later = PendingRollouts(folder, JOURNAL, NO_LANES)
     await later.read()
     return later.found
 
 
 async def test_what_is_dropped_is_not_found_by_a_later_coordinator(folder, monkeypatch):
-    pending, synced = PendingRollouts(folder, JOURNAL), []
+    pending, synced = PendingRollouts(folder, JOURNAL, NO_LANES), []
     pending.put(PENDING)
     assert await left(folder) == (PENDING,)
     monkeypatch.setattr(folder, "sync_pending", lambda: synced.append(folder.read_pending(PENDING.round)))
@@ -40,7 +41,7 @@ async def test_what_is_dropped_is_not_found_by_a_later_coordinator(folder, monke
 
 async def test_what_is_only_lost_may_be_found_again(folder):
     """Rounds come to the same when they are sampled again."""
-    pending = PendingRollouts(folder, JOURNAL)
+    pending = PendingRollouts(folder, JOURNAL, NO_LANES)
     pending.put(PENDING)
     pending.lost()
     assert pending.found == ()
@@ -48,7 +49,7 @@ async def test_what_is_only_lost_may_be_found_again(folder):
 
 
 async def test_what_cannot_be_dropped_is_still_there_for_the_next_attempt(folder, monkeypatch):
-    pending = PendingRollouts(folder, JOURNAL)
+    pending = PendingRollouts(folder, JOURNAL, NO_LANES)
     pending.put(PENDING)
 
     def full(_: object) -> None:
