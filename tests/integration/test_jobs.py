@@ -25,7 +25,7 @@ from marless.core.errors import (
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord, from_json
 from services.coordinator.api.servicer import WatchEvent, read_log, watch
-from services.coordinator.execution import commands, recording, timing
+from services.coordinator.execution import recording, round_commands, timing
 from services.coordinator.jobs.failover import ATTACHED_LEASES
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
@@ -185,7 +185,7 @@ ONE_EPISODE = {"every": 0, "episodes": 1, "random_episodes": 1}
 async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
     """Whenever the time runs out: there is a limit for every look of a whole round."""
     stopwatch = ticking()
-    for module in (timing, commands):  # the job's own, and nobody else's
+    for module in (timing, round_commands):  # the job's own, and nobody else's
         monkeypatch.setattr(module, "Stopwatch", stopwatch)
     job = name()
     await jobs.submit(submission(job, evaluation=ONE_EPISODE, stop={"wall_s": wall_s}))

@@ -110,7 +110,7 @@ def surroundings(
         patched.setattr(threading, "Thread", _thread(loop, chance))
         patched.setattr(os, "open", descriptors.open)
         patched.setattr(os, "close", descriptors.close)
-        patched.setattr(failpoint, "_trap", lambda: trap)
+        patched.setattr(failpoint, "_pass_by", trap.pass_by)
         patched.setattr(grpc.aio, "insecure_channel", partial(Channel, network))
         patched.setattr(grpc.aio, "server", partial(Server, network))
         structlog.configure(processors=[complaints], wrapper_class=structlog.make_filtering_bound_logger(40))

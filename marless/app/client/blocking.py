@@ -194,8 +194,9 @@ class _Interrupts:
         # program has set is left alone.
         if not on_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return runner.run(work)
-        call = self._cancellable(work)
         signal.signal(signal.SIGINT, self._ask)
+        # Made only now: an interrupt before the handler is set would leave a coroutine that nobody ends.
+        call = self._cancellable(work)
         try:
             result = runner.run(call)
         except asyncio.CancelledError:

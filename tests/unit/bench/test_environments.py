@@ -24,7 +24,7 @@ def test_a_row_says_why_nothing_was_gained(name, above, said):
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
     file, made = tmp_path / "environments.json", []
-    monkeypatch.setattr(environments.names, "installed", lambda: ["mpe2.a_v1", "mpe2.b_v1", "pettingzoo.atari.c_v1"])
+    monkeypatch.setattr(environments, "installed", lambda: ["mpe2.a_v1", "mpe2.b_v1", "pettingzoo.atari.c_v1"])
     monkeypatch.setattr(
         environments,
         "measured",
