@@ -19,7 +19,7 @@ from marless.core.group import LaneRecord
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
 from marless.learning.data.episodes import EpisodeStats
-from marless.learning.data.player import EnvKey, Player, actor_seed
+from marless.learning.data.player import EnvKey, Player, Rolled, actor_seed
 from marless.learning.data.returns import PlayLimits, batches
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
@@ -113,18 +113,7 @@ class Actor:
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
         here = self._player.has_lane(_env_key(task), (task.job, task.index), start.digest)
         loaded = b"" if here or not start.digest else await carries.fetch(self._store, task.job, start)
-        rolled = await stoppable(
-            lambda stop: self._player.go_on(
-                _env_key(task),
-                acting,
-                whose=(task.job, task.index),
-                digest=start.digest,
-                loaded=loaded,
-                steps=task.settings.steps,
-                seed=_seed(task),
-                stopped=stop.is_set,
-            )
-        )
+        rolled = await stoppable(partial(self._roll_on, task, acting, loaded))
         left, returned = carries.after(start, rolled.carry), carries.is_returned(rolled.carry, task.actors)
         kept = {} if returned else {left: rolled.carry}
         failpoint("actor.carry.before")
@@ -140,6 +129,20 @@ class Actor:
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
         receipt.carry = rolled.carry if returned else b""
         return receipt
+
+    def _roll_on(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], loaded: bytes, stop: threading.Event
+    ) -> Rolled:
+        return self._player.go_on(
+            _env_key(task),
+            acting,
+            whose=(task.job, task.index),
+            digest=task.lane.digest,
+            loaded=loaded,
+            steps=task.settings.steps,
+            seed=_seed(task),
+            stopped=stop.is_set,
+        )
 
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event

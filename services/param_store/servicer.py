@@ -53,10 +53,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         # All of this before its bytes are received, which take room from others.
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         check_number("the number of versions to keep", header.keep, 0, MAX_KEPT)
-        parts = []
-        for policy in header.policies:
-            check_names("parts", [blob.part for blob in policy.blobs[: MAX_PARTS + 1]], MAX_PARTS)
-            parts.append(tuple(BlobPart(blob.part, blob.bytes, blob.sha256) for blob in policy.blobs))
+        parts = [_parts(policy.blobs) for policy in header.policies]
         every = [part for each in parts for part in each]
         carries.check_publish(header)
         async with self._uploads.receive(frames, every, header.job) as blobs:
@@ -136,6 +133,11 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         """Delete a job's versions."""
         await self._store.delete(request.job, request.epoch)
         return param_store_pb2.DropJobResponse()
+
+
+def _parts(blobs: Sequence[param_store_pb2.BlobInfo]) -> tuple[BlobPart, ...]:
+    check_names("parts", [blob.part for blob in blobs[: MAX_PARTS + 1]], MAX_PARTS)
+    return tuple(BlobPart(blob.part, blob.bytes, blob.sha256) for blob in blobs)
 
 
 def _writes(

@@ -206,7 +206,11 @@ class LocalStack:
         self._lease = lease
         for name in SERVICES:
             Log(self._logs / f"{name}.log").put_aside()
-        try:  # directories of sockets that killed stacks have left are removed
+        self._claim_sockets()
+
+    def _claim_sockets(self) -> None:
+        """Claim the socket directory, and remove directories that killed stacks have left."""
+        try:
             private_files.sweep(private_files.directory(self._sockets.parent), _SOCKETS)
             claim = Claim.make(self._sockets)
         except UntrustedPathError as error:

@@ -16,6 +16,7 @@ from marless.core.limits import check_id
 from marless.jobs import spec
 from marless.jobs.job import advice, prepare
 from marless.jobs.sharing.base import initial_groups
+from marless.learning.algos.settings import value_at
 from marless.learning.envs import registry
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from tests.scripted_env import ScriptedEnv
@@ -60,7 +61,7 @@ def test_schedules_groups_and_aliases_survive_every_round_trip():
         "job.yaml",
     )
     assert job.stop.greedy_return == -21.5
-    assert job.algorithm.lr.at(250) == pytest.approx(0.00075)
+    assert value_at(job.algorithm.lr, 250) == pytest.approx(0.00075)
     assert spec.from_json(job.to_json()) == job
     assert spec.parse(yaml.safe_load(job.to_yaml()), "again") == job
     assert yaml.safe_load(job.to_yaml())["stop"]["return"] == -21.5
