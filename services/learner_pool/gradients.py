@@ -6,11 +6,10 @@ and puts it into the store, where it is applied. Weights do not change here.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from marless.core.errors import ConflictError, NotFoundError, StaleError
+from marless.core.errors import StaleError
 from marless.core.limits import check_id
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
@@ -23,7 +22,6 @@ from services.learner_pool.tasks import (
     by_scope,
     check_rollouts,
     check_versions,
-    heard,
     join,
 )
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
@@ -51,26 +49,17 @@ class Gradients:
         _check(request)
         known = self._tasks.job(request.job)
         self._buffer.check_epoch(request.job, request.epoch)
-        inputs, before = inputs_of(request), known.gradients.get(request.learner)
-        if before is None or (before.inputs, before.epoch) != (inputs, request.epoch):
-            task = asyncio.create_task(self._once(known, request, before))
-            before = known.gradients[request.learner] = Computing(inputs, request.epoch, task)
-            task.add_done_callback(partial(_ended, known, request.learner))
-        try:
-            return await asyncio.shield(before.task)
-        except asyncio.CancelledError:
-            if not before.task.cancelled():
-                raise  # this call was cancelled, and the gradient goes on
-            if self._tasks.jobs.get(request.job) is known:
-                raise ConflictError(
-                    f"job {request.job}: learner {request.learner} is asked for another gradient now"
-                ) from None
-            raise NotFoundError(f"job {request.job!r} was closed while it computed a gradient") from None
+        compute = partial(self._once, known, request)
+        return await known.gradients.result(request.learner, inputs_of(request), request.epoch, compute)
 
-    async def _once(self, known: OpenJob, request: Request, before: Computing | None) -> pb.GradientResponse:
+    async def _once(
+        self, known: OpenJob, request: Request, before: Computing[pb.GradientResponse] | None
+    ) -> pb.GradientResponse:
         """Compute a gradient unless the store has it, after the same learner's earlier one has ended."""
         if before:
-            await _over(before, cancel=before.inputs != inputs_of(request))
+            if before.key != inputs_of(request):
+                before.task.cancel()  # nobody needs it
+            await before.end()
         tasks = _tasks(known, request)
         try:
             files = self._buffer.rollouts(request.job, request.rollouts)
@@ -134,24 +123,6 @@ def _check(request: Request) -> None:
     check_number("the number of peers", len(request.peers), 0, MAX_PEERS)
     for peer in request.peers:
         check_versions(peer.versions, 1)
-
-
-async def _over(before: Computing, *, cancel: bool) -> None:
-    """Wait until a gradient has been computed or has failed; if nobody needs it, it is cancelled first."""
-    if cancel:
-        before.task.cancel()
-    try:
-        await asyncio.wait([before.task])
-    except asyncio.CancelledError:
-        before.task.cancel()  # the job is closed
-        raise
-
-
-def _ended(known: OpenJob, learner: int, task: asyncio.Task[pb.GradientResponse]) -> None:
-    heard(task)
-    # Another request for this learner may have taken its place.
-    if (computing := known.gradients.get(learner)) and computing.task is task:
-        del known.gradients[learner]
 
 
 def _tasks(known: OpenJob, request: Request) -> list[pb.LearnTask]:

@@ -8,11 +8,11 @@ scope are kept, so that they are not computed again, and those that the store ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from marless.core.errors import ConflictError, NotFoundError, SpecError, shown
 from marless.core.limits import MAX_POLICIES, MAX_PUBLISH_BYTES
@@ -36,7 +36,7 @@ from services.learner_pool.trajectory_buffer import TrajectoryBuffer, Trajectory
 
 MAX_ROLLOUTS = 4096
 """Rollouts of one gradient or update."""
-_Response = TypeVar("_Response", pb.UpdateResponse, pb.GradientResponse)
+Response = TypeVar("Response", pb.UpdateResponse, pb.GradientResponse)
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,75 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class RunningUpdate:
-    """An update in progress. It continues if its caller dies, for the coordinator that takes the job over."""
+class Computing(Generic[Response]):
+    """An update or a gradient in progress. It continues if its caller dies, for the coordinator that takes over."""
 
-    key: int | str
-    """What its versions are published for; see `stored_results.update_key`."""
+    key: object
+    """What its result depends on: `stored_results.update_key`, or `gradients.inputs_of`."""
     epoch: int
-    task: asyncio.Task[pb.UpdateResponse]
+    task: asyncio.Task[Response]
+
+    async def end(self) -> None:
+        """Wait until it has succeeded or failed; if the wait is cancelled, because the job is closed, it is, too."""
+        try:
+            await asyncio.wait([self.task])
+        except asyncio.CancelledError:
+            self.task.cancel()
+            raise
 
 
-@dataclass(frozen=True)
-class Computing:
-    """A gradient in progress; it continues if its caller dies, too."""
+class Computations(Generic[Response]):
+    """The updates of a job, or its gradients: those of one number run one after another.
 
-    inputs: pb.GradientRequest
-    """What its result depends on; see `gradients.inputs_of`."""
-    epoch: int
-    task: asyncio.Task[pb.GradientResponse]
+    Args:
+        job: The job.
+        what: What is computed, for messages.
+    """
+
+    def __init__(self, job: str, what: str) -> None:
+        self._job = job
+        self._what = what
+        self._running: dict[int, Computing[Response]] = {}
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Response]]:
+        """All that is in progress."""
+        return [each.task for each in self._running.values()]
+
+    async def result(
+        self,
+        number: int,
+        key: object,
+        epoch: int,
+        compute: Callable[[Computing[Response] | None], Coroutine[Any, Any, Response]],  # Any: as asyncio has it
+    ) -> Response:
+        """What `compute` returns; a request that is repeated while it is computed waits for the first one's result.
+
+        `compute` is given what is still in progress under this number, for another key or an earlier epoch. That is not
+        joined, but has to be waited for: the store may have refused what it leaves.
+
+        Raises ConflictError if it was cancelled for another one of its number, and NotFoundError if the job was closed.
+        """
+        running = self._running.get(number)
+        if running is None or running.task.done() or (running.key, running.epoch) != (key, epoch):
+            task = asyncio.create_task(compute(running))
+            running = self._running[number] = Computing(key, epoch, task)
+            task.add_done_callback(partial(self._remove, number))
+        try:
+            return await asyncio.shield(running.task)
+        except asyncio.CancelledError:
+            if not running.task.cancelled():
+                raise  # this call was cancelled, and what it waited for goes on
+            if self._running.get(number, running) is not running:
+                raise ConflictError(f"job {self._job}: another {self._what} {number} is asked for now") from None
+            raise NotFoundError(f"job {self._job!r} was closed while it computed its {self._what}") from None
+
+    def _remove(self, number: int, task: asyncio.Task[Response]) -> None:
+        if not task.cancelled():
+            task.exception()  # heard: nobody may wait for it any more
+        # Another one may have taken its place.
+        if (running := self._running.get(number)) and running.task is task:
+            del self._running[number]
 
 
 @dataclass
@@ -80,11 +132,11 @@ class OpenJob:
     replays: dict[str, tuple[ReplaySchema, int]]
     """Frames of the replay and their number, by name of the scope."""
     cache: UpdateResultCache
+    updates: Computations[pb.UpdateResponse]
+    gradients: Computations[pb.GradientResponse]
+    """By number of the learner."""
     last: Answered | None = None
     """The newest finished update since the job was opened here."""
-    running: RunningUpdate | None = None
-    gradients: dict[int, Computing] = field(default_factory=dict)
-    """Gradients in progress by number of the learner."""
     starts: dict[int, float] = field(default_factory=dict)
     """By scope, the start-up seconds of learners that were started to open the job; charged to the first task."""
 
@@ -94,11 +146,10 @@ class OpenJob:
             if each.index in self.starts:
                 each.cold, each.init_s = True, each.init_s + self.starts.pop(each.index)
 
-    def under_way(self) -> Iterator[asyncio.Task[object]]:
-        """The job's update and gradients in progress."""
-        if self.running:
-            yield self.running.task
-        yield from (each.task for each in self.gradients.values())
+    @property
+    def under_way(self) -> list[asyncio.Task[Any]]:  # Any: updates and gradients have results of their own
+        """The job's updates and gradients in progress."""
+        return [*self.updates.tasks, *self.gradients.tasks]
 
 
 class LearnTasks:
@@ -220,7 +271,7 @@ def check_rollouts(rollouts: Sequence[int]) -> None:
         raise SpecError("rollouts: one of them is given twice")
 
 
-def join(response: _Response, results: Sequence[pb.LearnResult]) -> _Response:
+def join(response: Response, results: Sequence[pb.LearnResult]) -> Response:
     """Put the invocations, metrics and distances of all scopes' results into a response, and return it."""
     for result in results:
         response.invocations.extend(result.functions)
@@ -228,12 +279,6 @@ def join(response: _Response, results: Sequence[pb.LearnResult]) -> _Response:
         for name, metrics in result.metrics.items():
             response.metrics[name].CopyFrom(metrics)
     return response
-
-
-def heard(task: asyncio.Task[object]) -> None:
-    """Retrieve a task's exception, as its caller may be gone, and asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 _log = structlog.get_logger("learner_pool")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
-from marless.core.errors import FencedError, NotFoundError, OverloadedError, StaleError
+from marless.core.errors import FencedError, OverloadedError, StaleError
 from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT, check_id
 from marless.core.log import structlog
 from marless.jobs.job import replay_of, schema_of
@@ -20,15 +21,15 @@ from services.learner_pool import stored_results
 from services.learner_pool.replays import Replays
 from services.learner_pool.tasks import (
     Answered,
+    Computations,
+    Computing,
     LearnTasks,
     OpenJob,
-    RunningUpdate,
     UpdateResultCache,
     by_scope,
     check_published,
     check_rollouts,
     check_versions,
-    heard,
     join,
     other_groups,
 )
@@ -71,7 +72,15 @@ class Updates:
             computed = UpdateResultCache(request.job, self._store, self._buffer)
             replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
             self._tasks.jobs[request.job] = OpenJob(
-                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
+                request.spec_json,
+                spec.learner.timeout_s,
+                request.spaces_json,
+                spaces,
+                scopes,
+                replays,
+                computed,
+                updates=Computations(request.job, "update"),
+                gradients=Computations(request.job, "gradient of learner"),
             )
         opened = self._tasks.jobs[request.job]
         schema, schedule = schema_of(spec, spaces), spec.schedule
@@ -125,29 +134,16 @@ class Updates:
         _check_update(request)
         known = self._tasks.job(request.job)
         self._buffer.check_epoch(request.job, request.epoch)
-        before = known.running
-        key = stored_results.update_key(request)
-        # The update of an earlier coordinator is not joined, but waited for: this one then finds what the store has
-        # refused.
-        if before is None or before.task.done() or (before.key, before.epoch) != (key, request.epoch):
-            task = asyncio.create_task(self._once(known, request, before))
-            task.add_done_callback(heard)
-            known.running = before = RunningUpdate(key, request.epoch, task)
-        try:
-            return await asyncio.shield(before.task)
-        except asyncio.CancelledError:
-            if before.task.cancelled():  # the update, not this call
-                raise NotFoundError(f"job {request.job!r} was closed while it was updated") from None
-            raise
+        # All under one number: a job's updates follow one another.
+        compute = partial(self._once, known, request)
+        return await known.updates.result(0, stored_results.update_key(request), request.epoch, compute)
 
-    async def _once(self, known: OpenJob, request: pb.UpdateRequest, before: RunningUpdate | None) -> pb.UpdateResponse:
+    async def _once(
+        self, known: OpenJob, request: pb.UpdateRequest, before: Computing[pb.UpdateResponse] | None
+    ) -> pb.UpdateResponse:
         """Run the update unless it has been done, after the job's update in progress has ended."""
         if before:
-            try:
-                await asyncio.wait([before.task])  # whether it succeeded or failed
-            except asyncio.CancelledError:
-                before.task.cancel()  # the job is closed
-                raise
+            await before.end()
         if known.last and request.round < known.last.request.round:
             raise StaleError(f"job {request.job}: round {request.round + 1} has passed")
         response = await self._answered(known, request) or await self._earlier(known, request)
@@ -205,14 +201,14 @@ class Updates:
 
     def _release_results(self, job: str) -> None:
         known = self._tasks.jobs.pop(job, None)
-        for task in known.under_way() if known else ():
+        for task in known.under_way if known else ():
             task.cancel()
         self._buffer.close(job)
         self._replays.evict(job)
 
     async def stop(self) -> None:
         """Cancel all updates and gradients; calling it twice is safe."""
-        tasks = [task for known in self._tasks.jobs.values() for task in known.under_way()]
+        tasks = [task for known in self._tasks.jobs.values() for task in known.under_way]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

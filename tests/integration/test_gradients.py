@@ -280,7 +280,7 @@ async def test_a_job_that_is_closed_ends_its_gradients_whoever_waits_for_them(cl
     assert sorted([await stuck.begun.get(), await stuck.begun.get()]) == [[0], [1]]
     await cluster.pools.close_job(job.id, epoch=job.epoch)
     for each in waiting:
-        with pytest.raises(NotFoundError, match="was closed while it computed a gradient"):
+        with pytest.raises(NotFoundError, match="was closed while it computed its gradient"):
             await each
     assert stuck.ended == [job.epoch, job.epoch]
     assert (stuck.begun.empty(), spool(cluster)) == (True, [])
@@ -292,7 +292,7 @@ async def test_a_learner_that_is_asked_for_another_gradient_gives_up_the_first(c
     first = asyncio.create_task(job.gradient(0, 0))
     assert await stuck.begun.get() == [0]
     second = asyncio.create_task(job.gradient(0, 1))
-    with pytest.raises(ConflictError, match="learner 0 is asked for another gradient now"):
+    with pytest.raises(ConflictError, match="another gradient of learner 0 is asked for now"):
         await first
     assert (await stuck.begun.get(), stuck.ended) == ([1], [job.epoch])
     await cluster.pools.close_job(job.id, epoch=job.epoch)

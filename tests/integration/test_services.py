@@ -311,7 +311,7 @@ async def test_a_job_that_is_closed_ends_its_update_whoever_waits_for_it(cluster
     assert await begun.get() == "waits"
     await cluster.pools.close_job(job.id, epoch=job.epoch)
     for waiting in (first, second):
-        with pytest.raises(NotFoundError, match="was closed while it was updated"):
+        with pytest.raises(NotFoundError, match="was closed while it computed its update"):
             await waiting
     assert ended == [job.epoch - 1]
 
