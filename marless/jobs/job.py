@@ -13,8 +13,7 @@ from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
-from marless.jobs.schedules import registry as schedules
-from marless.jobs.schedules.base import Schedule
+from marless.jobs.schedules.base import SCHEDULES, Schedule, made
 from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
 from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
 from marless.jobs.spec import JobSpec
@@ -139,8 +138,8 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
     signals = SCALING_POLICIES.find(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
-    schedule = schedules.made(spec.schedule)
-    schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
+    schedule = made(spec.schedule)
+    SCHEDULES.find(spec.schedule.name).check(spec.schedule, spec.algorithm)
     if spec.schedule.overlapping and spec.actors.episodes == "carried":
         raise SpecError(
             f"schedule.name {spec.schedule.name}: rollouts overlap, so none can go on with the episodes of the one "

@@ -30,8 +30,7 @@ from marless.core.errors import SpecError, shown
 from marless.core.settings import CurvatureSpec, FunctionsSpec, Strict, name_of, named, validation_sentences
 from marless.jobs import prices as price_tables
 from marless.jobs.scaling.base import SCALING_POLICIES, ScalingConfig
-from marless.jobs.schedules import registry as schedules
-from marless.jobs.schedules.base import ScheduleConfig
+from marless.jobs.schedules.base import SCHEDULES, ScheduleConfig
 from marless.jobs.sections import (
     ActorsSpec,
     BillSpec,
@@ -56,7 +55,7 @@ MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _TYPE_OF: Mapping[str, Callable[[str], type[Strict]]] = {
     "algorithm": lambda name: registry.algorithm(name).config_type,
-    "schedule": lambda name: schedules.schedule(name).config_type,
+    "schedule": lambda name: SCHEDULES.find(name).config_type,
     "scaling": lambda name: SCALING_POLICIES.find(name).config_type,
     "sharing": lambda name: SHARING_POLICIES.find(name).config_type,
     "sinks": lambda name: SINKS.find(name).config_type,

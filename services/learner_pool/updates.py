@@ -10,7 +10,7 @@ from marless.core.errors import FencedError, OverloadedError, StaleError
 from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_KEPT, check_id
 from marless.core.log import structlog
 from marless.jobs.job import replay_of, schema_of
-from marless.jobs.schedules import registry as schedules
+from marless.jobs.schedules.base import made
 from marless.jobs.spec import from_json, spaces_from_json
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes as scopes_of
@@ -70,7 +70,7 @@ class Updates:
             self._release_results(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             computed = UpdateResultCache(request.job, self._store, self._buffer)
-            replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
+            replays = {each.name: replay for each in scopes if (replay := replay_of(spec, spaces, each))}
             self._tasks.jobs[request.job] = OpenJob(
                 request.spec_json,
                 spec.learner.timeout_s,
@@ -84,7 +84,7 @@ class Updates:
             )
         opened = self._tasks.jobs[request.job]
         schema, schedule = schema_of(spec, spaces), spec.schedule
-        ahead = MAX_COUNT if schedule.overlapping else schedules.made(schedule).ahead
+        ahead = MAX_COUNT if schedule.overlapping else made(schedule).ahead
         opening = Opening(request.opener, request.opening)
         self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead, opening=opening)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}

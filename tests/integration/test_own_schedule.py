@@ -2,8 +2,8 @@
 
 import pytest
 
+from marless.jobs.schedules.base import made
 from marless.jobs.schedules.contract import check_schedule
-from marless.jobs.schedules.registry import made
 from tests.integration.running import KilledError, check_replay, created, go_on, succeeded
 from tests.integration.running import spec as spec_of
 from tests.integration.test_asynchronous import EVERYTHING, ROUNDS, check

@@ -20,7 +20,7 @@ from marless.jobs import prices as price_tables
 from marless.jobs.presets import PRESETS, Preset, training_key
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.record import RoundRecord
-from marless.jobs.schedules.registry import made
+from marless.jobs.schedules.base import made
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST, STARTED, WHOLE
 from marless.learning.data.returns import EpisodeReturns

@@ -14,8 +14,8 @@ from statistics import median
 from marless.core.errors import SpecError
 from marless.cost.simulation.asynchronous import SimulatedRun, SlotCounts, SlotSeconds, SpeedSpread, simulate
 from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.base import made
 from marless.jobs.schedules.overlapping import OverlappingConfig
-from marless.jobs.schedules.registry import made
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import ACTOR, HOST, PARAMETER
 

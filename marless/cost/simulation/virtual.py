@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marless.core.errors import InternalError
-from marless.jobs.schedules.base import Command, RollOut, Schedule, ScheduleConfig, Train
+from marless.jobs.schedules.base import Command, RollOut, Schedule, ScheduleConfig, Train, made
 from marless.jobs.schedules.events import ScheduleEvent
-from marless.jobs.schedules.registry import made
 from marless.jobs.schedules.rounds import PIPELINED
 
 Duration = Callable[[float], float]

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from marless.core.registry import Registry
 from marless.core.settings import Strict
 from marless.jobs.schedules.events import ScheduleEvent
 from marless.learning.aggregation.queue import GradientBatch
@@ -144,6 +145,24 @@ class ScheduleKind(Protocol):
     def make(self, config: ScheduleConfig) -> Schedule[Any]:  # Any: each schedule has states of its own
         """The schedule of a job with this config; its states are `overlapping.Overlapping` if rollouts overlap."""
         ...
+
+
+SCHEDULES: Registry[ScheduleKind] = Registry(
+    "schedule",
+    "marless.schedules",
+    "SCHEDULE",
+    {
+        "synchronous": "marless.jobs.schedules.rounds:SYNCHRONOUS",
+        "pipelined": "marless.jobs.schedules.rounds:PIPELINED",
+        "stellaris": "marless.jobs.schedules.stellaris:SCHEDULE",
+    },
+)
+"""Schedules by name: ours, and those of other packages, by entry points of the group "marless.schedules"."""
+
+
+def made(config: ScheduleConfig) -> Schedule[Any]:  # Any: each schedule has states of its own
+    """The schedule of a job with this config; raises SpecError with the nearest match for an unknown name."""
+    return SCHEDULES.find(config.name).make(config)
 
 
 def after(schedule: Schedule[State], actors: int, events: Iterable[ScheduleEvent]) -> Step[State]:

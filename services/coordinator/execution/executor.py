@@ -107,6 +107,8 @@ class Executor(Generic[State]):
         self._state: State
         self._due: tuple[Command, ...] = ()
         """Commands that are not started yet."""
+        self._making: Train | Publish | None = None
+        """What makes the next version, if it is under way or due."""
         self._tasks: dict[Command, asyncio.Task[Result]] = {}
         self._ended: asyncio.Queue[Command] = asyncio.Queue()  # bounded by the number of tasks
         self._dropped: list[asyncio.Task[Result]] = []
@@ -115,7 +117,8 @@ class Executor(Generic[State]):
 
     async def __aenter__(self) -> Self:
         resumed = await self._commands.resume()
-        self._state, self._due = resumed.state, resumed.due
+        self._state = resumed.state
+        self._add(resumed.due)
         for _ in range(min(resumed.happened, len(self._order))):
             self._order.popleft()
         return self
@@ -126,16 +129,16 @@ class Executor(Generic[State]):
 
     async def advance(self, plan: RoundPlan) -> None:
         """Go on until the round of this plan is recorded."""
-        fixed = bool(self._order) or self._makes_version() is not None
+        fixed = bool(self._order) or self._making is not None
         for event in self._commands.enter(plan, self._state, fixed=fixed):
             self._apply(event)
         while not self._commands.recorded(plan.round):
             # Decisions of the run that is repeated: no task has to end for them.
-            while self._order and self._order[0].kind in ("actors", "restart") and not self._makes_version():
+            while self._order and self._order[0].kind in ("actors", "restart") and not self._making:
                 self._apply(self._order[0])
             self._start(plan)
-            if making := self._makes_version():
-                self._apply(*await self._version(making))
+            if self._making:
+                self._apply(await self._version(self._making))
                 continue
             async with self._commands.waiting(plan):
                 event, result = await self._next()
@@ -144,9 +147,9 @@ class Executor(Generic[State]):
                 self._apply(ScheduleEvent("last", last))
             self._apply(event, result)
 
-    def _makes_version(self) -> Train | Publish | None:
-        """The command that makes the next version, if it is under way or due."""
-        return next((each for each in (*self._tasks, *self._due) if isinstance(each, Train | Publish)), None)
+    def _add(self, commands: tuple[Command, ...]) -> None:
+        self._due += commands
+        self._making = next((each for each in commands if isinstance(each, Train | Publish)), self._making)
 
     def _start(self, plan: RoundPlan) -> None:
         """Start what is due, but after a `Publish` nothing of the version that it makes."""
@@ -175,12 +178,12 @@ class Executor(Generic[State]):
     def _has_ended(self, command: Command, _: asyncio.Task[Result]) -> None:
         self._ended.put_nowait(command)
 
-    async def _version(self, making: Train | Publish) -> tuple[ScheduleEvent, Result]:
+    async def _version(self, making: Train | Publish) -> ScheduleEvent:
         """Wait for a version alone: what it leads to is decided before anything else that has ended is looked at."""
-        result = await self._tasks[making]
+        await self._tasks[making]
         del self._tasks[making]
-        round_ = making.round if isinstance(making, Train) else making.aggregation.clock
-        return ScheduleEvent("version", round_), result
+        self._making = None
+        return ScheduleEvent("version", making.round if isinstance(making, Train) else making.aggregation.clock)
 
     async def _next(self) -> tuple[ScheduleEvent, Result]:
         """The next event: the next one of the order that is followed, else whatever ends first."""
@@ -242,7 +245,7 @@ class Executor(Generic[State]):
             self._drop_tasks()
         step = self._schedule.step(self._state, event)
         self._state = step.state
-        self._due += step.commands
+        self._add(step.commands)
         self._commands.happened(event, result, step)
 
     def _drop_tasks(self) -> None:
@@ -250,7 +253,7 @@ class Executor(Generic[State]):
         for task in self._tasks.values():
             task.cancel()
         self._dropped += self._tasks.values()
-        self._tasks, self._due = {}, ()
+        self._tasks, self._due, self._making = {}, (), None
 
 
 def _number(command: Command) -> int:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from marless.app.cli.main import main
 from marless.jobs.scaling.base import SCALING_POLICIES
-from marless.jobs.schedules import registry as schedules
+from marless.jobs.schedules.base import SCHEDULES
 from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
@@ -30,7 +30,7 @@ JOB = {
 }
 NAMED = {
     "algorithm": algorithms.algorithm(JOB["algorithm"]["name"]).config_type,
-    "schedule": schedules.schedule("synchronous").config_type,
+    "schedule": SCHEDULES.find("synchronous").config_type,
     "scaling": SCALING_POLICIES.find("gns").config_type,
     "sharing": SHARING_POLICIES.find("fixed").config_type,
 }

@@ -7,9 +7,8 @@ import pytest
 
 from marless.core.errors import InternalError, SpecError
 from marless.cost.simulation.virtual import VirtualRun
-from marless.jobs.schedules.base import RollOut, Train, is_due
+from marless.jobs.schedules.base import SCHEDULES, RollOut, Train, is_due, made
 from marless.jobs.schedules.contract import check_schedule
-from marless.jobs.schedules.registry import SCHEDULES, made, schedule
 from marless.jobs.schedules.rounds import (
     PIPELINED,
     SYNCHRONOUS,
@@ -26,7 +25,7 @@ from tests.unit.cost.estimates.runs import spec_of
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES.modules))
 def test_ours_keep_the_contract(name):
-    kind = schedule(name)
+    kind = SCHEDULES.find(name)
     check_schedule(kind.make(kind.config_type(name=name)))
 
 
@@ -164,9 +163,9 @@ def test_a_job_names_its_schedule():
 def test_schedules_know_nothing_of_services():
     heavy = ("grpc", "google.protobuf", "torch", "numpy", "redis", "services")
     code = (
-        "import sys, marless.jobs.schedules.registry as r, marless.cost.simulation.virtual\n"
+        "import sys, marless.jobs.schedules.base as r, marless.cost.simulation.virtual\n"
         "import marless.jobs.schedules.contract\n"
-        "[r.schedule(name) for name in r.SCHEDULES.modules]\n"
+        "[r.SCHEDULES.find(name) for name in r.SCHEDULES.modules]\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
