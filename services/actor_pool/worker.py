@@ -194,17 +194,15 @@ class Actor:
         size = sum(view.nbytes for view in views)
         if self._relay and size <= SMALL_BYTES and await self._relay.upload(header, views):
             return size
-        sink = self._sink(task.settings.sink)
+        address = task.settings.sink
+        if address not in self._sinks:
+            self._sinks[address] = Peer(address, self._security, "learner_pool")
+        sink = self._sinks[address]
         name, response = "LearnerPoolService/Upload", learner_pool_pb2.UploadResponse
         await retry(
             lambda: sink.send(name, header, views, response, timeout_s=UPLOAD_TIMEOUT_S), patience_s=UPLOAD_PATIENCE_S
         )
         return size
-
-    def _sink(self, address: str) -> Peer:
-        if address not in self._sinks:
-            self._sinks[address] = Peer(address, self._security, "learner_pool")
-        return self._sinks[address]
 
 
 def _env_key(task: actor_pool_pb2.RolloutTask) -> EnvKey:

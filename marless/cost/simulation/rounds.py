@@ -91,7 +91,8 @@ def rebuild(
     learners = [each for each in recorded.invocations if each.function not in WHOLE]
     if not _same_update(source, plan):
         learners = _learners(source, plan, env_steps)
-        update_s = _span(learners) + around.update
+        hosts = [each for each in learners if each.function == HOST]
+        update_s = cluster.span(hosts or learners) + around.update
     evaluations, evaluation_s = _evaluations(recorded, update_s)
     later, timelines = timelines.after(
         replace(recorded.phases, rollout=recorded_rollout_s),
@@ -329,8 +330,3 @@ def _around(inner: Sequence[InvocationRecord]) -> InvocationRecord:
 
 def _vcpu_s(invocations: Iterable[InvocationRecord]) -> float:
     return sum(max(each.vcpu_s, 0.0) for each in invocations)
-
-
-def _span(invocations: Sequence[InvocationRecord]) -> float:
-    """Seconds from the queueing of the first learner to the end of the last."""
-    return cluster.span([each for each in invocations if each.function == HOST] or invocations)

@@ -173,17 +173,15 @@ class Stellaris:
     def _started(self, state: Overlapping) -> Step[Overlapping]:
         """Start the learners and rollouts that are due."""
         state, learners = self._learners(self._fresh(state))
-        if not learners and not state.learning and state.queue.waiting and self._starved(state):
+        # True if no learner can start before gradients that wait become a version.
+        starved = not state.sampling and (self.config.barrier or not self._admitted(state))
+        if not learners and not state.learning and state.queue.waiting and starved:
             # No event can come that would make the rule of aggregation fire: they become a
             # version, or the job stands still.
             outcome = self._aggregator.release(state.queue)
             return self._published(replace(state, queue=outcome.queue), outcome.aggregation)
         state, rollouts = self._rollouts(state)
         return Step(state, (*learners, *rollouts))
-
-    def _starved(self, state: Overlapping) -> bool:
-        """True if no learner can start before gradients that wait become a version."""
-        return not state.sampling and (self.config.barrier or not self._admitted(state))
 
     def _fresh(self, state: Overlapping) -> Overlapping:
         """Drop the rollouts that are too old."""

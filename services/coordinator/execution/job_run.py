@@ -192,7 +192,9 @@ class JobRun:
                 if plan.ending or self._cancellation.asked.is_set():
                     return plan.ending
                 await running.advance(plan)
-                self._note_success()
+                if self.status.reason != "training":
+                    self._show("training")
+                self._backoff.reset()
                 plan = self._planner.plan(self._journal.versions, ending(self._job.spec.stop, self._journal))
 
     def _executor(self) -> Executor[Any]:  # Any: each schedule has states of its own
@@ -246,12 +248,6 @@ class JobRun:
                 raise trouble
         self._show(doing(trouble))
         await self._backoff.wait(trouble)
-
-    def _note_success(self) -> None:
-        """Reset the backoff after a successful round."""
-        if self.status.reason != "training":
-            self._show("training")
-        self._backoff.reset()
 
     async def _recover(self) -> RoundPlan:
         """Recover the job, and plan its next round."""

@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager
 from marless.core.errors import ConflictError, InternalError, NotFoundError, StaleError
 from marless.core.group import Versions as VersionNumbers
 from marless.core.stopwatch import Stopwatch
-from marless.jobs.job import PreparedJob
 from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step
 from marless.jobs.schedules.events import ScheduleEvent, read
 from marless.jobs.schedules.overlapping import Overlapping, learner_of, makes_versions
@@ -70,8 +69,10 @@ class VersionCommands:
         self._since = PendingVersion()
         self._clocks = Clocks(context.job)
         self._versions = Versions(context, recovery=recovery, steps=steps, recorder=recorder, rolled_out=rolled_out)
-        self._gradients = StoredGradients(_scopes(context.job))
-        self._learner_publishes = makes_versions(context.job.spec.algorithm)
+        config = context.job.spec.algorithm
+        algorithm = algorithms.algorithm(config.name)
+        self._gradients = StoredGradients(len(scopes(algorithm, config, context.job.spaces)))
+        self._learner_publishes = makes_versions(config)
         self._made: GradientResult | None = None
         """By the newest learner, if it has published a version itself."""
         self._updating: Stopwatch | None = None
@@ -334,7 +335,3 @@ def _oldest(state: Overlapping) -> int:
     learning = (min(each.rollouts) for each in state.learning.values())
     waiting = (each.rollout for each in state.waiting)
     return min((*state.sampling, *waiting, *learning), default=state.rollouts)
-
-
-def _scopes(job: PreparedJob) -> int:
-    return len(scopes(algorithms.algorithm(job.spec.algorithm.name), job.spec.algorithm, job.spaces))

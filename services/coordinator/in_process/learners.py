@@ -73,11 +73,9 @@ class JobLearners:
         self._job = job
         self._store = store
         self._device = choose_device(job.spec.learner.device)[0]
-        self._held = [self._made(scope, replay) for scope in self._scopes()]
-
-    def _scopes(self) -> Sequence[Scope]:
-        config = self._job.spec.algorithm
-        return scopes(registry.algorithm(config.name), config, self._job.spaces)
+        config = job.spec.algorithm
+        learned = scopes(registry.algorithm(config.name), config, job.spaces)
+        self._held = [self._made(scope, replay) for scope in learned]
 
     def _made(self, scope: Scope, replay: Path) -> _Held:
         spec, spaces = self._job.spec, self._job.spaces
