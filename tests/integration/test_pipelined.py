@@ -1,5 +1,6 @@
 """Jobs whose rounds overlap: nothing that is interrupted or lost changes what they come to."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import count, pairwise
@@ -7,7 +8,7 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
-from marless.core.errors import CorruptError
+from marless.core.errors import CorruptError, UnreachableError
 from marless.cost.estimates.simulate import simulate
 from marless.jobs.explanation import changes
 from marless.jobs.job import prepare, schema_of
@@ -174,3 +175,31 @@ async def test_a_folder_whose_schedule_is_not_known_here_names_it(tmp_path):
     assert section in text
     path.write_text(text.replace(section, ""))  # of a version without schedules
     assert folder.load()[0].schedule.name == "synchronous"
+
+
+async def test_an_update_goes_on_when_the_rollout_beside_it_fails(cluster, tmp_path, undisturbed, monkeypatch):
+    """It is waited for alone: the round is recorded before the failure is looked at, and not updated once more."""
+    train, update, asked, failed = ServicePools.train, ServicePools.update, asyncio.Event(), asyncio.Event()
+    updated: list[int] = []
+
+    async def failing(pools, job_id, job, round_, **given):
+        if round_ == 2 and not failed.is_set():
+            await asked.wait()
+            failed.set()
+            raise UnreachableError("actor_pool: it is gone")
+        return await train(pools, job_id, job, round_, **given)
+
+    async def lasting(pools, job_id, *, round_, **given):
+        updated.append(round_)
+        if round_ == 1:
+            asked.set()
+            await failed.wait()
+        return await update(pools, job_id, round_=round_, **given)
+
+    monkeypatch.setattr(ServicePools, "train", failing)
+    monkeypatch.setattr(ServicePools, "update", lasting)
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    assert failed.is_set()
+    assert updated == list(range(len(updated)))
+    await same(folder, await undisturbed("ippo"))
