@@ -82,14 +82,10 @@ def parse(argv: Sequence[str] | None = None) -> CoordinatorConfig:
         bucket = places.parse(args.runs) if is_address(args.runs) else None
     except SpecError as error:
         parser.error(f"argument --runs: {error}")
-    runs = Path(args.runs)
-    if bucket:  # run folders on the disk are working copies of those in the bucket
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marless"
-        runs = Path(args.working_copies or home) / bucket.bucket / bucket.prefix
     return CoordinatorConfig(
         server=server_options(args),
         peers={service: getattr(args, service) for service in PEERS},
-        runs=runs,
+        runs=_working_copies(bucket, args.working_copies) if bucket else Path(args.runs),
         bucket=bucket,
         env_modules=args.env_modules,
         jobs=JobsOptions(
@@ -100,6 +96,11 @@ def parse(argv: Sequence[str] | None = None) -> CoordinatorConfig:
             only=args.only,
         ),
     )
+
+
+def _working_copies(bucket: Address, directory: str) -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marless"
+    return Path(directory or home) / bucket.bucket / bucket.prefix
 
 
 def _lease_s(text: str) -> float:

@@ -41,6 +41,10 @@ def test_a_coordinator_that_dies_after_its_store_has_lost_gradients_that_it_was_
     assert not simulate(seed, plan_of(seed)).problems
 
 
+def test_workers_that_are_killed_one_after_another_while_they_start() -> None:
+    assert not simulate(18750, plan_of(18750)).problems
+
+
 def test_a_pool_that_drops_the_replay_of_a_job_that_is_being_opened() -> None:
     """A request to close the job arrives a second time."""
     assert not simulate(6422, plan_of(6422)).problems
