@@ -48,8 +48,7 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
 @pytest.fixture(autouse=True)
 def _without_rounds(monkeypatch):
     """Jobs whose rollouts may be ahead of each other without bound."""
-    schedules = SimpleNamespace(made=lambda _: SimpleNamespace(ahead=MAX_COUNT))
-    monkeypatch.setattr("services.learner_pool.updates.schedules", schedules)
+    monkeypatch.setattr("services.learner_pool.updates.made", lambda _: SimpleNamespace(ahead=MAX_COUNT))
 
 
 @dataclass
