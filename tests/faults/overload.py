@@ -201,7 +201,7 @@ class _Submissions:
 
     def check(self) -> None:
         """Raises AssertionError unless each job that was accepted is there, and none that was refused."""
-        states = self._jobs[0].states()
+        states = self._jobs[0].index.states()
         assert states["CANCELLED"] == states.total() == self._accepted, f"{self._accepted:,} accepted, {dict(states)}"
 
 
