@@ -421,7 +421,7 @@ def forgets_a_release(self: Dispatcher, worker: object) -> None:
     worker.running = None
 
 
-def loses_the_cancelled(self: Dispatcher, worker, running, task) -> None:
+async def loses_the_cancelled(self: Dispatcher, worker, running, task) -> None:
     worker.lose()
 
 
@@ -484,7 +484,7 @@ SAYS = {
 MUTANTS = {
     "jobs do not take turns": (TurnsMachine, FairQueue, "add", keeps_no_order),
     "a worker is not given back": (DispatcherMachine, Dispatcher, "_release", forgets_a_release),
-    "a cancelled task loses its worker": (DispatcherMachine, Dispatcher, "_recall", loses_the_cancelled),
+    "a cancelled task loses its worker": (DispatcherMachine, Dispatcher, "_take_back", loses_the_cancelled),
     "who is cancelled in the queue stays there": (DispatcherMachine, Dispatcher, "_wait", forgets_nobody),
     "a queue without a bound": (
         DispatcherMachine,

@@ -197,7 +197,7 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
     whole, folder = new(tmp_path, **given), new(tmp_path, **given)
     await succeeded(cluster, whole)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.coordinator.execution.round_commands._update", dies)
+        patched.setattr("services.coordinator.execution.round_commands.RoundCommands._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
     async with dying(cluster, "actor_pool", "actor.carry.after:2"):
