@@ -46,11 +46,11 @@ class Line:
     """The largest relative error over the measurements."""
 
     def at(self, actors: float) -> float:
-        """Its value at this many actors."""
+        """The quantity at this many actors."""
         return self.fixed + self.each * actors
 
     def reaches(self, value: float) -> float:
-        """The number of actors at which it has this value; infinite if it never has."""
+        """The number of actors at which the quantity has this value; infinite if it never has."""
         return (value - self.fixed) / self.each if self.each > 0 else float("inf")
 
 

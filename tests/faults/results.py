@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from marless.jobs.record import RoundRecord
 from tests.faults.rig import Disturbed, Rig
 
+_serials = count()
 _FACTS = ("round", "env_steps", "actors", "groups", "versions", "returns", "evaluations", "metrics", "decisions")
 
 
@@ -54,7 +56,8 @@ def same(job: Disturbed, undisturbed: Result) -> None:
 
 async def undisturbed(rig: Rig, rounds: int) -> Result:
     """What the small job comes to when nothing befalls it."""
-    job = await rig.submit(f"undisturbed-{rounds}", rounds)
+    # Numbered: a name that was submitted before would be answered with the job of that name, which has ended.
+    job = await rig.submit(f"undisturbed-{next(_serials)}", rounds)
     await job.succeeded()
     assert set(job.trainings().values()) == {1}
     return result_of(job)

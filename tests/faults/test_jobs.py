@@ -112,7 +112,7 @@ async def test_kills_of_learners_that_remember_past_rounds(rig):
     ("prepare", "moments"), [(mid_update.of_two_scopes, ("half", "twice")), (mid_update.that_remembers, ("between",))]
 )
 async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
-    rounds = 15  # another test's reference job has 14
+    rounds = 15
     subject = await prepare(rig, rounds)
     figures = await mid_update.run(subject, 0, moments, times=len(moments), rounds=rounds)
     assert figures["kills"] == len(moments) + 1

@@ -24,14 +24,13 @@ MUTANTS = {
     "blind write": ("_PUBLISH", "if head ~= expected then", f"if head ~= expected and not ({SOME}) then"),
     "no fencing": ("_PUBLISH", "if epoch < newest then", "if false then"),
     "spurious refusal": ("_PUBLISH", "if head ~= expected then", f"if head ~= expected or ({SOME}) then"),
-    "stale refusal": ("_PUBLISH", "refuse('conflict', head)", "refuse('conflict', math.max(head - 1, 0))"),
+    "stale refusal": ("_PUBLISH", "refuse('conflict', head)", "refuse('conflict', math.max(head - 1, 1))"),
     "lost write": ("_PUBLISH", "return refuse('conflict', head)\nend", f"""
         return refuse('conflict', head)
         end
         if {SOME} then return refuse('published', head + 1) end"""),
     "forgotten request": ("_PUBLISH", "if before then", "if false then"),
-    "epoch twice": ("_ACQUIRE_EPOCH", "redis.call('HINCRBY', fence, 'epoch', 1)", """
-        redis.call('HINCRBY', fence, 'epoch', redis.call('HLEN', fence) % 2)"""),
+    "epoch twice": ("_ACQUIRE_EPOCH", "'epoch') or 0) + 1", "'epoch') or 0) + (redis.call('HLEN', fence) + 1) % 2"),
 }  # fmt: skip
 QUICK = ("stale read",)
 
