@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from marless.core.errors import SpecError, StaleError, UnreachableError
+from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
 from marless.jobs.schedules.events import read
 from marless.rpc.param_store import ParamStore
@@ -181,6 +182,21 @@ async def test_a_coordinator_that_is_killed_while_the_store_loses_everything(
     check(folder, lost=True)
     assert min(used[4:]) > max(before)
     assert folder.read_status().epoch == max(used)
+
+
+async def test_a_repetition_whose_store_loses_everything_says_so(cluster, tmp_path, kill_at, redis_url):
+    """It cannot come to the weights of its run any more, and must not come to others without a word."""
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    again = created(tmp_path / "again", replayed(folder.load()[0], list(folder.records())))
+    kill_at("coordinator.record.after", 4)
+    with pytest.raises(KilledError):
+        await go_on(again, cluster.pools)
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(*redis.keys("marless:{again}:*"))
+    run = await go_on(again, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert "what was under way has been lost" in run.status.reason
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Resumed(Generic[State]):
     """Commands to be started: all that are under way in this state, because none of them is here."""
     happened: int
     """How many events of those that an order may have are behind it."""
+    restarted: bool = False
+    """True if the last of them is a restart that has happened just now, because what was under way is lost."""
 
 
 class Commands(Protocol[State]):
@@ -119,8 +121,13 @@ class Executor(Generic[State]):
         resumed = await self._commands.resume()
         self._state = resumed.state
         self._add(resumed.due)
-        for _ in range(min(resumed.happened, len(self._order))):
-            self._order.popleft()
+        repeated = [self._order.popleft() for _ in range(min(resumed.happened, len(self._order)))]
+        # A repetition that went on from here would come to other weights, perhaps without another event that differs.
+        if resumed.restarted and len(repeated) == resumed.happened and repeated[-1].kind != "restart":
+            raise SpecError(
+                f"schedule.order: {repeated[-1]} is to happen next, and what was under way has been lost with its "
+                "store; the runs differ; start the repetition once more"
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -92,7 +92,7 @@ class VersionCommands:
         recovery.forgotten()
         # The numbers of what is lost are given to other work only now that the disk no longer names them.
         restarted = self._apply(step, ScheduleEvent("restart"))
-        return Resumed(restarted.state, restarted.commands, happened + 1)
+        return Resumed(restarted.state, restarted.commands, happened + 1, restarted=True)
 
     def _follow_records(self) -> tuple[Step[Overlapping], int]:
         """The state after the recorded events, and their number."""
