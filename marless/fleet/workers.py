@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from marless.core.errors import SpecError, UnreachableError
@@ -21,11 +21,13 @@ from marless.core.stopwatch import Stopwatch
 from marless.fleet.machines import Presence
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2 as pb
+from marless.rpc.v1 import hosts_pb2
 
 HELLO_S = 10.0
-"""Seconds within which a worker's first message must arrive."""
+"""Seconds within which the first message of a worker or a host must arrive."""
 MAX_UNEXPECTED = 100
 """Most unexpected results in one stream: a few may be late, but a worker that sends more is faulty."""
+Greeting = TypeVar("Greeting", pb.WorkerMessage, hosts_pb2.HostMessage)
 Send = Callable[[pb.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
 
@@ -96,8 +98,8 @@ class Worker:
         self.running.set_result(result)
 
 
-async def hello_of(messages: AsyncIterator[pb.WorkerMessage]) -> pb.WorkerHello:
-    """Read a worker's hello, the first message of its stream.
+async def first_of(messages: AsyncIterator[Greeting], who: str) -> Greeting:
+    """The first message of a stream, which holds a hello; `who` sends it, for messages.
 
     Raises UnreachableError if none arrives in time, SpecError for any other message.
     """
@@ -107,9 +109,15 @@ async def hello_of(messages: AsyncIterator[pb.WorkerMessage]) -> pb.WorkerHello:
     except TimeoutError:
         raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
     if first is None or not first.HasField("hello"):
-        raise SpecError("a worker's stream starts with its hello")
-    check_text("a worker's name", first.hello.worker)
-    return first.hello
+        raise SpecError(f"{who}'s stream starts with its hello")
+    return first
+
+
+async def hello_of(messages: AsyncIterator[pb.WorkerMessage]) -> pb.WorkerHello:
+    """Read a worker's hello; raises the errors of `first_of`."""
+    hello = (await first_of(messages, "a worker")).hello
+    check_text("a worker's name", hello.worker)
+    return hello
 
 
 def machine_of(hello: pb.WorkerHello) -> Machine:

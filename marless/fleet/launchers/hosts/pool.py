@@ -13,11 +13,11 @@ from typing import Protocol, runtime_checkable
 
 import grpc
 
-from marless.core.errors import SpecError, UnauthenticatedError, UnreachableError, shown
+from marless.core.errors import SpecError, UnauthenticatedError, shown
 from marless.core.limits import MAX_ACTORS, MAX_NAME
 from marless.core.log import structlog
 from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome, WorkerProgram
-from marless.fleet.workers import HELLO_S, either
+from marless.fleet.workers import either, first_of
 from marless.rpc.admission import Streams
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import hosts_pb2 as pb
@@ -237,14 +237,7 @@ class Hosts:
 
 
 async def _hello_of(messages: Messages) -> pb.HostHello:
-    try:
-        async with asyncio.timeout(HELLO_S):
-            first = await anext(messages, None)
-    except TimeoutError:
-        raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
-    if first is None or not first.HasField("hello"):
-        raise SpecError("a host's stream starts with its hello")
-    hello = first.hello
+    hello = (await first_of(messages, "a host")).hello
     check_text("a host's name", hello.host)
     check_number("the vCPUs of a host", hello.vcpus)
     if not 0 <= hello.slots <= MAX_ACTORS or hello.vcpus > MAX_ACTORS or not hello.ticket:
