@@ -2,6 +2,7 @@
 
 import pytest
 
+from marless.core.errors import SpecError
 from marless.jobs.schedules.base import made
 from marless.jobs.schedules.contract import check_schedule
 from tests.integration.running import KilledError, check_replay, created, go_on, succeeded
@@ -25,3 +26,10 @@ async def test_versions_are_made_as_it_says_and_it_is_followed_after_a_kill(clus
     assert len(records) == ROUNDS
     assert min(gradients[2:]) < 3
     await check_replay(cluster, folder, tmp_path / "again")
+
+
+async def test_an_algorithm_whose_learner_makes_versions_by_itself_is_refused(cluster):
+    with pytest.raises(
+        SpecError, match="warm makes versions of gradients, and the learner of algorithm vdn"
+    ):
+        spec_of(**EVERYTHING | {"algorithm": {"name": "vdn"}, "schedule": {"name": "warm"}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator
 
@@ -22,7 +22,7 @@ SCOPE = "team"
 
 
 class OverlappingConfig(ScheduleConfig):
-    """Base of their configs. `batch` and `learners` are fields of each, or constants."""
+    """Base of their configs, for schedules that make versions of gradients; see `fitted` for others."""
 
     overlapping: ClassVar[bool] = True
     batch: int = Field(1, ge=1, le=4096, description="rollouts that a learner computes one gradient from")
@@ -50,6 +50,19 @@ class OverlappingConfig(ScheduleConfig):
         except SpecError as error:
             raise ValueError(str(error)) from None
         return order
+
+    def fitted(self, algorithm: AlgorithmConfig) -> Self:
+        """Refuse algorithms whose learner makes each version by itself.
+
+        A schedule that has one learner at a time, and publishes each of its results alone, may take them: it overrides
+        this.
+        """
+        if makes_versions(algorithm):
+            raise ValueError(
+                f"name {self.name} makes versions of gradients, and the learner of algorithm {algorithm.name} makes "
+                "each version by itself; use schedule.name stellaris, or one that trains in rounds"
+            )
+        return self
 
     @property
     def to_repeat(self) -> tuple[ScheduleEvent, ...]:
