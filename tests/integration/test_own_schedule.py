@@ -29,7 +29,5 @@ async def test_versions_are_made_as_it_says_and_it_is_followed_after_a_kill(clus
 
 
 async def test_an_algorithm_whose_learner_makes_versions_by_itself_is_refused(cluster):
-    with pytest.raises(
-        SpecError, match="warm makes versions of gradients, and the learner of algorithm vdn"
-    ):
+    with pytest.raises(SpecError, match="warm makes versions of gradients, and the learner of algorithm vdn"):
         spec_of(**EVERYTHING | {"algorithm": {"name": "vdn"}, "schedule": {"name": "warm"}})
