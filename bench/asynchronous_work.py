@@ -236,7 +236,6 @@ class Functions:
         self._gradients: dict[int, Mapping[str, Arrays]] = {}
 
     def do(self, command: Command) -> None:
-        """See `Work`."""
         training = self._training
         match command:
             case RollOut(number, _):
