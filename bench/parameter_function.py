@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -29,12 +29,13 @@ from marless.learning.aggregation import gradient_file
 from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.nets import serial
 from marless.rpc import gradients
-from marless.rpc.param_store import AggregationReply, ParamStore, PolicyWrite, WeightedGradient
+from marless.rpc.param_store import Aggregation, AggregationReply, ParamStore, PolicyWrite, WeightedGradient
 
 POLICY = "agents"
 LEARNERS = 4
 """Gradients of each aggregation."""
 WARM_UP = 10
+STEPS = IPPOConfig.model_validate({}).net_steps(0)
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ async def _publish(store: ParamStore, job: str, number: int, data: bytes) -> Wei
 
 async def _alone(store: ParamStore, job: str, head: int, rounds: int, files: list[bytes]) -> list[AggregationReply]:
     """So many aggregations, each after its gradients have been published."""
-    made, steps = [], IPPOConfig.model_validate({}).net_steps(0)
+    made = []
     for version in range(head, head + rounds):
         first = 10**6 + LEARNERS * version
         sent = [await _publish(store, job, first + slot, data) for slot, data in enumerate(files)]
-        made.append(await store.aggregate(job, 1, version, {POLICY: version}, sent, steps))
+        made.append(await store.aggregate(_of(job, version, sent)))
     return made
 
 
@@ -118,13 +119,17 @@ async def _aggregations(
     store: ParamStore, job: str, head: int, rounds: int, waiting: asyncio.Queue[_Sent]
 ) -> tuple[list[AggregationReply], float]:
     """So many aggregations, and the seconds that publishing their gradients took."""
-    made, publish_s, steps = [], 0.0, IPPOConfig.model_validate({}).net_steps(0)
+    made, publish_s = [], 0.0
     for version in range(head, head + rounds):
         sent = [await waiting.get() for _ in range(LEARNERS)]
         publish_s += sum(each.publish_s for each in sent)
-        found = [each.gradient for each in sent]
-        made.append(await store.aggregate(job, 1, version, {POLICY: version}, found, steps))
+        made.append(await store.aggregate(_of(job, version, [each.gradient for each in sent])))
     return made, publish_s
+
+
+def _of(job: str, version: int, sent: Sequence[WeightedGradient]) -> Aggregation:
+    """The aggregation that makes the version after this one."""
+    return Aggregation(job=job, epoch=1, round=version, heads={POLICY: version}, gradients=sent, steps=STEPS)
 
 
 def _cpu_s() -> float:

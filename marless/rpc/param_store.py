@@ -7,8 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from marless.core.errors import CorruptError, OverloadedError, UnavailableError
@@ -50,17 +49,52 @@ class WeightedGradient:
     """In (0, 1]."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """Gradients that are to become the next versions of policies."""
+
+    job: str
+    epoch: int
+    """Of the coordinator that asks."""
+    round: int
+    """That the new versions are of."""
+    heads: Mapping[str, int]
+    """The present version of each policy and joint critic that gets a next one; 0 if it is new, and has a source."""
+    sources: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Name and present version of another policy, by each policy whose next version starts from it."""
+    gradients: Sequence[WeightedGradient]
+    """In order of arrival; together, the parts of each have a gradient of every policy in `heads`."""
+    discarded: Mapping[str, int] = field(default_factory=dict)
+    """Gradients that are removed without being applied; those that do not exist are ignored."""
+    steps: Mapping[str, NetStep]
+    """The step of each net; see `AlgorithmConfig.net_steps`."""
+    separate: bool = False
+    """One step for each gradient, instead of one for their weighted mean."""
+    keep: int = 0
+    """Newest versions of each policy that are kept, if that is more than the store keeps."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """All parts of all gradients."""
+        return {name: version for each in self.gradients for name, version in each.parts.items()}
+
+    @property
+    def req_ids(self) -> dict[str, str]:
+        """The idempotency key of each next version."""
+        return {policy: publish_key(self.job, self.round, policy) for policy in self.heads}
+
+
 @dataclass(frozen=True)
 class AggregationReply:
     """What an aggregation has published."""
 
     versions: Mapping[str, int]
     """The new versions by policy."""
-    start_s: float
+    start_s: float = 0.0
     """When it began, Unix time in seconds; 0 if the round had been published before."""
-    end_s: float
-    vcpu_s: float
-    """CPU seconds used."""
+    end_s: float = 0.0
+    vcpu_s: float = 0.0
+    """CPU seconds of the computation."""
 
 
 @dataclass(frozen=True)
@@ -135,36 +169,12 @@ class PolicyStore(Protocol):
         """
         ...
 
-    async def aggregate(  # noqa: PLR0913  # the fields of one request
-        self,
-        job: str,
-        epoch: int,
-        round: int,  # noqa: A002
-        heads: Mapping[str, int],
-        gradients: Sequence[WeightedGradient],
-        steps: Mapping[str, NetStep],
-        *,
-        separate: bool = False,
-        discarded: Mapping[str, int] = MappingProxyType({}),
-        sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
-        keep: int = 0,
-    ) -> AggregationReply:
+    async def aggregate(self, wanted: Aggregation) -> AggregationReply:
         """Apply gradients to policies, publish the next versions and remove the gradients: all of it, or nothing.
 
-        Args:
-            job: Name of the job.
-            epoch: Of the coordinator that asks.
-            round: That the new versions are of. Repeated for a round that was published, it only returns its versions.
-            heads: The present version of every policy and joint critic that gets a next one; 0 for a new policy.
-            gradients: In order of arrival; together, the parts of each have a gradient of every policy in `heads`.
-            steps: The step of each net; see `AlgorithmConfig.net_steps`.
-            separate: One step for each gradient, instead of one for their weighted mean.
-            discarded: Gradients that are removed without being applied; those that do not exist are ignored.
-            sources: Name and present version of another policy, by each policy whose next version starts from it.
-            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
-
-        Raises ConflictError if a head is not the expected one, NotFoundError, naming it, if a gradient is not there,
-        SpecError if one does not fit its policy or the result is not finite, and the errors of `publish`.
+        Repeated for a round that was published, it only returns its versions. Raises ConflictError if a head is not the
+        expected one, NotFoundError, naming it, if a gradient is not there, SpecError if one does not fit its policy or
+        the result is not finite, and the errors of `publish`.
         """
         ...
 
@@ -233,32 +243,20 @@ class ParamStore:
         )
         return {each.policy: each.version for each in response.versions}
 
-    async def aggregate(  # noqa: PLR0913  # the fields of one request
-        self,
-        job: str,
-        epoch: int,
-        round: int,  # noqa: A002
-        heads: Mapping[str, int],
-        gradients: Sequence[WeightedGradient],
-        steps: Mapping[str, NetStep],
-        *,
-        separate: bool = False,
-        discarded: Mapping[str, int] = MappingProxyType({}),
-        sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
-        keep: int = 0,
-    ) -> AggregationReply:
+    async def aggregate(self, wanted: Aggregation) -> AggregationReply:
         request = param_store_pb2.AggregateRequest(
-            job=job,
-            epoch=epoch,
-            round=round,
-            policies=_pairs(heads),
+            job=wanted.job,
+            epoch=wanted.epoch,
+            round=wanted.round,
+            policies=_pairs(wanted.heads),
             gradients=(
-                param_store_pb2.WeightedGradient(parts=_pairs(each.parts), weight=each.weight) for each in gradients
+                param_store_pb2.WeightedGradient(parts=_pairs(each.parts), weight=each.weight)
+                for each in wanted.gradients
             ),
-            discarded=_pairs(discarded),
+            discarded=_pairs(wanted.discarded),
             sources={
                 policy: common_pb2.PolicyVersion(policy=name, version=version)
-                for policy, (name, version) in sources.items()
+                for policy, (name, version) in wanted.sources.items()
             },
             steps={
                 prefix: param_store_pb2.NetStep(
@@ -270,10 +268,10 @@ class ParamStore:
                     if step.returns
                     else None,
                 )
-                for prefix, step in steps.items()
+                for prefix, step in wanted.steps.items()
             },
-            separate=separate,
-            keep=keep,
+            separate=wanted.separate,
+            keep=wanted.keep,
         )
         made = await retry(
             lambda: self._peer.call(self._stub.Aggregate, request, timeout_s=self._transfer_s),

@@ -21,8 +21,9 @@ from itertools import islice
 from marless.core.errors import ConflictError, NotFoundError, SpecError, TooLargeError, shown
 from marless.core.limits import MAX_COUNT, MAX_KEPT, MAX_POLICIES
 from marless.core.state import NetStep, ReturnScale
-from marless.rpc import gradients, param_store
+from marless.rpc import gradients
 from marless.rpc.concurrency import to_the_end
+from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from services.param_store.blobs import HASH_INLINE_BYTES, BlobUploads
@@ -33,50 +34,6 @@ STATE = ("acting", "learning")
 """The parts of a policy that change; its next version has no other."""
 PREFIXES = frozenset({"policy", "critic"})
 """The nets that take steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AggregationTask:
-    """What is to be aggregated."""
-
-    job: str
-    epoch: int
-    round: int
-    heads: Mapping[str, int]
-    """The present version of every policy that gets a next one; 0 for a new one, which has a source."""
-    sources: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Names and versions of other policies, by the policies whose next versions start from them."""
-    gradients: Sequence[Mapping[str, int]]
-    """Versions by the names of each gradient's parts, in order of arrival."""
-    weights: Sequence[float]
-    """One for each gradient, in (0, 1]."""
-    discarded: Sequence[str]
-    """Names of gradients that are removed without having been applied."""
-    steps: Mapping[str, NetStep]
-    separate: bool
-    keep: int
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """All parts of all gradients."""
-        return {name: version for each in self.gradients for name, version in each.items()}
-
-    @property
-    def req_ids(self) -> dict[str, str]:
-        """The idempotency key of each next version."""
-        return {policy: param_store.publish_key(self.job, self.round, policy) for policy in self.heads}
-
-
-@dataclass(frozen=True)
-class AggregationResult:
-    """The result of an aggregation."""
-
-    versions: Mapping[str, int]
-    start_s: float = 0.0
-    """Unix time; 0 if the round had been published before."""
-    end_s: float = 0.0
-    vcpu_s: float = 0.0
-    """CPU seconds of the computation."""
 
 
 @dataclass
@@ -106,7 +63,7 @@ class Aggregator:
         self._uploads = uploads
         self._turns = _Turns()
 
-    async def run(self, wanted: AggregationTask) -> AggregationResult:
+    async def run(self, wanted: Aggregation) -> AggregationReply:
         """Aggregate, unless the round has been published already.
 
         Raises ConflictError if a head is not the expected one, NotFoundError for a gradient that does not exist,
@@ -119,11 +76,11 @@ class Aggregator:
                 return await self._aggregated(wanted)
             except (ConflictError, NotFoundError):  # so it is if the round has been published
                 if done := await self._store.published(wanted.job, wanted.req_ids):
-                    return AggregationResult(done)
+                    return AggregationReply(done)
                 await self._present(wanted)  # else Redis may have lost the published round between the two reads
                 raise
 
-    async def _aggregated(self, wanted: AggregationTask) -> AggregationResult:
+    async def _aggregated(self, wanted: Aggregation) -> AggregationReply:
         start_s = time.time()
         starts, parts = await self._present(wanted)
         state_bytes, gradient_bytes = _bytes(starts, STATE), _bytes(parts, (gradients.PART,))
@@ -142,12 +99,12 @@ class Aggregator:
                 round=wanted.round,
                 writes=writes,
                 applied=wanted.parts,
-                discarded=wanted.discarded,
+                discarded=tuple(wanted.discarded),
                 keep=wanted.keep,
             )
-        return AggregationResult(versions, start_s, time.time(), vcpu_s)
+        return AggregationReply(versions, start_s, time.time(), vcpu_s)
 
-    async def _present(self, wanted: AggregationTask) -> tuple[list[VersionMetadata], list[VersionMetadata]]:
+    async def _present(self, wanted: Aggregation) -> tuple[list[VersionMetadata], list[VersionMetadata]]:
         """What each policy starts from, and the parts of the gradients, read at one moment with the heads."""
         sources = dict.fromkeys(wanted.sources.values())
         named = [*((name, 0) for name in wanted.heads), *sources, *wanted.parts.items()]
@@ -174,7 +131,7 @@ class Aggregator:
 
     async def _computed(
         self,
-        wanted: AggregationTask,
+        wanted: Aggregation,
         starts: Sequence[VersionMetadata],
         parts: Sequence[VersionMetadata],
         read_bytes: int,
@@ -193,12 +150,13 @@ def _bytes(versions: Sequence[VersionMetadata], names: Sequence[str]) -> int:
 
 
 def _compute(
-    wanted: AggregationTask, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
+    wanted: Aggregation, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
 ) -> tuple[list[Write], float]:
     from services.param_store.parameter_function import next_versions  # imported here, because of NumPy
 
-    files = [{name: data[name] for name in each} for each in wanted.gradients]
-    made, vcpu_s = next_versions(states, files, wanted.weights, wanted.steps, wanted.separate)
+    files = [{name: data[name] for name in each.parts} for each in wanted.gradients]
+    weights = [each.weight for each in wanted.gradients]
+    made, vcpu_s = next_versions(states, files, weights, wanted.steps, wanted.separate)
     req_ids = wanted.req_ids
     writes = [
         Write(policy, wanted.heads[policy], req_ids[policy], each.parts, each.blobs) for policy, each in made.items()
@@ -206,7 +164,7 @@ def _compute(
     return writes, vcpu_s
 
 
-def aggregation_of(request: param_store_pb2.AggregateRequest) -> AggregationTask:
+def aggregation_of(request: param_store_pb2.AggregateRequest) -> Aggregation:
     """The aggregation that is asked for; raises SpecError for what cannot be one."""
     check_name("job", request.job)
     check_number("epoch", request.epoch)
@@ -231,15 +189,14 @@ def aggregation_of(request: param_store_pb2.AggregateRequest) -> AggregationTask
         check_number(f"the number of parts of gradient {number}", len(each.parts), 1, MAX_POLICIES)
         if not 0 < each.weight <= 1:
             raise SpecError(f"the weight of gradient {number} is {each.weight:g}; it is above 0 and at most 1")
-    return AggregationTask(
+    return Aggregation(
         job=request.job,
         epoch=request.epoch,
         round=request.round,
         heads=heads,
         sources=sources,
-        gradients=parts,
-        weights=[each.weight for each in request.gradients],
-        discarded=tuple(discarded),
+        gradients=[WeightedGradient(each, sent.weight) for each, sent in zip(parts, request.gradients, strict=True)],
+        discarded=discarded,
         steps=_steps(request),
         separate=request.separate,
         keep=request.keep,

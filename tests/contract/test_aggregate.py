@@ -6,8 +6,9 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,13 +32,13 @@ from marless.learning.aggregation.applying import Matrices, applied
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from marless.rpc.client import Peer
-from marless.rpc.param_store import LATEST, AggregationReply, ParamStore, PolicyWrite, WeightedGradient
+from marless.rpc.param_store import LATEST, Aggregation, AggregationReply, ParamStore, PolicyWrite, WeightedGradient
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.param_store import aggregation
 from services.param_store.__main__ import build
-from services.param_store.aggregation import AggregationTask, Aggregator
+from services.param_store.aggregation import Aggregator
 from services.param_store.blobs import BlobPart, BlobUploads
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write
@@ -96,6 +97,21 @@ async def leave(
     return WeightedGradient(versions, weight)
 
 
+async def aggregate(  # what most tests give, in one line
+    store: ParamStore,
+    job: str,
+    epoch: int,
+    round_: int,
+    heads: Mapping[str, int],
+    sent: Sequence[WeightedGradient],
+    steps: Mapping[str, NetStep],
+    **given: Any,
+) -> AggregationReply:
+    return await store.aggregate(
+        Aggregation(job=job, epoch=epoch, round=round_, heads=heads, gradients=sent, steps=steps, **given)
+    )
+
+
 async def state_of(store: ParamStore, job: str, name: str = "a", version: int = LATEST) -> PolicyState:
     blobs = (await store.get(job, {name: version}, ("acting", "learning")))[name].blobs
     return serial.decode(bytes(blobs["acting"]), bytes(blobs["learning"]))
@@ -120,7 +136,7 @@ async def keys_of_gradients(redis: Redis, job: str) -> list[bytes]:
 async def test_one_gradient_by_hand(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 7, {"a": of_policy(4.0, -2.0)})
-    made = await store.aggregate(job, 1, 5, {"a": 1}, [gradient], STEPS)
+    made = await aggregate(store, job, 1, 5, {"a": 1}, [gradient], STEPS)
     assert made.versions == {"a": 2}
     assert 0 < made.start_s <= made.end_s
     assert made.vcpu_s > 0
@@ -144,7 +160,7 @@ async def test_it_computes_what_the_library_computes(store, job, separate):
         }
         left.append(each)
         sent.append(await leave(store, job, number, each, weight))
-    made = await store.aggregate(job, 1, 0, {"a": 1, "b/x": 1}, sent, BOTH, separate=separate)
+    made = await aggregate(store, job, 1, 0, {"a": 1, "b/x": 1}, sent, BOTH, separate=separate)
     assert made.versions == {"a": 2, "b/x": 2}
     for name, before in states.items():
         expected = applied(before, [each[name] for each in left], weights, BOTH, separate=separate)
@@ -158,7 +174,7 @@ async def test_target_nets_follow(store, job):
     await begin(store, job, a=before)
     gradient = await leave(store, job, 0, {"a": of_policy(4.0, -2.0)})
     steps = {"policy": replace(STEP, target_steps=1)}
-    await store.aggregate(job, 1, 0, {"a": 1}, [gradient], steps)
+    await aggregate(store, job, 1, 0, {"a": 1}, [gradient], steps)
     found = await state_of(store, job)
     assert found.learning["policy.target"].tolist() == flat(found)
 
@@ -168,14 +184,14 @@ async def test_a_gradient_may_have_a_part_of_each_scope(store, job):
     one = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)}, scope=0)
     other = await leave(store, job, 0, {"b": of_policy(-1.0)}, scope=1)
     whole = WeightedGradient({**one.parts, **other.parts}, 1.0)
-    assert (await store.aggregate(job, 1, 0, {"a": 1, "b": 1}, [whole], STEPS)).versions == {"a": 2, "b": 2}
+    assert (await aggregate(store, job, 1, 0, {"a": 1, "b": 1}, [whole], STEPS)).versions == {"a": 2, "b": 2}
     assert flat(await state_of(store, job, "b")) == pytest.approx([2.1])
     twice = [
         await leave(store, job, 1, {"a": of_policy(1.0, 1.0), "b": of_policy(1.0)}, scope=scope) for scope in (0, 1)
     ]
     with pytest.raises(SpecError, match="both have a gradient of 'a'"):
         whole = WeightedGradient({name: version for each in twice for name, version in each.parts.items()}, 1.0)
-        await store.aggregate(job, 1, 1, {"a": 2, "b": 2}, [whole], STEPS)
+        await aggregate(store, job, 1, 1, {"a": 2, "b": 2}, [whole], STEPS)
 
 
 async def test_a_policy_may_start_from_another_one(store, job):
@@ -183,12 +199,12 @@ async def test_a_policy_may_start_from_another_one(store, job):
     await begin(store, job, **states)
     gradient = await leave(store, job, 0, {name: of_policy(1.0, -1.0) for name in ("a", "b", "new")})
     heads, sources = {"a": 1, "b": 1, "new": 0}, {"a": ("b", 1), "new": ("a", 1)}
-    made = await store.aggregate(job, 1, 0, heads, [gradient], STEPS, sources=sources)
+    made = await aggregate(store, job, 1, 0, heads, [gradient], STEPS, sources=sources)
     assert made.versions == {"a": 2, "b": 2, "new": 1}
     for name, source in (("a", "b"), ("b", "b"), ("new", "a")):
         expected = applied(states[source], [of_policy(1.0, -1.0)], [1.0], STEPS)
         assert same(await state_of(store, job, name), expected)
-    again = await store.aggregate(job, 1, 0, heads, [gradient], STEPS, sources=sources)
+    again = await aggregate(store, job, 1, 0, heads, [gradient], STEPS, sources=sources)
     assert again.versions == made.versions
 
 
@@ -196,11 +212,11 @@ async def test_what_a_policy_starts_from_must_be_there(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)})
     with pytest.raises(NotFoundError, match="b"):
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS, sources={"a": ("b", 1)})
+        await aggregate(store, job, 1, 0, {"a": 1}, [gradient], STEPS, sources={"a": ("b", 1)})
     with pytest.raises(NotFoundError, match="no version any more"):
-        await store.aggregate(job, 1, 0, {"b": 1}, [gradient], STEPS, sources={"b": ("a", 1)})
+        await aggregate(store, job, 1, 0, {"b": 1}, [gradient], STEPS, sources={"b": ("a", 1)})
     with pytest.raises(ConflictError, match="is at version 1; this aggregation expects 0"):
-        await store.aggregate(job, 1, 0, {"a": 0}, [gradient], STEPS, sources={"a": ("a", 1)})
+        await aggregate(store, job, 1, 0, {"a": 0}, [gradient], STEPS, sources={"a": ("a", 1)})
     assert (await store.list(job)).policies["a"].versions == (1,)
 
 
@@ -212,10 +228,10 @@ async def test_gradients_are_gone_afterwards(store, job, redis):
     unused = await leave(store, job, 2, {"a": of_policy(9.0, 9.0)})
     kept = await leave(store, job, 3, {"a": of_policy(1.0, 1.0)})
     discarded = {**unused.parts, "gradient/99/0": 4}
-    await store.aggregate(job, 1, 0, {"a": 1}, [used[0], again], STEPS, discarded=discarded)
+    await aggregate(store, job, 1, 0, {"a": 1}, [used[0], again], STEPS, discarded=discarded)
     names = {key.decode().partition("}:")[2] for key in await keys_of_gradients(redis, job) if b":" in key}
     assert names == {"kept:gradient/3/0", "requests:gradient/3/0", "v:1:gradient/3/0"}
-    await store.aggregate(job, 1, 1, {"a": 2}, [kept], STEPS)
+    await aggregate(store, job, 1, 1, {"a": 2}, [kept], STEPS)
     assert await keys_of_gradients(redis, job) == []
     await store.delete_job(job)
     assert [key async for key in redis.scan_iter(f"*{job}*")] == [f"marless:{{{job}}}:fence".encode()]
@@ -224,12 +240,12 @@ async def test_gradients_are_gone_afterwards(store, job, redis):
 async def test_a_repeated_round_answers_as_the_first_time(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(4.0, -2.0)})
-    await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)
-    again = await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)
+    await aggregate(store, job, 1, 3, {"a": 1}, [gradient], STEPS)
+    again = await aggregate(store, job, 1, 3, {"a": 1}, [gradient], STEPS)
     assert again == AggregationReply({"a": 2}, 0.0, 0.0, 0.0)
     following = await leave(store, job, 1, {"a": of_policy(4.0, -2.0)})
-    await store.aggregate(job, 1, 4, {"a": 2}, [following], STEPS)
-    late = await store.aggregate(job, 1, 3, {"a": 1}, [gradient], STEPS)  # though the head is another one
+    await aggregate(store, job, 1, 4, {"a": 2}, [following], STEPS)
+    late = await aggregate(store, job, 1, 3, {"a": 1}, [gradient], STEPS)  # though the head is another one
     assert late.versions == {"a": 2}
     assert (await store.list(job)).policies["a"].versions == (1, 2, 3)
 
@@ -237,13 +253,13 @@ async def test_a_repeated_round_answers_as_the_first_time(store, job):
 async def test_one_of_two_at_once_finds_what_the_other_has_made(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(4.0, -2.0)})
-    calls = [store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS) for _ in range(8)]
+    calls = [aggregate(store, job, 1, 0, {"a": 1}, [gradient], STEPS) for _ in range(8)]
     made = await asyncio.gather(*calls)
     assert [each.versions for each in made] == [{"a": 2}] * 8
     assert sorted(each.start_s > 0 for each in made) == [False] * 7 + [True]
     assert flat(await state_of(store, job)) == pytest.approx([0.9, 1.1])
     more = [await leave(store, job, number, {"a": of_policy(4.0, -2.0)}) for number in (1, 2)]
-    calls = [store.aggregate(job, 1, 1 + k, {"a": 2}, [each], STEPS) for k, each in enumerate(more)]
+    calls = [aggregate(store, job, 1, 1 + k, {"a": 2}, [each], STEPS) for k, each in enumerate(more)]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert sorted(type(each) for each in found if isinstance(each, Exception)) == [ConflictError]
 
@@ -256,7 +272,7 @@ async def test_two_stores_with_one_redis_apply_no_gradient_twice(store, job, red
     other = replace(store_config, server=server)
     async with serving(server, lambda address: build(other, address)) as address:
         peer = Peer(address, Security())
-        calls = [each.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS) for each in (store, ParamStore(peer)) * 4]
+        calls = [aggregate(each, job, 1, 0, {"a": 1}, [gradient], STEPS) for each in (store, ParamStore(peer)) * 4]
         found = await asyncio.gather(*calls)
         await peer.close()
     assert [each.versions for each in found] == [{"a": 2}] * 8
@@ -295,11 +311,11 @@ async def test_what_is_not_there_is_named(store, job):
     for parts in ({"gradient/1/0": 1}, {"gradient/0/0": 2}):
         [(name, version)] = parts.items()
         with pytest.raises(NotFoundError, match=f"gradient '{name}', version {version}, of job '{job}' is not in"):
-            await store.aggregate(job, 1, 0, {"a": 1}, [there, WeightedGradient(parts, 1.0)][-1:], STEPS)
+            await aggregate(store, job, 1, 0, {"a": 1}, [there, WeightedGradient(parts, 1.0)][-1:], STEPS)
     with pytest.raises(ConflictError, match=r"'a' .* is at version 1; this aggregation expects 4"):
-        await store.aggregate(job, 1, 0, {"a": 4}, [there], STEPS)
+        await aggregate(store, job, 1, 0, {"a": 4}, [there], STEPS)
     with pytest.raises(NotFoundError, match=r"policy 'b' .* has no version any more"):
-        await store.aggregate(job, 1, 0, {"a": 1, "b": 1}, [there], STEPS)
+        await aggregate(store, job, 1, 0, {"a": 1, "b": 1}, [there], STEPS)
     assert (await store.list(job)).policies.keys() == {"a", "gradient/0/0"}
 
 
@@ -317,9 +333,9 @@ async def test_a_gradient_that_does_not_fit_changes_nothing(store, job, of, why)
     await begin(store, job, a=policy(1.0, 1.0))
     odd, good = await leave(store, job, 0, of), await leave(store, job, 1, {"a": of_policy(1.0, 1.0)})
     with pytest.raises(SpecError, match=why):
-        await store.aggregate(job, 1, 0, {"a": 1}, [good, odd], STEPS)
+        await aggregate(store, job, 1, 0, {"a": 1}, [good, odd], STEPS)
     assert (await store.list(job)).policies.keys() == {"a", "gradient/0/0", "gradient/1/0"}
-    await store.aggregate(job, 1, 0, {"a": 1}, [good], STEPS, discarded=odd.parts)
+    await aggregate(store, job, 1, 0, {"a": 1}, [good], STEPS, discarded=odd.parts)
     assert (await store.list(job)).policies.keys() == {"a"}
 
 
@@ -327,7 +343,7 @@ async def test_a_result_that_is_not_finite_is_not_published(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)})
     with pytest.raises(SpecError, match=r"the update of 'a' made NaN or infinite values .* lower algorithm.lr"):
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], {"policy": replace(STEP, lr=1e300)})
+        await aggregate(store, job, 1, 0, {"a": 1}, [gradient], {"policy": replace(STEP, lr=1e300)})
     assert (await store.list(job)).policies["a"].versions == (1,)
 
 
@@ -335,10 +351,10 @@ async def test_steps_must_be_those_of_the_policies(store, job):
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)})
     with pytest.raises(SpecError, match="no optimizer of any"):
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], {"critic": STEP})
+        await aggregate(store, job, 1, 0, {"a": 1}, [gradient], {"critic": STEP})
     with pytest.raises(SpecError, match="no moments of returns"):
         steps = {"policy": replace(STEP, returns=ReturnScale(decay=0.5, popart=False))}
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], steps)
+        await aggregate(store, job, 1, 0, {"a": 1}, [gradient], steps)
 
 
 ONE = WeightedGradient({"gradient/0/0": 1}, 1.0)
@@ -385,7 +401,7 @@ ONE = WeightedGradient({"gradient/0/0": 1}, 1.0)
 async def test_what_cannot_be_an_aggregation_is_refused(store, job, given, why):
     wanted = {"job": job, "epoch": 1, "round": 0, "heads": {"a": 1}, "gradients": [ONE], "steps": STEPS}
     with pytest.raises(SpecError, match=why):
-        await store.aggregate(**{**wanted, **given})
+        await store.aggregate(Aggregation(**{**wanted, **given}))
 
 
 async def test_an_older_epoch_is_refused(store, job):
@@ -393,8 +409,8 @@ async def test_an_older_epoch_is_refused(store, job):
     gradient = await leave(store, job, 0, {"a": of_policy(1.0, 1.0)})
     epoch = await store.acquire_epoch(job, "a new coordinator")
     with pytest.raises(FencedError, match=f"epoch 1 .* epoch {epoch} has begun"):
-        await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS)
-    assert (await store.aggregate(job, epoch, 0, {"a": 1}, [gradient], STEPS)).versions == {"a": 2}
+        await aggregate(store, job, 1, 0, {"a": 1}, [gradient], STEPS)
+    assert (await aggregate(store, job, epoch, 0, {"a": 1}, [gradient], STEPS)).versions == {"a": 2}
 
 
 @pytest.mark.parametrize("role", [Role.ACTOR, Role.LEARNER, Role.CLIENT, Role.OPERATOR])
@@ -405,7 +421,7 @@ async def test_only_services_aggregate(store_config, job, tmp_path, role):
     async with serving(config.server, lambda address: build(config, address)) as address:
         peer = Peer(address, tokens.client(role))
         with pytest.raises(PermissionDeniedError, match=f"a token of role {role} may not call .*Aggregate"):
-            await ParamStore(peer).aggregate(job, 1, 0, {"a": 1}, [ONE], STEPS)
+            await aggregate(ParamStore(peer), job, 1, 0, {"a": 1}, [ONE], STEPS)
         await peer.close()
 
 
@@ -414,7 +430,7 @@ async def test_more_versions_are_kept_if_asked(store, job, keep, left):
     await begin(store, job, a=policy(1.0, 1.0))
     for number in range(4):
         gradient = await leave(store, job, number, {"a": of_policy(1.0, 1.0)})
-        await store.aggregate(job, 1, number, {"a": number + 1}, [gradient], STEPS, keep=keep)
+        await aggregate(store, job, 1, number, {"a": number + 1}, [gradient], STEPS, keep=keep)
     assert (await store.list(job)).policies["a"].versions == left
 
 
@@ -425,7 +441,7 @@ async def test_watchers_see_versions_and_no_gradients(store, job, redis):
     waiting = await leave(store, job, 1, {"a": of_policy(1.0, 1.0)})
     changes = store.watch(job)
     seen = [(await anext(changes)).head]
-    await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS)
+    await aggregate(store, job, 1, 0, {"a": 1}, [gradient], STEPS)
     seen.append((await anext(changes)).head)
     await changes.aclose()
     assert [(head.policy, head.version) for head in seen] == [("a", 1), ("a", 2)]
@@ -463,18 +479,14 @@ async def test_an_aggregation_takes_room_as_a_publish_does(store, job, redis):
     assert uploads.budget.held_bytes == 0
 
 
-def asked(job: str, parts: Mapping[str, int]) -> AggregationTask:
-    return AggregationTask(
+def asked(job: str, parts: Mapping[str, int]) -> Aggregation:
+    return Aggregation(
         job=job,
         epoch=1,
         round=0,
         heads={"a": 1},
-        gradients=[parts],
-        weights=[1.0],
-        discarded=(),
+        gradients=[WeightedGradient(parts, 1.0)],
         steps=STEPS,
-        separate=False,
-        keep=0,
     )
 
 
@@ -482,7 +494,7 @@ async def test_large_ones_are_computed_beside_the_event_loop(store, job, monkeyp
     monkeypatch.setattr(aggregation, "HASH_INLINE_BYTES", 0)
     await begin(store, job, a=policy(1.0, 1.0))
     gradient = await leave(store, job, 0, {"a": of_policy(4.0, -2.0)})
-    made = await store.aggregate(job, 1, 0, {"a": 1}, [gradient], STEPS)
+    made = await aggregate(store, job, 1, 0, {"a": 1}, [gradient], STEPS)
     assert made.vcpu_s > 0
     assert flat(await state_of(store, job)) == pytest.approx([0.9, 1.1])
 
@@ -537,7 +549,7 @@ async def test_a_store_that_is_killed_applies_each_gradient_once(store, job, red
     listed = (await store.list(job)).policies
     assert listed["a"].versions == listed["b"].versions == ((1, 2) if published else (1,))
     assert ("gradient/0/0" in listed) is not published
-    made = await store.aggregate(job, 1, 0, heads, [gradient], STEPS)
+    made = await aggregate(store, job, 1, 0, heads, [gradient], STEPS)
     assert made.versions == {"a": 2, "b": 2}
     assert (made.start_s == 0) is published
     assert flat(await state_of(store, job)) == pytest.approx([0.9, 1.1])
@@ -554,7 +566,7 @@ async def until_killed(
     """Aggregate with a store that is starting, and dies of it; raises UnavailableError."""
     while True:
         try:
-            await store.aggregate(job, 1, 0, heads, [gradient], STEPS)
+            await aggregate(store, job, 1, 0, heads, [gradient], STEPS)
         except UnavailableError:
             if process.returncode is not None:
                 raise

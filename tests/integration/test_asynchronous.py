@@ -166,9 +166,9 @@ async def test_a_coordinator_that_is_killed_while_the_store_loses_everything(
     """Workers keep versions by epoch: the next coordinator begins one that was never used."""
     used, aggregate = [], ParamStore.aggregate
 
-    async def aggregated(store, job, epoch, *args, **given):
-        used.append(epoch)
-        return await aggregate(store, job, epoch, *args, **given)
+    async def aggregated(store, wanted):
+        used.append(wanted.epoch)
+        return await aggregate(store, wanted)
 
     monkeypatch.setattr(ParamStore, "aggregate", aggregated)
     folder = new(tmp_path)

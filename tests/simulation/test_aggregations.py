@@ -15,7 +15,8 @@ from marless.core.state import NetStep, PolicyState
 from marless.learning.aggregation import gradient_file
 from marless.learning.nets import serial
 from marless.rpc import gradients
-from services.param_store.aggregation import AggregationResult, AggregationTask, Aggregator
+from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
+from services.param_store.aggregation import Aggregator
 from services.param_store.blobs import BlobPart, BlobUploads
 from services.param_store.store import VersionStore
 from services.param_store.versions import Write
@@ -47,7 +48,7 @@ class System:
             except UnavailableError:
                 continue
 
-    async def aggregate(self, wanted: AggregationTask) -> AggregationResult:
+    async def aggregate(self, wanted: Aggregation) -> AggregationReply:
         """As a client that repeats its call, at two stores at once now and then, until one has answered."""
         while True:
             stores = [Aggregator(self.store(), BlobUploads(2**20)) for _ in range(self.chance.choice((1, 1, 2)))]
@@ -57,7 +58,7 @@ class System:
                 call.cancel()
             found = await asyncio.gather(*done, *cut, return_exceptions=True)
             for answer in found:
-                if isinstance(answer, AggregationResult):
+                if isinstance(answer, AggregationReply):
                     return answer
                 if not isinstance(answer, UnavailableError | asyncio.CancelledError):
                     raise answer
@@ -71,21 +72,18 @@ class System:
         await self.publish("a", dict(zip(("acting", "learning"), first, strict=True)))
         return gradient_file.encode({"a": {"policy": np.ones(2, np.float32)}})
 
-    async def wanted(self, round_: int, count: int, file: bytes) -> AggregationTask:
+    async def wanted(self, round_: int, count: int, file: bytes) -> Aggregation:
         """Publish gradients; returns the aggregation that applies them."""
         names = [gradients.name_of(4 * round_ + k, 0) for k in range(count)]
         sent = [{name: await self.publish(name, {gradients.PART: file})} for name in names]
-        return AggregationTask(
+        return Aggregation(
             job="job",
             epoch=1,
             round=round_,
             heads={"a": 1 + round_},
-            gradients=sent,
-            weights=[1.0] * count,
-            discarded=(),
+            gradients=[WeightedGradient(each, 1.0) for each in sent],
             steps=STEPS,
             separate=True,
-            keep=0,
         )
 
     async def run(self) -> None:

@@ -19,7 +19,7 @@ from marless.jobs.schedules.overlapping import Overlapping, learner_of
 from marless.jobs.usage import PARAMETER
 from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
-from marless.rpc.param_store import AggregationReply, WeightedGradient
+from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
 from services.coordinator.execution import recording
 from services.coordinator.execution.cancellation import Steps
 from services.coordinator.execution.clocks import Clocks
@@ -209,16 +209,18 @@ class Versions:
             for learner, weight in zip(version.learners, version.command.aggregation.weights, strict=True)
         ]
         return await self._pools.store.aggregate(
-            self._id,
-            self._recovery.epoch,
-            plan.round,
-            version.clocks.heads,
-            weighted,
-            config.net_steps(plan.env_steps),
-            sources=version.clocks.sources,
-            separate=version.command.separate,
-            discarded=gradients.unneeded,
-            keep=self.kept(version.state, version.state.queue.clock),
+            Aggregation(
+                job=self._id,
+                epoch=self._recovery.epoch,
+                round=plan.round,
+                heads=version.clocks.heads,
+                sources=version.clocks.sources,
+                gradients=weighted,
+                discarded=gradients.unneeded,
+                steps=config.net_steps(plan.env_steps),
+                separate=version.command.separate,
+                keep=self.kept(version.state, version.state.queue.clock),
+            )
         )
 
     def kept(self, state: Overlapping, clock: int) -> int:

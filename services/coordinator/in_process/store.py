@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from marless.core.errors import ConflictError, NotFoundError
-from marless.core.state import Arrays, NetStep, PolicyState
+from marless.core.state import Arrays, PolicyState
 from marless.learning.aggregation.applying import applied
 from marless.learning.nets import serial
 from marless.rpc.param_store import (
+    Aggregation,
     AggregationReply,
     Listing,
     PolicyListing,
     PolicyWrite,
     StoredVersion,
     VersionHead,
-    WeightedGradient,
     publish_key,
 )
 from marless.storage.checkpoint import PARTS
@@ -108,32 +107,20 @@ class MemoryStore:
             self._add(_Held(head, write.req_id, blobs=write.blobs), keep)
         return versions
 
-    async def aggregate(  # noqa: PLR0913  # as `PolicyStore` has it
-        self,
-        job: str,
-        epoch: int,
-        round: int,  # noqa: A002
-        heads: Mapping[str, int],
-        gradients: Sequence[WeightedGradient],
-        steps: Mapping[str, NetStep],
-        *,
-        separate: bool = False,
-        discarded: Mapping[str, int] = MappingProxyType({}),
-        sources: Mapping[str, tuple[str, int]] = MappingProxyType({}),
-        keep: int = 0,
-    ) -> AggregationReply:
+    async def aggregate(self, wanted: Aggregation) -> AggregationReply:
         """Apply gradients to policies, publish the next versions and remove the gradients."""
         start_s, cpu_s = time.time(), time.thread_time()
-        arrays = [self._gradient(each.parts) for each in gradients]
-        weights, versions = [each.weight for each in gradients], {}
-        for name, version in heads.items():
-            start = self._state(*sources.get(name, (name, version)))
-            state = applied(start, [each[name] for each in arrays], weights, steps, separate=separate)
+        arrays = [self._gradient(each.parts) for each in wanted.gradients]
+        weights, versions = [each.weight for each in wanted.gradients], {}
+        req_ids = wanted.req_ids
+        for name, version in wanted.heads.items():
+            start = self._state(*wanted.sources.get(name, (name, version)))
+            state = applied(start, [each[name] for each in arrays], weights, wanted.steps, separate=wanted.separate)
             serial.check_update(name, state)
             versions[name] = version + 1
-            head = VersionHead(name, version + 1, round, time.time())
-            self._add(_Held(head, publish_key(job, round, name), state=state), keep)
-        for name in (*discarded, *(part for each in gradients for part in each.parts)):
+            head = VersionHead(name, version + 1, wanted.round, time.time())
+            self._add(_Held(head, req_ids[name], state=state), wanted.keep)
+        for name in (*wanted.discarded, *wanted.parts):
             self._gradients.pop(name, None)
         return AggregationReply(versions, start_s, time.time(), time.thread_time() - cpu_s)
 
