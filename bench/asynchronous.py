@@ -1,10 +1,10 @@
 """Asynchronous learning on modelled slots: which schedule comes to a return first, at what cost, how stale.
 
     python -m bench.asynchronous --machines uneven --tuning-seeds 2 --target=-19 --json asynchronous_uneven.json
-    python -m bench.asynchronous --slots --rollouts 6000 --json asynchronous_slots.json
+    python -m bench.asynchronous --slots --rollouts 6000
     python -m bench.asynchronous --machines uneven --actors 48 --learners 16 --rollouts 3200 --target=-19 \
-        --run-file 64.jsonl --json asynchronous_64.json
-    python -m bench.asynchronous --game adversary --machines uneven --json asynchronous_adversary.json
+        --run-file 64.jsonl
+    python -m bench.asynchronous --game adversary --machines uneven
 
 Independent PPO in `simple_spread`, three agents, or in `simple_adversary`, two agents and their adversary. There, the
 score is the gain of the weaker side: its return against random opponents, less that of a random side in its place.

@@ -15,7 +15,7 @@ from typing import Any
 from bench.harness import ROOT, table
 
 DOCUMENTS = tuple(
-    ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md", "asynchronous.md")
+    ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md", "asynchronous_measured.md")
 )
 
 
