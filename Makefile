@@ -105,7 +105,7 @@ sbom: .venv/.security
 	cat requirements/train.txt requirements/torch.txt | $(TOOLS)/cyclonedx-py requirements --pyproject pyproject.toml \
 		--output-reproducible --validate -o dist/marless.cdx.json -
 
-# Prints the tables of docs/benchmarks.md for this machine, and keeps them in bench/results; `make bench-peers` and then
+# Prints the tables of docs/benchmarks.md and docs/benchmarks_services.md for this machine, and keeps them in bench/results; `make bench-peers` and then
 # `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us. `make bench DOCKER=network=host,user=1000` also starts workers in containers.
 bench: .venv/.dev
 	$(BIN)/python -m bench.param_store --json bench/results/param_store.json

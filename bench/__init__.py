@@ -1,1 +1,1 @@
-"""Benchmark programs, which produce the figures in docs/benchmarks.md."""
+"""Benchmark programs, which produce the figures in docs/benchmarks.md and docs/benchmarks_services.md."""

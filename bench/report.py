@@ -1,6 +1,7 @@
 """Writes benchmark results into the documents that have a place for them: `python -m bench.report FILE…`.
 
-NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`.
+NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`. It is
+printed if no document has this section.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from bench.harness import ROOT, table
 
 DOCUMENTS = tuple(
-    ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md", "asynchronous_measured.md")
+    ROOT / "docs" / name
+    for name in ("benchmarks.md", "benchmarks_services.md", "environments.md", "results.md", "asynchronous_measured.md")
 )
 
 
@@ -45,14 +47,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     for file in parser.parse_args().files:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        page = _page_of(file.stem)
-        page.write_text(insert(page.read_text(encoding="utf-8"), file.stem, render(result)), encoding="utf-8")
+        put(file.stem, render(json.loads(file.read_text(encoding="utf-8"))))
 
 
-def _page_of(name: str) -> Path:
-    """The document that has this section, or the first if none has, which `insert` then says."""
-    return next((page for page in DOCUMENTS if f"<!-- {name} -->" in page.read_text(encoding="utf-8")), DOCUMENTS[0])
+def put(name: str, text: str) -> None:
+    """Replace the section `name` of the document that has one; print the text if none has."""
+    for page in DOCUMENTS:
+        document = page.read_text(encoding="utf-8")
+        if f"<!-- {name} -->" in document:
+            page.write_text(insert(document, name, text), encoding="utf-8")
+            return
+    print(f"{name}\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ EXPLORED_ENV_STEPS = 50_000
 """Env steps over which ε, or the deviation of noise, falls from 1 to 0.05 in peers."""
 SIMULATORS = ("mpe2", "marless", "vmas")
 """Of peers that offer several: copies of mpe2 stepped one by one, marless's batched copies of the same game, or VMAS's
-batched copies of spread, whose rules differ (docs/benchmarks.md, "Throughput")."""
+batched copies of spread, whose rules differ."""
 PEER_COPIES = 16
 """Environment copies for peers' off-policy algorithms; an iteration is one episode of each. It is the best setting
 found for them; marless's rounds have `TASK.iteration_env_steps` for all algorithms."""

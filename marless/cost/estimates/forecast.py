@@ -30,7 +30,7 @@ from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0
-"""Start-up seconds of workers, on the machine of docs/benchmarks.md."""
+"""Start-up seconds of workers, on the machine of docs/benchmarks_services.md."""
 COORDINATOR_S = 0.005
 """Seconds of each phase in which no function runs, on the same machine."""
 AROUND_S = 0.015

@@ -27,7 +27,7 @@ _FILES = tuple(name for name in SECRET_VARIABLES if name.startswith(("MARLESS_TL
 SERVICES_BYTES = 350e6
 ACTOR_WORKER_BYTES = 40e6
 LEARNER_WORKER_BYTES = 300e6
-"""Memory per worker as measured in docs/benchmarks.md, rounded up."""
+"""Memory per worker as measured in docs/benchmarks_services.md, rounded up."""
 KEPT_VERSIONS = 3
 FEW_FILES, MANY_FILES = 256, 1024
 SKEW_S = 1.0
