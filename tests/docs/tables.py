@@ -13,6 +13,8 @@ NOT_RUN = {
     "pytest tests/faults": "they are tests already",
     "python -m services.actor_pool.worker ": "it dials a pool on another host; tests/slurm starts such workers",
     "python -m services.learner_pool.worker ": "it dials a pool on another host; tests/hosts starts such workers",
+    "python -m services.param_store --upstream ": "it dials a store on another host; tests/integration starts caches",
+    "python -m services.relay ": "it dials pools on another host; tests/integration starts relays",
     "marless evaluate s3://": "it reads a bucket; tests/cloud runs such commands",
     "marless download s3://": "it reads a bucket; tests/cloud runs such commands",
     "pip install -e .": "it would change the environment that runs the tests",
@@ -112,7 +114,6 @@ TREATMENTS: Mapping[str, Treatment] = {
         shortened={
             "sleep 4": "sleep 2",
             "stop.rounds=120": "stop.rounds=120 --set stop.env_steps=1e6",
-            "stop.env_steps=5e6": "stop.rounds=100000",
         },
         slow=True,
     ),

@@ -42,7 +42,7 @@ def of_kind(*kinds: str) -> list[Block]:
 
 
 LAST = ("README.md", "docs/operating.md")
-"""One ends the stack that others share; one leaves a stack that was killed, and a job that goes on at the next `up`."""
+"""One ends the stack that others share; one ends and starts its own."""
 TYPED = sorted(
     {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment_of(block).needs},
     key=lambda page: (page in LAST, PAGES.index(page)),
