@@ -151,16 +151,16 @@ def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "seeds", "problem"),
     [
-        (_pending_is_not_written, 4, "before its rollout was written"),
-        (_departures_wake_nobody, 16, ""),
-        (_uploads_are_never_there, 16, "was accepted twice"),
-        (_in_script("_PUBLISH", "redis.call('HGET', requests, req_id)", "false"), 16, "this write expects"),
-        (_repeated_writes_are_new, 100, "this write expects"),
-        (_earlier_epochs_publish, 60, "has begun"),
+        (_pending_is_not_written, range(4), "before its rollout was written"),
+        (_departures_wake_nobody, range(16), ""),
+        (_uploads_are_never_there, range(16), "was accepted twice"),
+        (_in_script("_PUBLISH", "redis.call('HGET', requests, req_id)", "false"), range(16), "this write expects"),
+        (_repeated_writes_are_new, range(100), "this write expects"),
+        (_earlier_epochs_publish, range(60), "has begun"),
     ],
     ids=["pending", "lost wake-up", "upload's key", "publish's key", "published anew", "fence"],
 )
-def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
+def test_a_planted_bug_is_found(plant: Plant, seeds: range, problem: str) -> None:
     for plan in IN_ROUNDS:
         undisturbed(plan)  # made without the bug
     _is_found(plant, seeds, problem, IN_ROUNDS)
@@ -169,48 +169,50 @@ def test_a_planted_bug_is_found(plant: Plant, seeds: int, problem: str) -> None:
 @pytest.mark.parametrize(
     ("plant", "seeds", "problem"),
     [
-        (_pending_is_not_written, 4, "before its rollout was written"),
-        (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), 4, "and it is still in the store"),
-        (_what_was_begun_is_unneeded, 60, "given twice"),
-        (_recovery_keeps_its_epoch, 100, "has aggregated again"),
-        (_what_is_lost_stays_pending, 100, "something else than its records"),
+        (_pending_is_not_written, range(4), "before its rollout was written"),
+        (_in_script("_ADVANCE", GRADIENTS_GO, GRADIENTS_STAY), range(4), "and it is still in the store"),
+        (_what_was_begun_is_unneeded, range(60), "given twice"),
+        (_recovery_keeps_its_epoch, range(100), "has aggregated again"),
+        (_what_is_lost_stays_pending, range(77, 200), "something else than its records"),
     ],
     ids=["pending", "gradients stay", "found again", "epoch", "lost"],
 )
-def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant, seeds: int, problem: str) -> None:
+def test_a_bug_that_is_planted_into_asynchronous_training_is_found(plant: Plant, seeds: range, problem: str) -> None:
     _is_found(plant, seeds, problem, OF_GRADIENTS)
 
 
 @pytest.mark.parametrize(
     ("plant", "seeds", "problem"),
     [
-        (_pending_is_not_written, 4, "before its rollout was written"),
-        (_an_update_is_asked_again_of_other_rollouts, 100, "something else than its records"),
+        (_pending_is_not_written, range(4), "before its rollout was written"),
+        (_an_update_is_asked_again_of_other_rollouts, range(91, 200), "something else than its records"),
     ],
     ids=["pending", "other rollouts"],
 )
-def test_a_bug_that_is_planted_into_updates_without_rounds_is_found(plant: Plant, seeds: int, problem: str) -> None:
+def test_a_bug_that_is_planted_into_updates_without_rounds_is_found(plant: Plant, seeds: range, problem: str) -> None:
     _is_found(plant, seeds, problem, OF_UPDATES)
 
 
 @pytest.mark.parametrize(
     ("plant", "seeds", "problem"),
     [
-        (_what_was_under_way_goes_on_in_new_groups, 4, "is to be applied to"),
-        (lambda patched: patched.setattr(Clocks, "sources", {}), 4, "something else than its records"),
+        (_what_was_under_way_goes_on_in_new_groups, range(4), "is to be applied to"),
+        (lambda patched: patched.setattr(Clocks, "sources", {}), range(4), "something else than its records"),
     ],
     ids=["no restart", "no sources"],
 )
-def test_a_bug_that_is_planted_into_changes_of_groups_is_found(plant: Plant, seeds: int, problem: str) -> None:
+def test_a_bug_that_is_planted_into_changes_of_groups_is_found(plant: Plant, seeds: range, problem: str) -> None:
     _is_found(plant, seeds, problem, REGROUPING)
 
 
-def _is_found(plant: Plant, seeds: int, problem: str, plans: Sequence[Plan]) -> None:
+def _is_found(plant: Plant, seeds: range, problem: str, plans: Sequence[Plan]) -> None:
+    """One of the seeds, which begin a little before the first that finds it, finds the bug, and nothing without it."""
+
     def problems_of(seed: int) -> list[str]:
         return simulate(seed, plans[seed % len(plans)]).problems
 
     with pytest.MonkeyPatch.context() as patched:
         plant(patched)
-        seed, problems = next((seed, got) for seed in range(seeds) if (got := problems_of(seed)))
+        seed, problems = next((seed, got) for seed in seeds if (got := problems_of(seed)))
     assert any(problem in each for each in problems), problems
     assert all(not problems_of(each) for each in range(max(0, seed - 2), seed + 1))
