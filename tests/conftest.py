@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 LONGEST = (
     "tests/docs/test_documents.py",
-    "tests/faults/test_jobs.py",
+    "tests/faults/test_processes.py",
     "tests/e2e/test_train.py",
     "tests/e2e/test_up.py",
     "tests/faults",

@@ -13,9 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -24,146 +22,51 @@ from bench.harness import Row, machine, say, table
 from bench.report import insert
 from marless.fleet.launchers.registry import LOCAL, Choice
 from tests.faults import (
-    asynchronous_kills,
-    changing_groups,
-    clocks,
     disk_full,
-    failpoints,
-    job_kills,
     linearizability,
-    mid_update,
     misbehaving,
     overload,
-    partitions,
-    paused_processes,
     paused_writer,
     read_only,
     redis_kills,
-    remembering,
     run_folder_disk,
     scale_down,
     spool_full,
     uploads,
 )
-from tests.faults.results import Result, undisturbed
-from tests.faults.rig import Rig, running_rig
+from tests.faults.harness import ProcessStage, Undisturbed
+from tests.faults.table import FULL, cells
 from tests.faults.totals import Figures, total
-
-ROUNDS = 300
-LEARNING_VERSIONS = 400
-"""After which the job that learns is as good as it gets, whatever its seed."""
-MID_UPDATE_ROUNDS, MID_UPDATE_S = 40, 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the table."""
+    """One line of the printed table."""
 
     id: str
     attack: str
-    run: Callable[[int, Path, Stage], Awaitable[Figures]]
+    run: Callable[[int, Path, ProcessStage], Awaitable[Figures]]
     seeds: Sequence[int] = (0,)
     limits: Mapping[str, float] = field(default_factory=dict)
     """What a figure may be at most."""
+    rows: tuple[str, ...] = ()
+    """The rows of the table of faults whose cells at full size it runs, if it runs those."""
 
 
-class Stage:
-    """A rig for those cases that need one, started when first asked for, and what its job comes to undisturbed."""
+def of_table(id_: str, attack: str, *rows: str, limits: Mapping[str, float] | None = None) -> Case:
+    """A case that runs cells of the table of faults; a row may be given by the beginning of its name."""
 
-    def __init__(self, place: Path, references: dict[str, Result]) -> None:
-        self._place = place
-        self._references = references
-        self._held = AsyncExitStack()
+    async def run(seed: int, _place: Path, stage: ProcessStage) -> Figures:
+        return total([await stage.check(cell, seed) for cell in cells(target=FULL) if str(cell).startswith(rows)])
 
-    async def __aenter__(self) -> Stage:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._held.aclose()
-
-    async def rig(self, schedule: str = "synchronous") -> Rig:
-        rig = await self._held.enter_async_context(running_rig(self._place / "rig"))
-        return rig.under(schedule)
-
-    async def reference(self, rig: Rig | None = None) -> Result:
-        rig = rig or await self.rig()
-        if rig.schedule not in self._references:
-            self._references[rig.schedule] = await undisturbed(rig, ROUNDS)
-        return self._references[rig.schedule]
+    return Case(id=id_, attack=attack, run=run, limits=limits or {}, rows=rows)
 
 
-async def _r1(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
-    rig = await stage.rig(schedule)
-    return await job_kills.run(rig, seed, kills=100, rounds=ROUNDS, reference=await stage.reference(rig))
-
-
-async def _r1_asynchronous(seed: int, _place: Path, stage: Stage) -> Figures:
-    return await asynchronous_kills.of_a_job_that_learns(await stage.rig(), seed, kills=100, versions=LEARNING_VERSIONS)
-
-
-async def _r2_aggregations(seed: int, _place: Path, stage: Stage) -> Figures:
-    return await asynchronous_kills.at_aggregations(await stage.rig(), seed, kills=20, versions=ROUNDS)
-
-
-async def _r2_rounds(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
-    rig = await stage.rig(schedule)
-    return await failpoints.in_rounds(rig, seed, kills=60, rounds=ROUNDS, reference=await stage.reference(rig))
-
-
-async def _r2_loss(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
-    rig = await stage.rig(schedule)
-    return await failpoints.on_loss(rig, seed, kills=30, rounds=ROUNDS, reference=await stage.reference(rig))
-
-
-async def _r2_submit(seed: int, _place: Path, stage: Stage) -> Figures:
-    return await failpoints.on_submit(await stage.rig(), seed, kills=20)
-
-
-async def _r2_elsewhere(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
-    rig = await stage.rig(schedule)
-    reference = await stage.reference(rig)
-    every = [
-        await failpoints.elsewhere(rig, seed, name, kills=5, rounds=ROUNDS, reference=reference)
-        for name in failpoints.of(failpoints.ELSEWHERE)
-    ]
-    return total(every)
-
-
-async def _r2_mid_update(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig, every = await stage.rig(), []
-    for prepare in (mid_update.of_two_scopes, mid_update.that_remembers):
-        subject = await prepare(rig, MID_UPDATE_ROUNDS)
-        every.append(
-            await mid_update.run(
-                subject, seed, mid_update.MOMENTS, times=8, rounds=MID_UPDATE_ROUNDS, update_s=MID_UPDATE_S
-            )
-        )
-    return total(every)
-
-
-async def _r2_changing(seed: int, _place: Path, stage: Stage) -> Figures:
-    return total(await changing_groups.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
-
-
-async def _off_policy(seed: int, _place: Path, stage: Stage) -> Figures:
-    return total(await remembering.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
-
-
-async def _r7_processes(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
-    rig = await stage.rig(schedule)
-    return await paused_processes.run(rig, seed, times=10, rounds=ROUNDS, reference=await stage.reference(rig))
-
-
-async def _r8(_seed: int, place: Path, stage: Stage) -> Figures:
-    reference = await stage.reference()
-    return await partitions.run(place / "cut", lengths_s=[1.0, 5.0, 30.0], rounds=ROUNDS, reference=reference)
-
-
-async def _r14_read_only(seed: int, place: Path, _stage: Stage) -> Figures:
+async def _r14_read_only(seed: int, place: Path, _stage: ProcessStage) -> Figures:
     return await _on_disks(read_only.remounted, read_only.aborted, seed, place)
 
 
-async def _r14_run_folder(seed: int, place: Path, _stage: Stage) -> Figures:
+async def _r14_run_folder(seed: int, place: Path, _stage: ProcessStage) -> Figures:
     return await _on_disks(run_folder_disk.full, run_folder_disk.aborted, seed, place)
 
 
@@ -181,81 +84,84 @@ async def _on_disks(
     return total(every) | ({} if len(every) > 1 else {"failing disks not tried": 1})
 
 
-async def _r15(seed: int, place: Path, stage: Stage) -> Figures:
-    return await clocks.run(place / "clocks", seed, jumps=60, rounds=ROUNDS, reference=await stage.reference())
-
-
+SOON = {"recovery p95 (s)": 5.0}
 CASES = (
-    Case(
-        id="R1",
-        attack="kill -9 of workers, services and Redis at random moments of a job",
-        run=_r1,
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R1",
+        "kill -9 of workers, services and Redis at random moments of a job",
+        "synchronous small: kill -9 of anything",
+        limits=SOON,
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of the coordinator around each durable write of a round or a restart",
-        run=_r2_rounds,
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R2",
+        "kill -9 of the coordinator around each durable write of a round or a restart",
+        "synchronous small: kill -9 of the coordinator around its writes",
+        limits=SOON,
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of the coordinator while it restores a checkpoint to a store that lost the job",
-        run=_r2_loss,
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R2",
+        "kill -9 of the coordinator while it restores a checkpoint to a store that lost the job",
+        "synchronous small: kill -9 of the coordinator as it restores",
+        limits=SOON,
     ),
-    Case(id="R2", attack="kill -9 of the coordinator while it accepts a job", run=_r2_submit),
-    Case(id="R2", attack="kill -9 of learner workers and of the store around a publish", run=_r2_elsewhere),
-    Case(
-        id="R2",
-        attack="kill -9 of the coordinator during updates of six seconds, of two scopes and with a replay",
-        run=_r2_mid_update,
+    of_table(
+        "R2",
+        "kill -9 of the coordinator while it accepts a job",
+        "synchronous small: kill -9 of the coordinator as it accepts",
     ),
-    Case(
-        id="R2",
-        attack="kill -9 around all these writes, in a job whose groups and actors change every other round",
-        run=_r2_changing,
-        limits={"recovery p95 (s)": 5.0},
+    of_table("R2", "kill -9 of learner workers and of the store around a publish", "synchronous small: kill -9 at "),
+    of_table(
+        "R2",
+        "kill -9 of the coordinator during updates of six seconds, of two scopes and with a replay",
+        "synchronous two-scopes: ",
+        "synchronous remembering: kill -9 of the coordinator",
     ),
-    Case(
-        id="off-policy",
-        attack="kill -9 of learner workers and their pool during updates of a job that learns from a replay",
-        run=_off_policy,
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R2",
+        "kill -9 around all these writes, in a job whose groups and actors change every other round",
+        "synchronous changing: ",
+        limits=SOON,
     ),
-    Case(
-        id="R1",
-        attack="the kills of the first line, in a job whose rounds overlap",
-        run=partial(_r1, schedule="pipelined"),
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "off-policy",
+        "kill -9 of learner workers and their pool during updates of a job that learns from a replay",
+        "synchronous remembering: kill -9 of learners",
+        "synchronous remembering: kill -9 at ",
+        limits=SOON,
     ),
-    Case(
-        id="R1",
-        attack="the kills of the first line, in a job that trains asynchronously",
-        run=_r1_asynchronous,
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R1",
+        "the kills of the first line, in a job whose rounds overlap",
+        "pipelined small: kill -9 of anything",
+        limits=SOON,
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of the store between aggregation and publish of a job that trains asynchronously, and after it",
-        run=_r2_aggregations,
+    of_table(
+        "R1",
+        "the kills of the first line, in a job that trains asynchronously",
+        "stellaris learning: kill -9 of anything",
+        limits=SOON,
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of the coordinator around each durable write, in a job whose rounds overlap",
-        run=partial(_r2_rounds, schedule="pipelined"),
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R2",
+        "kill -9 of the store between aggregation and publish of a job that trains asynchronously, and after it",
+        "stellaris learning: kill -9 of the store",
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of the coordinator while it restores a checkpoint of a job whose rounds overlap",
-        run=partial(_r2_loss, schedule="pipelined"),
-        limits={"recovery p95 (s)": 5.0},
+    of_table(
+        "R2",
+        "kill -9 of the coordinator around each durable write, in a job whose rounds overlap",
+        "pipelined small: kill -9 of the coordinator around its writes",
+        limits=SOON,
     ),
-    Case(
-        id="R2",
-        attack="kill -9 of learner workers and of the store around a publish of a job whose rounds overlap",
-        run=partial(_r2_elsewhere, schedule="pipelined"),
+    of_table(
+        "R2",
+        "kill -9 of the coordinator while it restores a checkpoint of a job whose rounds overlap",
+        "pipelined small: kill -9 of the coordinator as it restores",
+        limits=SOON,
+    ),
+    of_table(
+        "R2",
+        "kill -9 of learner workers and of the store around a publish of a job whose rounds overlap",
+        "pipelined small: kill -9 at ",
     ),
     Case(
         id="R3, R5",
@@ -278,20 +184,16 @@ CASES = (
         attack="SIGSTOP of a writer while its epoch ends, then SIGCONT",
         run=lambda seed, place, _: paused_writer.run(seed, place, times=50),
     ),
-    Case(
-        id="R7",
-        attack="SIGSTOP of a coordinator beyond its lease and of a learner worker beyond its pool, then SIGCONT",
-        run=_r7_processes,
+    of_table(
+        "R7",
+        "SIGSTOP of a coordinator beyond its lease and of a learner worker beyond its pool, then SIGCONT",
+        "synchronous small: SIGSTOP",
     ),
-    Case(
-        id="R7",
-        attack="the same of a job whose rounds overlap",
-        run=partial(_r7_processes, schedule="pipelined"),
-    ),
-    Case(
-        id="R8",
-        attack="each connection between services cut for 1, 5 and 30 s, messages in transit held or lost",
-        run=_r8,
+    of_table("R7", "the same of a job whose rounds overlap", "pipelined small: SIGSTOP"),
+    of_table(
+        "R8",
+        "each connection between services cut for 1, 5 and 30 s, messages in transit held or lost",
+        "synchronous small: connections cut",
         limits={"progress after at most (s)": 10.0},
     ),
     Case(
@@ -318,10 +220,10 @@ CASES = (
         attack="environments that misbehave, in every way in make, reset, step and close, beside a job of another user",
         run=lambda seed, place, _: misbehaving.run(seed, place),
     ),
-    Case(
-        id="R15",
-        attack="the wall clock of every process jumps by an hour, forwards and back, beside two coordinators",
-        run=_r15,
+    of_table(
+        "R15",
+        "the wall clock of every process jumps by an hour, forwards and back, beside two coordinators",
+        "synchronous small: clocks jump",
     ),
     Case(
         id="R16",
@@ -341,13 +243,13 @@ CASES = (
 )
 
 
-async def perform(case: Case, seeds: Sequence[int], references: dict[str, Result]) -> tuple[Row, bool]:
+async def perform(case: Case, seeds: Sequence[int], known: Undisturbed) -> tuple[Row, bool]:
     """Run a case with each seed; the first failure ends it. Returns its line, and whether all went well."""
     started_s, every, problem = time.monotonic(), [], ""
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="marless-faults-") as directory:
             try:
-                async with Stage(Path(directory), references) as stage:
+                async with ProcessStage(Path(directory), known) as stage:
                     every.append(await case.run(seed, Path(directory), stage))
             except Exception:  # noqa: BLE001  # whatever it is, it is the result of this case, and the next one counts too
                 say(traceback.format_exc())
@@ -383,13 +285,13 @@ def merged(document: str, rows: Sequence[Row]) -> list[Row]:
 async def main(options: argparse.Namespace) -> int:
     """Run what was asked for; returns the exit code."""
     rows: list[Row] = []
-    references: dict[str, Result] = {}
+    known: Undisturbed = {}
     about, sound = machine(), True
     for case in CASES:
         if options.only and not set(options.only) & set(case.id.split(", ")):
             continue
         say(f"{case.id}: {case.attack} …")
-        row, passed = await perform(case, case.seeds if options.seed is None else [options.seed], references)
+        row, passed = await perform(case, case.seeds if options.seed is None else [options.seed], known)
         say(f"{row['result']}: {row['figures']} ({row['seconds']} s)")
         rows.append(row)
         sound = sound and passed

@@ -1,6 +1,4 @@
-"""R2: a process is killed right before and right after each durable write. The job goes on in the round that it was in,
-and trains no round twice.
-"""
+"""R2: a process is killed right before and right after each durable write."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ from marless.core.errors import ConflictError, FencedError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
-from tests.faults.results import Result, same, undisturbed
 from tests.faults.rig import CHECKPOINT_EVERY, Disturbed, Rig
+from tests.faults.struck import StruckRig
+from tests.faults.totals import Figures
 
 ONCE_A_LIFE = ("coordinator.take_over", "coordinator.epoch", "coordinator.status")
 """Places that a coordinator passes when it takes a job over, and not in every round."""
@@ -29,7 +28,7 @@ ON_SUBMIT = ("coordinator.spec", "coordinator.status")
 AT_THE_END = ("coordinator.machines",)
 IN_ROUNDS = ("coordinator.pending", "coordinator.carry", "coordinator.record", "coordinator.checkpoint")
 AGGREGATING = ("param_store.aggregate",)
-"""Places that asynchronous jobs pass; `asynchronous_kills.at_aggregations` kills stores there."""
+"""Places that stores pass for asynchronous jobs."""
 ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
 
@@ -46,74 +45,79 @@ def _plan(rng: random.Random, places: Sequence[str], kills: int) -> list[str]:
     return plan[:kills]
 
 
-async def in_rounds(rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result) -> dict[str, float]:
-    """Kill the coordinator at every failpoint that a round or a restart passes, so many times in all.
-
-    Raises AssertionError if a round is lost or trained twice, or the result differs; returns counts and seconds.
-    """
-    rng = random.Random(seed)
-    names = _plan(rng, IN_ROUNDS + ONCE_A_LIFE, kills)
+async def around_writes(struck: StruckRig, kills: str) -> Figures:
+    """Kill the coordinator at every failpoint that a round or a restart passes, "each" once or so many times in all."""
+    rng, places = struck.rng, IN_ROUNDS + ONCE_A_LIFE
+    names = _plan(rng, places, len(of(places)) if kills == "each" else int(kills))
     plan = [name if name.rpartition(".")[0] in ONCE_A_LIFE else f"{name}:{rng.randint(1, 3)}" for name in names]
-    job = await rig.submit(f"failpoints-{seed}", rounds)
+    job = await struck.submit()
     await job.rounds(1)
     deaths = await _killed(job, plan)
     await job.succeeded()
-    same(job, reference)
-    assert set(job.trainings().values()) == {1}, "a round was trained twice"
-    return {"kills": kills, "rounds lost or doubled": 0, "rounds trained twice": 0} | _seconds(job, deaths)
+    return {"kills": len(plan), "rounds lost or doubled": 0, "rounds trained twice": 0} | _seconds(job, deaths)
 
 
-async def on_loss(rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result) -> dict[str, float]:
+async def as_it_restores(struck: StruckRig, kills: str) -> Figures:
     """Have the store lose the job, and kill the coordinator at every failpoint of putting the checkpoint back."""
-    plan = _plan(random.Random(seed), ON_LOSS, kills)
-    deaths = []
-    job = await rig.submit(f"loss-{seed}", rounds)
-    peer = Peer(rig.stack.address("param_store"), Security())
+    deaths, job = [], await struck.submit()
+    peer = Peer(struck.rig.stack.address("param_store"), Security())
     await job.rounds(CHECKPOINT_EVERY)
-    for name in plan:
+    for name in _plan(struck.rng, ON_LOSS, int(kills)):
         await job.rounds(2)
         deaths += await _killed(job, [name], lose=partial(_lose, ParamStore(peer), job, "drop" in name))
     await peer.close()
     await job.succeeded()
-    same(job, reference)
-    return {"kills": kills, "rounds lost or doubled": 0} | _seconds(job, deaths)
+    return {"kills": int(kills), "rounds lost or doubled": 0} | _seconds(job, deaths)
 
 
-async def on_submit(rig: Rig, seed: int, *, kills: int) -> dict[str, float]:
+async def as_it_accepts(struck: StruckRig, kills: str) -> Figures:
     """Kill the coordinator while it takes a job in, and while it ends one; the client repeats its request. The job runs
     once.
     """
-    reference = await undisturbed(rig, CHECKPOINT_EVERY)
-    for number, name in enumerate(_plan(random.Random(seed), ON_SUBMIT + AT_THE_END, kills)):
+    rig = struck.rig
+    for name in _plan(struck.rng, ON_SUBMIT + AT_THE_END, int(kills)):
         await rig.restart("coordinator", MARLESS_FAILPOINT=name)
         before = rig.stack.restarts["coordinator"]
-        job = await rig.submit(f"submitted-{seed}-{number}", CHECKPOINT_EVERY)
-        await job.succeeded()
+        await (await struck.submit()).succeeded()
         assert rig.stack.restarts["coordinator"] == before + 1, f"{name} was not reached"
-        same(job, reference)
-    return {"kills": kills, "jobs lost or doubled": 0}
+    return {"kills": int(kills), "jobs lost or doubled": 0}
 
 
-async def elsewhere(rig: Rig, seed: int, name: str, *, kills: int, rounds: int, reference: Result) -> dict[str, float]:
+async def elsewhere(struck: StruckRig, kills: str, *, name: str) -> Figures:
     """Kill an actor or learner worker, or the store, at this failpoint in one of its first publishes; and again."""
-    rng = random.Random(seed)
     service = {"actor": "actor_pool", "learner": "learner_pool"}.get(name.partition(".")[0], "param_store")
     deaths = _store_deaths if service == "param_store" else partial(_worker_deaths, service)
-    job = await rig.submit(f"{service.replace('_', '-')}-{name.rpartition('.')[2]}-{seed}", rounds)
-    cut_off: set[int] = set()
-    for _ in range(kills):
+    rig, job = struck.rig, await struck.submit()
+    for _ in range(int(kills)):
         await job.rounds(1)
         # Not in its first publish: the worker that comes after it would die in its first one too, and so on.
-        cut_off |= await _restarted(job, service, MARLESS_FAILPOINT=f"{name}:{rng.randint(2, 4)}")
+        struck.excused |= await _restarted(job, service, MARLESS_FAILPOINT=f"{name}:{struck.rng.randint(2, 4)}")
         before = deaths(rig)
         await job.until(lambda before=before: deaths(rig) > before)
     await job.rounds(1)  # else the restart would excuse that the round of the last death is trained again
-    cut_off |= await _restarted(job, service)
+    struck.excused |= await _restarted(job, service)
     await job.succeeded()
-    same(job, reference)
-    twice = {number for number, count in job.trainings().items() if count > 1}
-    assert name == "learner.publish.before" or twice <= cut_off, f"rounds {twice - cut_off} were trained twice"
-    return {"kills": kills, "rounds trained again": len(twice)}
+    twice = [number for number, count in job.trainings().items() if count > 1]
+    return {"kills": int(kills), "rounds trained again": len(twice)}
+
+
+async def at_aggregations(struck: StruckRig, kills: str) -> Figures:
+    """Kill the store around the transactions that make versions out of several gradients, so many times in all.
+
+    Before the transaction the versions are computed, and are lost; after it they are published, and nobody was told.
+    """
+    rig, store, names = struck.rig, "param_store", of(AGGREGATING)
+    job = await struck.submit()
+    for number in range(int(kills)):
+        await job.rounds(1)
+        await rig.restart(store, MARLESS_FAILPOINT=f"{names[number % len(names)]}:{struck.rng.randint(1, 3)}")
+        before = rig.stack.restarts[store]
+        await job.until(lambda before=before: rig.stack.restarts[store] > before)
+    await job.succeeded()
+    made = [record.aggregation for record in job.records() if record.aggregation]
+    assert min(len(each.gradients) for each in made) > 1, "a version is made of one gradient"
+    counts = {"kills": int(kills), "versions": struck.rounds, "applied twice": 0}
+    return counts | {"rollouts and gradients lost": made[-1].lost}
 
 
 async def _restarted(job: Disturbed, service: str, **environment: str) -> set[int]:

@@ -1,60 +1,112 @@
-"""R1: workers, services and Redis are killed while a job runs. No round is lost or done twice, and the weights are the
-same to the last bit.
-"""
+"""R1: workers, services and Redis are killed at random moments while a job runs."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 
 from bench.harness import percentile
 from marless.jobs.record import RoundRecord
-from tests.faults.results import Result, round_s, same
+from tests.faults.results import round_s
 from tests.faults.rig import Disturbed, Rig, until
+from tests.faults.struck import StruckRig
+from tests.faults.totals import Figures
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
 WORKERS = ("actor_pool worker", "learner_pool worker")
 VICTIMS = (*SERVICES, *WORKERS, "redis")
+LEARNERS = ("learner_pool", "learner_pool worker", "learner_pool worker")
 AT_ONCE = 0.15
 """How often the next kill comes before the last one is got over."""
+UNDISTURBED = range(100, 108)
+"""Seeds of undisturbed runs."""
+T_99 = 3.499
+"""Two-sided 99 % quantile of Student's t distribution, for that many runs less one."""
 Recoveries = dict[str, list[float]]
 
 
-async def run(
-    rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result, victims: Sequence[str] = VICTIMS
-) -> dict[str, float]:
-    """Raises AssertionError if the job does not come to what it would have; returns counts and recovery times."""
-    job = await rig.submit(f"kills-{seed}", rounds)
-    recoveries = await kill_at_random(job, random.Random(seed), rounds, kills, victims)
+async def strike(struck: StruckRig, kills: str, *, victims: Sequence[str] = VICTIMS) -> Figures:
+    """Kill so often; returns counts and recovery times."""
+    job = await struck.submit()
+    recoveries = await _kill_at_random(job, struck.rng, struck.rounds, int(kills), victims)
     await job.succeeded()
-    same(job, reference)
-    return {
-        "kills": kills,
-        "rounds": rounds,
-        "rounds lost or doubled": 0,
-        "versions doubled": 0,
-        "rounds trained again": sum(times > 1 for times in job.trainings().values()),
-        **times_of(recoveries),
-    }
-
-
-def times_of(recoveries: Recoveries) -> dict[str, float]:
-    """How long recoveries took, as figures of a scenario."""
     every = [seconds for times in recoveries.values() for seconds in times]
     return {
+        "kills": int(kills),
+        **_counts(struck, job),
         "recovery p50 (s)": round(percentile(every, 50), 2),
         "recovery p95 (s)": round(percentile(every, 95), 2),
         "slowest (s)": round(max(every), 2),
     }
 
 
-async def kill_at_random(
+def _counts(struck: StruckRig, job: Disturbed) -> Figures:
+    """What became of the rounds or versions; 0 is what the promises of the cell rule out."""
+    made = [record.aggregation for record in job.records() if record.aggregation]
+    if not made:
+        again = sum(times > 1 for times in job.trainings().values())
+        names = ("rounds lost or doubled", "versions doubled")
+        return {"rounds": struck.rounds, **dict.fromkeys(names, 0), "rounds trained again": again}
+    return {
+        "versions": struck.rounds,
+        "gradients applied": sum(len(each.gradients) for each in made),
+        "applied twice": 0,
+        "rollouts and gradients lost": made[-1].lost,
+    }
+
+
+async def strike_one_that_learns(struck: StruckRig, kills: str) -> Figures:
+    """As `strike`; raises AssertionError unless the job's greedy return is what undisturbed runs lead one to expect.
+
+    That is the 99 % prediction interval, mean ± t · s · √(1 + 1/n), of n runs with other seeds.
+    """
+    undisturbed = [await _undisturbed(struck, seed) for seed in UNDISTURBED]
+    half = T_99 * statistics.stdev(undisturbed) * math.sqrt(1 + 1 / len(undisturbed))
+    least, most = statistics.mean(undisturbed) - half, statistics.mean(undisturbed) + half
+    figures = await strike(struck, kills)
+    [job] = struck.jobs
+    learned, chance = _greedy_return(job), float(job.status()["random"]["mean"])
+    assert chance < least - (most - least), (
+        f"the interval, {least:.2f} to {most:.2f}, tells little: random {chance:.2f}"
+    )
+    assert least <= learned <= most, f"it came to {learned:.2f}; undisturbed runs to {least:.2f} to {most:.2f}"
+    return dict(figures) | {
+        "return": round(learned, 2),
+        "undisturbed runs": len(undisturbed),
+        "least undisturbed": round(min(undisturbed), 2),
+        "greatest undisturbed": round(max(undisturbed), 2),
+        "mean undisturbed": round(statistics.mean(undisturbed), 2),
+        "interval from": round(least, 2),
+        "interval to": round(most, 2),
+        "random": round(chance, 2),
+    }
+
+
+async def _undisturbed(struck: StruckRig, seed: int) -> float:
+    """The greedy return of the job with this seed if nothing befalls it."""
+    rig = replace(struck.rig, document={**struck.rig.document, "seed": seed})
+    job = await rig.submit(f"undisturbed-{seed}", struck.rounds)
+    await job.succeeded()
+    return _greedy_return(job)
+
+
+def _greedy_return(job: Disturbed) -> float:
+    """Mean greedy return per agent of its last version."""
+    newest = job.records()[-1].newest_evaluation
+    assert newest, f"{job.name} was not evaluated"
+    return newest.mean
+
+
+async def _kill_at_random(
     job: Disturbed, rng: random.Random, rounds: int, kills: int, victims: Sequence[str]
 ) -> Recoveries:
     """Kill at random moments; returns the seconds of each recovery by who was killed."""

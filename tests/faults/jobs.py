@@ -1,4 +1,7 @@
-"""The jobs of the table of faults: small ones of each schedule and family, by the names that they have there."""
+"""The jobs of the table of faults: small ones of each schedule and family, by the names that they have there.
+
+`JOBS` are those whose services are in this process, `PROCESS_JOBS` those whose services are processes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marless.jobs.spec import JobSpec
+from tests.faults.pools import DOCUMENT
 from tests.integration.running import ENVS, STEPS, spec
 from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, TEAM
 
@@ -93,6 +97,73 @@ JOBS: Mapping[str, Mapping[str, Document]] = {
     "synchronous": SYNCHRONOUS | OF_ALL,
     "pipelined": {"ippo bucket": {}} | OF_ALL,
     "stellaris": STELLARIS,
+}
+
+TWO_SCOPES = DOCUMENT | {"name": "two-scopes", "env": {"name": "mpe/simple_adversary", "options": {"max_cycles": 5}}}
+"""Agents of two classes, each with a learner of its own."""
+SCOPES = {"two-scopes": 2}
+"""How many learners a job has that has more than one."""
+CHANGING = DOCUMENT | {
+    "name": "changing",
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 7}},
+    "actors": {"count": 3, "envs": 4, "steps": 5, "episodes": "carried"},
+    "scaling": "scripted",
+    "sharing": {"name": "scripted", "period": 2},
+}
+"""A job whose groups and number of actors change every other round."""
+CAPACITY = 250
+"""Frames: some four rounds of 20 to 60 env steps, of which each episode takes one frame more."""
+REMEMBERING = CHANGING | {
+    "name": "remembering",
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 5}},
+    "actors": {"count": 3, "envs": 4, "steps": 5, "episodes": "fresh"},
+    "algorithm": {
+        "name": "vdn",
+        "updates": 3,
+        "batch": 16,
+        "warmup": 40,
+        "epsilon": {"start": 1.0, "end": 0.1, "env_steps": 1000},
+        "replay": {"capacity": CAPACITY, "draw": "prioritised"},
+    },
+}
+"""A job that learns from a replay, whose rounds go around its end and whose groups change."""
+ASYNCHRONOUS = DOCUMENT | {
+    "name": "asynchronous",
+    "algorithm": {"name": "mappo", "truncation": "least"},
+    "actors": {"count": 3, "envs": 4, "steps": 5, "episodes": "fresh"},
+    "schedule": {"name": "stellaris", "learners": 2},
+}
+REPLAYED = ASYNCHRONOUS | {
+    "name": "replayed",
+    "algorithm": {"name": "qmix", "updates": 2, "batch": 8, "warmup": 20, "replay": {"capacity": 250}},
+    "schedule": "stellaris",
+}
+"""A job whose learner makes each version by itself, from a replay that outlives it and holds some ten rollouts."""
+LEARNING = ASYNCHRONOUS | {
+    "name": "learning",
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2}},
+    "algorithm": {"name": "mappo", "lr": 4e-3, "gamma": 0.95},
+    "model": {"hidden": [32, 32]},
+    "actors": {"count": 3, "envs": 32, "steps": 25, "episodes": "fresh"},
+    "evaluation": {"every": 100, "episodes": 200, "random_episodes": 200},
+    "schedule": {
+        "name": "stellaris",
+        "learners": 3,
+        "data_lag": 6,
+        "aggregation": {"rule": "softsync", "gradients": 2},
+    },
+}
+"""A job that learns: after 400 versions it is as good as it gets, whatever its seed. Each is made of two gradients or
+more."""
+PROCESS_JOBS: Mapping[str, Mapping[str, Document]] = {
+    "synchronous": {
+        "small": DOCUMENT,
+        "two-scopes": TWO_SCOPES,
+        "changing": CHANGING,
+        "remembering": REMEMBERING,
+    },
+    "pipelined": {"small": DOCUMENT | {"name": "small-pipelined", "schedule": "pipelined"}},
+    "stellaris": {"asynchronous": ASYNCHRONOUS, "replayed": REPLAYED, "learning": LEARNING},
 }
 
 

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from marless.app.cli.stack import socket_directory
 from services.param_store import redis_server
 from services.param_store.redis_server import RedisOptions
 from tests.faults.proxy import BLACKHOLE, HEALTHY, Proxy
-from tests.faults.results import Result, same
 from tests.faults.rig import Disturbed, data_of, running_rig
+from tests.faults.struck import StruckRig
+from tests.faults.totals import Figures
 
 LINKS = (
     ("coordinator", "actor_pool"),
@@ -30,21 +32,20 @@ UNDER_WAY = 2
 """Rounds that may still be recorded once a line is cut: the present one, and one that needs nothing from it."""
 
 
-async def run(place: Path, *, lengths_s: Sequence[float], rounds: int, reference: Result) -> dict[str, float]:
-    """Cut each line for each length, once holding what was sent and once losing it.
+async def strike(struck: StruckRig, lengths_s: str) -> Figures:
+    """Cut each line for each of these lengths, "1+5+30", once holding what was sent and once losing it.
 
-    Raises AssertionError if the job does not go on in time, or does not come to what it would have.
+    Raises AssertionError if the job does not go on in time.
     """
     progress_s = []
-    async with _lines(place) as (lines, of_service), running_rig(place, of_service) as rig:
-        job = await rig.submit("partitions", rounds)
-        for number, length_s in enumerate(lengths_s):
+    async with _lines(struck.place) as (lines, of_service), running_rig(struck.place, of_service) as rig:
+        job = await struck.submit(replace(rig, document=struck.rig.document))
+        for number, length_s in enumerate(map(float, lengths_s.split("+"))):
             for between, line in lines.items():
                 lost = (number + len(progress_s)) % 2 == 0
                 progress_s.append(await _partition(job, between, line, length_s, lost=lost))
                 assert progress_s[-1] <= HEALED_S, f"{between}: {progress_s[-1]:.1f} s without progress"
         await job.succeeded()
-        same(job, reference)
     return {
         "partitions": len(progress_s),
         "rounds lost or doubled": 0,

@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from marless.jobs.record import RoundRecord
-from tests.faults.rig import Disturbed, Rig
+from services.coordinator.state.run_folder import RunFolder
 
-_serials = count()
-_FACTS = ("round", "env_steps", "actors", "groups", "versions", "returns", "evaluations", "metrics", "decisions")
+LEARNING = ("round", "env_steps", "actors", "groups", "versions", "returns", "metrics", "decisions", "lanes")
+"""What a record says of learning; the rest, such as times and workers, differs from run to run."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The learning of a job."""
+    """What a job came to."""
 
-    weights: str
-    """sha256 of all files of the last checkpoint: weights, optimizer states, counters."""
-    rounds: Sequence[Mapping[str, object]]
-    """What each record says of learning."""
+    records: Sequence[RoundRecord]
+    files: Mapping[str, str]
+    """sha256 of each file of the last checkpoint: weights, optimizer states, counters."""
+
+
+def result_of(folder: RunFolder) -> Result:
+    """Raises AssertionError as `check_versions` does."""
+    records = list(folder.records())
+    check_versions(records)
+    newest = folder.checkpoints.path(folder.checkpoints.rounds()[-1])
+    return Result(records, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in newest.iterdir()})
 
 
 def check_versions(records: Sequence[RoundRecord]) -> None:
@@ -35,32 +41,16 @@ def check_versions(records: Sequence[RoundRecord]) -> None:
         assert dict(record.versions) == heads, f"round {record.round} made {record.versions}"
 
 
-def result_of(job: Disturbed) -> Result:
-    """Raises AssertionError as `check_versions` does."""
-    records = job.records()
-    check_versions(records)
-    newest = max((job.folder / "checkpoints").glob("round-*"))
-    digest = hashlib.sha256()
-    for path in sorted(newest.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
-    return Result(digest.hexdigest(), [{name: getattr(record, name) for name in _FACTS} for record in records])
+def check_same(ours: Result, undisturbed: Result, *, evaluations: bool = True) -> None:
+    """Raises AssertionError, naming the first round that differs, unless both came to the same.
 
-
-def same(job: Disturbed, undisturbed: Result) -> None:
-    """Raises AssertionError, naming the first round that differs, unless this job came to the same."""
-    ours = result_of(job)
-    for mine, other in zip(ours.rounds, undisturbed.rounds, strict=True):
-        assert mine == other, f"round {mine['round']} differs"
-    assert ours.weights == undisturbed.weights, "the weights differ"
-
-
-async def undisturbed(rig: Rig, rounds: int) -> Result:
-    """What the small job comes to when nothing befalls it."""
-    # Numbered: a name that was submitted before would be answered with the job of that name, which has ended.
-    job = await rig.submit(f"undisturbed-{next(_serials)}", rounds)
-    await job.succeeded()
-    assert set(job.trainings().values()) == {1}
-    return result_of(job)
+    Which rounds are evaluated depends on where the job ended, if it was resumed: then `evaluations` are left out.
+    """
+    names = (*LEARNING, "evaluations") if evaluations else LEARNING
+    for mine, other in zip(ours.records, undisturbed.records, strict=True):
+        for name in names:
+            assert getattr(mine, name) == getattr(other, name), f"round {mine.round} differs in its {name}"
+    assert ours.files == undisturbed.files, "the last checkpoint differs"
 
 
 def round_s(records: Sequence[RoundRecord]) -> float:

@@ -1,4 +1,4 @@
-"""A stack on this machine whose services come back however often they are killed, and the small job that runs on it."""
+"""A stack on this machine whose services come back however often they are killed, and the jobs that run on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,20 +70,10 @@ class Rig:
     stack: LocalStack
     place: Path
     document: Mapping[str, Any] = field(default_factory=lambda: DOCUMENT)  # Any: YAML
-    """The small job."""
-
-    @property
-    def schedule(self) -> str:
-        """Name of the schedule of the small job."""
-        return str(self.document.get("schedule", "synchronous"))
-
-    def under(self, schedule: str) -> Rig:
-        """The same services, and the small job under another schedule."""
-        document = {**self.document, "name": f"{self.document['name']}-{schedule}", "schedule": schedule}
-        return self if schedule == self.schedule else replace(self, document=document)
+    """The job that `submit` has run."""
 
     async def submit(self, name: str, rounds: int) -> Disturbed:
-        """Have the small job run; the request is repeated until there is an answer."""
+        """Have its job run; the request is repeated until there is an answer."""
         name = f"{self.document['name']}-{name}"
         self.trainings_path.write_text("")
         peer = Peer(self.stack.coordinator, Security())

@@ -1,90 +1,32 @@
-"""What befalls the jobs of the table of faults. Each fault ends with a job that has succeeded all the same."""
+"""What befalls the jobs of the table of faults. Each fault ends with jobs that have succeeded all the same."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 import psutil
-import pytest
 
 from marless.core.errors import UnreachableError
 from marless.jobs.sections import StopSpec
 from marless.rpc.param_store import PolicyWrite
 from marless.storage.checkpoint import PARTS
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.run_folder import RunFolder
-from tests.faults.buckets import Hosts
-from tests.faults.jobs import spec_of
-from tests.faults.table import Cell
-from tests.integration.interruptions import Interruptions
-from tests.integration.running import Cluster, KilledError, created, dying, go_on, restarted, succeeded
+from tests.faults import clocks, failpoints, job_kills, mid_update, partitions, paused_processes
+from tests.faults.struck import Struck, StruckRig
+from tests.faults.totals import Figures
+from tests.integration.running import dying, restarted
 
 LOST_IN = 3
 """The round in which a store loses half of what it has."""
-BUCKET = " bucket"
-"""How the names of jobs end whose run folders are in a bucket."""
 POOL_TOO_IN = 4
 """The round in which a learner pool is restarted, where it is so once."""
 
-
-@dataclass
-class Struck:
-    """The job of a cell on services in this process, and what is seen of it."""
-
-    cluster: Cluster
-    cell: Cell
-    undisturbed: RunFolder
-    """Of the same job when nothing befalls it."""
-    patched: pytest.MonkeyPatch
-    hosts: Hosts
-    """Where its run folder is, if that is in a bucket."""
-    folder: RunFolder = field(init=False)
-    interruptions: Interruptions = field(init=False)
-    trained: list[int] = field(init=False)
-    sampled: list[int] = field(init=False)
-    restored: list[int] = field(init=False)
-    """From how many rounds on it went on, each time that a checkpoint was restored."""
-
-    def __post_init__(self) -> None:
-        self.interruptions = Interruptions(self.patched)
-        self.trained, self.sampled = self.interruptions.trained(), self.interruptions.sampled()
-        self.restored = []
-        real = Journal.cut
-
-        def cut(journal: Journal, rounds: int) -> None:
-            self.restored.append(rounds)
-            real(journal, rounds)
-
-        self.patched.setattr(Journal, "cut", cut)
-        given = spec_of(self.cell.schedule, self.cell.job)
-        if self.cell.job.endswith(BUCKET):
-            self.patched.setattr(BucketState, "release", lambda state: None)  # a killed process gives nothing back
-            self.folder = self.hosts.accepted(given)
-        else:
-            self.folder = created(self.hosts.path / self.hosts.job, given)
-
-    async def killed(self, place: str, passes: int = 1) -> None:
-        """Run the job until its coordinator is killed at this failpoint; a bucket is left to another host."""
-        self.interruptions.kill_at(f"coordinator.{place}", passes)
-        with pytest.raises(KilledError):
-            await go_on(self.folder, self.cluster.pools)
-        if self.cell.job.endswith(BUCKET):
-            self.folder = self.hosts.followed()
-
-    async def succeeded(self) -> None:
-        await succeeded(self.cluster, self.folder)
-
-    @property
-    def rounds(self) -> int:
-        return len(list(self.undisturbed.records()))
-
-
 Fault = Callable[[Struck, str], Awaitable[None]]
+"""What befalls a job on services in this process; the table says at which moment."""
+ProcessFault = Callable[[StruckRig, str], Awaitable[Figures]]
+"""What befalls jobs on services that are processes; the table says how often, or at which moments."""
 
 
 async def _killed(struck: Struck, when: str) -> None:
@@ -194,4 +136,18 @@ FAULTS: Mapping[str, Fault] = {
     "learner_pool workers die": partial(_dying, pool="learner_pool"),
     "actor_pool workers die": partial(_dying, pool="actor_pool"),
     "ended and resumed": _resumed,
+}
+PROCESS_FAULTS: Mapping[str, ProcessFault] = {
+    "kill -9 of anything": job_kills.strike,
+    "kill -9 of anything, compared with other seeds": job_kills.strike_one_that_learns,
+    "kill -9 of learners": partial(job_kills.strike, victims=job_kills.LEARNERS),
+    "kill -9 of the coordinator around its writes": failpoints.around_writes,
+    "kill -9 of the coordinator as it restores a checkpoint": failpoints.as_it_restores,
+    "kill -9 of the coordinator as it accepts a job": failpoints.as_it_accepts,
+    "kill -9 of the coordinator during updates": mid_update.strike,
+    "kill -9 of the store around aggregations": failpoints.at_aggregations,
+    **{f"kill -9 at {name}": partial(failpoints.elsewhere, name=name) for name in failpoints.of(failpoints.ELSEWHERE)},
+    "SIGSTOP of coordinators and learners": paused_processes.strike,
+    "connections cut": partitions.strike,
+    "clocks jump": clocks.strike,
 }

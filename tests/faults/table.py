@@ -2,8 +2,12 @@
 
 A line says "schedule | job | fault | promises"; the indented words below it are its cells, the moments of the fault.
 Braces stand for each of their words. `make test` strikes at each moment, but at those with ~, which `make test-slow`
-takes, and those with !, which `make faults` takes. Jobs are those of `jobs`, faults and promises those of the harness.
+takes, and those with !, which `make faults` takes.
 
+The services of most jobs are in this process, and a fault strikes at a named moment. Those of the last lines are
+processes: "8/20" strikes 8 times in a job of 20 rounds; some faults have moments or seconds before the slash.
+
+`jobs` has the jobs of both, `strikes` the faults, `promises` the promises. Those in EVERYWHERE hold in each cell, too.
 `python -m tests.faults.table` prints how many cells each schedule, job and fault has.
 """
 
@@ -164,6 +168,53 @@ stellaris | ippo groups | coordinator killed | followed regrouped groups:3,3,1,1
     {pending,record}.{before,after}:3 ~{pending,record}.{before,after}:{2,5}
 stellaris | vdn groups | coordinator killed | followed regrouped groups:3,3,1,1,3,3,1,1,3
     pending.after:3 record.before:3 ~{pending.before,record.after}:3 ~{pending,record}.{before,after}:{2,5}
+
+{synchronous,pipelined} | small | kill -9 of anything | same
+    8/20 !100/300
+{synchronous,pipelined} | small | kill -9 of the coordinator around its writes | same trained:1
+    ~each/60 !60/300
+{synchronous,pipelined} | small | kill -9 of the coordinator as it restores a checkpoint | same
+    ~3/60 !30/300
+{synchronous,pipelined} | small | kill -9 at {actor.carry,learner.publish,param_store.publish}.after | same trained:1
+    ~1/60 !5/300
+{synchronous,pipelined} | small | kill -9 at {actor.carry,param_store.publish}.before | same trained:1
+    !5/300
+{synchronous,pipelined} | small | kill -9 at learner.publish.before | same
+    !5/300
+{synchronous,pipelined} | small | SIGSTOP of coordinators and learners | same
+    ~1/60 !10/300
+synchronous | small | kill -9 of the coordinator as it accepts a job | same
+    ~2/5 !20/5
+synchronous | small | connections cut | same
+    ~0.3/60 !1+5+30/300
+synchronous | small | clocks jump | same
+    ~3/60 !60/300
+synchronous | two-scopes | kill -9 of the coordinator during updates | same trained:2
+    ~half+twice/15 !8/40
+synchronous | changing | kill -9 of the coordinator around its writes | same trained:1 changed
+    ~4/12 !60/300
+synchronous | changing | kill -9 of the coordinator as it restores a checkpoint | same changed
+    !30/300
+synchronous | changing | kill -9 at {actor.carry,param_store.publish}.{before,after} | same trained:1 changed
+    !5/300
+synchronous | changing | kill -9 at learner.publish.after | same trained:1 changed
+    !5/300
+synchronous | changing | kill -9 at learner.publish.before | same changed
+    !5/300
+synchronous | remembering | kill -9 of learners | same wrapped
+    ~2/14 !60/300
+synchronous | remembering | kill -9 at learner.publish.before | same wrapped
+    ~1/14 !5/300
+synchronous | remembering | kill -9 at learner.publish.after | same trained:1 wrapped
+    !5/300
+synchronous | remembering | kill -9 of the coordinator during updates | same trained:1 wrapped
+    ~between/15 !8/40
+stellaris | {asynchronous,replayed} | kill -9 of anything | followed
+    8/20
+stellaris | learning | kill -9 of anything, compared with other seeds | followed
+    !100/400
+stellaris | learning | kill -9 of the store around aggregations | followed
+    4/40 !20/300
 """
 SLOW, FULL = "~", "!"
 BRACES = re.compile(r"\{([^{}]*)\}")
@@ -194,18 +245,19 @@ def expanded(text: str) -> list[str]:
     return ["".join(each) for each in itertools.product(*choices)]
 
 
-def cells(schedule: str = "") -> Iterator[Cell]:
-    """Every cell of the table, or those of one schedule."""
+def cells(schedule: str = "", *, target: str | None = None) -> Iterator[Cell]:
+    """Every cell of the table, or those of one schedule or target."""
     line: list[str] = []
     for text in filter(None, TABLE.splitlines()):
         if not text.startswith(" "):
             line = [each.strip() for each in text.split("|")]
             continue
-        known, jobs, faults, holds = line
-        for word in text.split() if not schedule or known == schedule else ():
-            target = word[0] if word[0] in (SLOW, FULL) else ""
-            for job, fault, when in itertools.product(*map(expanded, (jobs, faults, word.removeprefix(target)))):
-                yield Cell(known, job, fault, when, tuple(holds.split()), target)
+        *names, holds = line
+        for word in text.split():
+            own = word[0] if word[0] in (SLOW, FULL) else ""
+            for known, job, fault, when in itertools.product(*map(expanded, (*names, word.removeprefix(own)))):
+                if schedule in ("", known) and target in (None, own):
+                    yield Cell(known, job, fault, when, tuple(holds.split()), own)
 
 
 def counts() -> list[Row]:

@@ -3,18 +3,26 @@
 from collections import defaultdict
 
 from marless.core import failpoint
-from tests.faults.jobs import JOBS
+from tests.faults.__main__ import CASES
+from tests.faults.jobs import JOBS, PROCESS_JOBS
 from tests.faults.promises import PROMISES
-from tests.faults.strikes import FAULTS
-from tests.faults.table import cells, counts, expanded
+from tests.faults.strikes import FAULTS, PROCESS_FAULTS
+from tests.faults.table import FULL, cells, counts, expanded
 
 
 def test_it_uses_every_name_that_it_may_use():
     every = list(cells())
-    assert {cell.fault for cell in every} <= set(FAULTS)
+    assert {cell.fault for cell in every} <= set(FAULTS) | set(PROCESS_FAULTS)
+    assert {cell.fault for cell in every} >= set(PROCESS_FAULTS)
     assert {word.partition(":")[0] for cell in every for word in cell.holds} == set(PROMISES)
-    assert {(cell.schedule, cell.job) for cell in every} <= {(name, job) for name, jobs in JOBS.items() for job in jobs}
+    known = {(name, job) for all_jobs in (JOBS, PROCESS_JOBS) for name, jobs in all_jobs.items() for job in jobs}
+    assert {(cell.schedule, cell.job) for cell in every} <= known
     assert all(cell.holds for cell in every)
+
+
+def test_make_faults_runs_every_cell_at_full_size_once():
+    full = list(map(str, cells(target=FULL)))
+    assert sorted(name for case in CASES for name in full if case.rows and name.startswith(case.rows)) == sorted(full)
 
 
 def test_no_cell_is_there_twice():
@@ -22,10 +30,11 @@ def test_no_cell_is_there_twice():
     assert len(set(every)) == len(every)
 
 
-def test_every_fault_of_a_schedule_is_in_the_default_run():
+def test_every_fault_in_this_process_is_in_the_default_run_under_each_of_its_schedules():
     targets = defaultdict(set)
     for cell in cells():
-        targets[cell.schedule, cell.fault].add(cell.target)
+        if cell.fault in FAULTS:
+            targets[cell.schedule, cell.fault].add(cell.target)
     assert [fault for fault, found in targets.items() if "" not in found] == []
 
 
