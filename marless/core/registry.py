@@ -30,7 +30,9 @@ def plugged(group: str) -> Mapping[str, EntryPoint]:
 
 def declared(group: str) -> Mapping[str, EntryPoint]:
     """All entry points of one kind, by name. No other package can replace a plug-in of marless."""
-    others = reversed(entry_points(group=group))  # of two packages with one name, the first on the path counts
+    # Of two packages with one name, the first on the path counts. From Python 3.12 on, entry points are looked up by name
+    # where `reversed` looks for a position.
+    others = reversed(tuple(entry_points(group=group)))
     return {**{each.name: each for each in others}, **plugged(group)}
 
 
