@@ -30,8 +30,8 @@ def plugged(group: str) -> Mapping[str, EntryPoint]:
 
 def declared(group: str) -> Mapping[str, EntryPoint]:
     """All entry points of one kind, by name. No other package can replace a plug-in of marless."""
-    # Of two packages with one name, the first on the path counts. From Python 3.12 on, entry points are looked up by name
-    # where `reversed` looks for a position.
+    # Of two packages with one name, the first on the path counts. A tuple, because from Python 3.12 on `reversed` asks
+    # for positions, and entry points are looked up by name.
     others = reversed(tuple(entry_points(group=group)))
     return {**{each.name: each for each in others}, **plugged(group)}
 
