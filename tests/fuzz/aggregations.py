@@ -60,8 +60,8 @@ def request(choices: Choices) -> None:
         else:
             one.weight, made.job = choices.pick(NUMBERS), choices.pick(NAMES)
     wanted = aggregation_of(made)
-    assert len(wanted.weights) == len(wanted.gradients) >= 1
-    assert all(0 < weight <= 1 for weight in wanted.weights)
+    assert wanted.gradients
+    assert all(0 < each.weight <= 1 for each in wanted.gradients)
 
 
 def gradient(choices: Choices) -> None:

@@ -48,12 +48,12 @@ def test_a_pipelined_round_hides_its_actors_behind_the_update_before():
 
 
 def test_sides_that_compete_are_scored_by_the_weaker_one():
-    found = [trained(SYSTEMS[name], adversary(), seed=0, lr=4e-3) for name in ("synchronous", "async")]
-    assert all(each.scores[-1] > 1.0 for each in found)  # a side that does not learn gains nothing
+    found = trained(SYSTEMS["async"], adversary(), seed=0, lr=4e-3)
+    assert found.scores[-1] > 1.0  # a side that does not learn gains nothing
 
 
 def adversary() -> Setting:
-    return replace(setting(400), game=GAMES["adversary"])
+    return replace(setting(100), game=GAMES["adversary"])
 
 
 def test_a_run_that_diverges_counts_as_one_that_does_not_get_there():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from marless.core.errors import CorruptError, SpecError
 from marless.core.machine import MARKETS, Kept, Machine, MachineRecord, kept_from_json
 
-TEXT = st.from_regex(r"[\w.:/@-]{1,20}", fullmatch=True).filter(str.isascii)
+TEXT = st.from_regex(r"[A-Za-z0-9_.:/@-]{1,20}", fullmatch=True)
 MACHINES = st.builds(
     Machine,
     id=TEXT,
