@@ -1,187 +1,306 @@
-"""Sections of a job: their base, those that several storeys read, and the sentences about what is invalid in one.
+"""Settings as frozen sections: fields with a type, bounds and a default, and constraints on which fields fit together.
 
-The `name` field of some sections selects their config type: `algorithm: {name: ippo}`.
+`ReplaySpec(capacity=1000)` is checked when it is made, wherever its values come from: a program, or a job file. This
+module imports no pydantic, so that the library (`marless.learning`) trains without it; pydantic models may have fields
+whose type is a section.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
+from numbers import Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticKnownError
+from marless.core.errors import shown, unknown_name
 
-from marless.core.errors import LONGEST_SHOWN, SpecError, shown, unknown_name
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
-_MOST_SENTENCES = 20
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "decimal": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "model": "a section with fields",
-    "dict": "a section with fields",
-    "tuple": "a list",
-    "invalid-json-value": "text, a number, true, false, null, a list or a section of those",
+KINDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list",
+    dict: "a section with fields",
 }
-"""First word of pydantic's error type → what it expected."""
-_BOUNDS = {
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-    "string_pattern_mismatch": "text that matches {pattern}",
-    "too_short": "at least {min_length} of them",
-    "too_long": "at most {max_length} of them",
-    "string_too_long": "at most {max_length} characters",
+"""What sentences call the types of settings."""
+FINITE = "a finite number"
+BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "gt": ("more than {gt}", operator.gt),
+    "ge": ("at least {ge}", operator.ge),
+    "lt": ("less than {lt}", operator.lt),
+    "le": ("at most {le}", operator.le),
+    "min_length": ("at least {min_length} {unit}", lambda value, least: len(value) >= least),
+    "max_length": ("at most {max_length} {unit}", lambda value, most: len(value) <= most),
 }
-InnerSections = Mapping[tuple[str, ...], type[BaseModel]]
-"""Path in the job → type of the section there."""
-Detail = Any  # pydantic's ErrorDetails, whose context depends on the type of error
+"""What sentences call each bound, and whether a value keeps it."""
+_BOOLEANS: Mapping[object, bool] = {
+    **dict.fromkeys((True, "true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys((False, "false", "f", "no", "n", "off", "0"), False),
+}
+Check = TypeVar("Check", bound=Callable[[Any], None])
+Mistake = tuple[tuple[str, ...], str]
+"""The names that lead to a field, and one sentence."""
 
 
-class Strict(BaseModel):
-    """Base of every section of a job: immutable, and a misspelt field is an error."""
+class InvalidSettingsError(ValueError):
+    """Settings that are not allowed; a line for each mistake."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__(mistakes)
+        self.mistakes = mistakes
 
-    @field_validator("*", mode="before")
+    def __str__(self) -> str:
+        return "\n".join(": ".join(filter(None, (".".join(path), sentence))) for path, sentence in self.mistakes)
+
+
+class _UnfitError(InvalidSettingsError):
+    """A value that a field does not take."""
+
+    def __init__(self, value: object, allowed: str) -> None:
+        empty = "is empty; give it a value or leave it out"
+        super().__init__([((), empty if value is None else f"got {shown(value)}; allowed: {allowed}")])
+        self.allowed = allowed
+
+
+class Bounds(TypedDict, total=False):
+    """What is said of a field beside its type and its default."""
+
+    gt: float
+    ge: float
+    lt: float
+    le: float
+    min_length: int
+    max_length: int
+    check: Callable[[Any], None]
+    """Raises ValueError, one sentence, for a value that is not allowed."""
+    description: str
+
+
+def Field(default: Any = dataclasses.MISSING, **bounds: Unpack[Bounds]) -> Any:  # noqa: N802  # reads as pydantic's
+    """A field of a section: its default, if it has one, and what its values must keep; also inside `Annotated`."""
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+def constraint(method: Check) -> Check:
+    """Mark a method of a section that raises ValueError, one sentence, if fields do not fit together.
+
+    Constraints are checked after all fields, those of base classes first.
+    """
+    vars(method)["is_constraint"] = True
+    return method
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Section:
+    """Base of settings: frozen, and a misspelt field is an error. Each subclass is a dataclass.
+
+    Types of fields are bool, int, float, str, Literal, other sections, tuples of one type, and unions of those. Text
+    such as "0.5" is a number too. Methods are named as those of pydantic's models, which other sections of a job are.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, value in vars(cls).items():
+            if type(value).__module__.startswith("pydantic."):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is pydantic's, which would not be read: fields are declared with Field, "
+                    "and what must fit together with @constraint, both of marless.core.settings"
+                )
+        dataclasses.dataclass(init=False, frozen=True, kw_only=True)(cls)
+        for field in dataclasses.fields(cls):
+            if vars(cls).get(field.name, field.default) is not field.default:
+                raise TypeError(f"{cls.__name__}.{field.name} has no type; a new default is written with its type")
+
+    def __init__(self, /, **given: Any) -> None:
+        section: type = type(self)
+        fields, mistakes = _fields(section), list[Mistake]()
+        for name, (kind, field) in fields.items():
+            try:
+                vars(self)[name] = _fitted(given.get(name, field.default), kind, field.metadata)
+            except InvalidSettingsError as error:
+                mistakes += [((name, *path), sentence) for path, sentence in error.mistakes]
+        mistakes += [((name,), unknown_name("field", name, fields)) for name in given if name not in fields]
+        if mistakes:
+            raise InvalidSettingsError(mistakes)
+        for name in _constraints(section):
+            _call(getattr(self, name))
+
     @classmethod
-    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `true` where a number is due; pydantic takes it as 1."""
-        if isinstance(value, bool) and info.field_name:
-            kinds = _leaves(cls.model_fields[info.field_name].annotation)
-            if bool not in kinds and kinds & {int, float}:
-                raise PydanticKnownError("float_type" if float in kinds else "int_type")
-        return value
+    def model_validate(cls, given: object) -> Self:
+        """An instance as it is, or one of these settings; raises InvalidSettingsError."""
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise _UnfitError(given, KINDS[dict])
+        return cls(**{str(name): value for name, value in given.items()})
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:  # Any: as in __init__
+        """A copy with other values of some fields; raises InvalidSettingsError."""
+        return type(self)(**{**vars(self), **update})
+
+    def model_dump(self) -> dict[str, Any]:  # Any: as in __init__
+        """All settings by name, sections within as dictionaries."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Lets a pydantic model have fields of this type."""
+        from pydantic_core import core_schema
+
+        dumped = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=dumped)
 
 
-def _leaves(annotation: Any) -> set[Any]:
-    """The types that an annotation allows: {int, NoneType} for `int | None`."""
-    if get_origin(annotation) is Annotated:
-        return _leaves(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return set().union(*map(_leaves, get_args(annotation)))
-    return {annotation}
+@cache
+def _fields(section: type) -> Mapping[str, tuple[Any, dataclasses.Field[Any]]]:
+    """The fields of a section by name: the type, whose annotation may be text, and what is said beside it."""
+    kinds = get_type_hints(section, include_extras=True)
+    return {each.name: (kinds[each.name], each) for each in dataclasses.fields(section)}
 
 
-Config = TypeVar("Config", bound=Strict)
+@cache
+def _constraints(section: type) -> tuple[str, ...]:
+    attributes = (item for each in reversed(section.__mro__) for item in vars(each).items())
+    return tuple(dict.fromkeys(name for name, value in attributes if getattr(value, "is_constraint", False)))
 
 
-def named(
-    value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str, default: str | None = None
-) -> Config:
-    """Validate a section given as a name or as a mapping; `default` is the name used if it has none.
-
-    Raises ValueError, showing `example`, if there is no name or an unknown one, and pydantic's ValidationError for its
-    fields.
-    """
-    if isinstance(value, base):
-        return value
-    name = name_of(value) or default
-    if not isinstance(name, str):
-        raise ValueError(f"needs a name, e.g. `{example}`")
+def _call(check: Callable[..., None], *values: object) -> None:
     try:
-        config_type = type_of(name)
-    except SpecError as error:
-        raise ValueError(str(error)) from None
-    return config_type.model_validate({"name": name} if isinstance(value, str) else value)
+        check(*values)
+    except ValueError as error:
+        raise InvalidSettingsError([((), str(error))]) from None
 
 
-def name_of(section: object) -> object:
-    """The `name` of a section, or the section itself if it is only a name."""
-    return section.get("name") if isinstance(section, Mapping) else section
-
-
-def validation_sentences(error: ValidationError, model: type[BaseModel], inner: InnerSections) -> list[str]:
-    """One sentence for each of the first `_MOST_SENTENCES` invalid fields, and the number of further ones.
-
-    `inner` holds the types of the sections whose type depends on their name.
-    """
-    found: dict[tuple[str, ...], list[tuple[Detail, object]]] = {}
-    for detail in error.errors(include_url=False):
-        path, owner = _locate(detail["loc"], model, inner)
-        found.setdefault(path, []).append((detail, owner))
-    # A value of a union type fails once per member of the union; the deepest error is about the one that was meant.
-    above = {path[:depth] for path in found for depth in range(len(path))}
-    refused = [path for path in found if path not in above]
-    told = []
-    for path in refused[:_MOST_SENTENCES]:
-        # On one line even if a name contains line breaks.
-        names = (part if part.isprintable() and len(part) <= LONGEST_SHOWN else shown(part) for part in path)
-        told.append(": ".join(filter(None, (".".join(names), _sentence(path, found[path])))))
-    more = len(refused) - len(told)
-    return [*told, *([f"and {more} more mistakes"] if more else [])]
-
-
-def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: InnerSections) -> tuple[tuple[str, ...], object]:
-    """The field's path as the user wrote it, without pydantic's names of union members, and the type that owns it."""
-    path: list[str] = []
-    owner: object = model
-    here: Any = model  # Any: an annotation
-    for part in loc:
-        union = get_origin(here) in (Union, UnionType)
-        branches = [branch for branch in get_args(here) if branch is not NoneType] if union else [here]
-        if len(branches) > 1:
-            here = next((branch for branch in branches if getattr(branch, "__name__", "") == part), None)
-            continue
-        owner, path = branches[0], [*path, str(part)]
-        here = inner.get(tuple(path)) or _field(owner, str(part))
-    return tuple(path), owner
-
-
-def _field(owner: object, name: str) -> Any:  # Any: an annotation
-    if not isinstance(owner, type) or not issubclass(owner, BaseModel):
+def _fitted(given: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:
+    """A value as its section holds it; raises InvalidSettingsError if it is not of the type, or beyond a bound."""
+    if given is dataclasses.MISSING:
+        raise InvalidSettingsError([((), "is missing; it has no default")])
+    value = _of_kind(given, kind)
+    if value is None:
         return None
-    return next((f.annotation for key, f in owner.model_fields.items() if (f.alias or key) == name), None)
+    for name, (words, keeps) in BOUNDS.items():
+        if name in bounds and not keeps(value, bounds[name]):
+            bound = float(bounds[name]) if isinstance(value, float) else bounds[name]
+            unit = "characters" if isinstance(value, str) else "of them"
+            raise _UnfitError(given, words.format(**{name: bound}, unit=unit))
+    if "check" in bounds:
+        _call(bounds["check"], value)
+    return value
 
 
-def _sentence(path: tuple[str, ...], details: list[tuple[Detail, object]]) -> str:
-    detail, owner = details[0]
-    match detail["type"]:
-        case "extra_forbidden" | "invalid_key":
-            known = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
-            return unknown_name("field", path[-1], [field.alias or name for name, field in known.items()])
-        case "missing":
-            return "is missing; it has no default"
-        case "value_error":
-            return str(detail["msg"]).removeprefix("Value error, ")
-    if detail["input"] is None:
-        return "is empty; give it a value or leave it out"
-    return f"got {shown(detail['input'])}; allowed: {' or '.join(dict.fromkeys(_allowed(each) for each, _ in details))}"
+def _of_kind(value: Any, kind: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated and isinstance(arguments[1], dataclasses.Field):
+        return _fitted(value, arguments[0], arguments[1].metadata)
+    if origin in (Union, UnionType):
+        return _of_union(value, arguments)
+    if origin is Literal:
+        if not any(value == each and type(value) is type(each) for each in arguments):
+            *others, last = map(repr, arguments)
+            raise _UnfitError(value, " or ".join(filter(None, (", ".join(others), last))))
+        return value
+    if origin is tuple and arguments[1:] == (...,):
+        return _of_tuple(value, arguments[0])
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind.model_validate(value)
+    if kind in (bool, int, float, str):
+        return _of_scalar(value, kind)
+    raise TypeError(
+        f"{kind} is no type of a setting; allowed: bool, int, float, str, Literal, Section, tuple[…, ...], unions of "
+        "those, and Annotated[…, Field(…)] with the Field of marless.core.settings"
+    )
 
 
-def _allowed(detail: Detail) -> str:
-    kind = detail["type"]
-    if kind in _BOUNDS:
-        return _BOUNDS[kind].format(**detail["ctx"])
-    return _KINDS.get(kind.partition("_")[0], str(detail["msg"]))
+def _of_union(value: Any, kinds: Sequence[Any]) -> Any:
+    """The value as the first of some types that takes it, its own type before others."""
+    if value is None and NoneType in kinds:
+        return None
+    allowed = []
+    for kind in sorted((kind for kind in kinds if kind is not NoneType), key=lambda kind: kind is not type(value)):
+        try:
+            return _of_kind(value, kind)
+        except _UnfitError as error:
+            allowed.append(error.allowed)
+    raise _UnfitError(value, " or ".join(dict.fromkeys(allowed)))
 
 
-class FunctionSize(Strict):
+def _of_tuple(value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _UnfitError(value, KINDS[tuple])
+    fitted, mistakes = [], list[Mistake]()
+    for index, each in enumerate(value):
+        try:
+            fitted.append(_of_kind(each, kind))
+        except InvalidSettingsError as error:
+            mistakes += [((str(index), *path), sentence) for path, sentence in error.mistakes]
+    if mistakes:
+        raise InvalidSettingsError(mistakes)
+    return tuple(fitted)
+
+
+def _of_scalar(value: Any, kind: type[bool | int | float | str]) -> Any:
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is bool and isinstance(value, bool | int | float | str):
+        found = _BOOLEANS.get(value.lower() if isinstance(value, str) else value)
+        if found is not None:
+            return found
+    if kind in (int, float) and isinstance(value, Real | str) and not isinstance(value, bool):
+        number: Any = None
+        with suppress(ValueError, OverflowError):  # of text that is no number, and whole numbers that no float holds
+            number = float(value) if kind is float else int(value) if isinstance(value, str) else value
+        if isinstance(number, float) and not math.isfinite(number):
+            raise _UnfitError(value, FINITE)
+        if number is not None and (kind is float or number % 1 == 0):
+            return kind(number)
+    raise _UnfitError(value, KINDS[kind])
+
+
+class FunctionSize(Section):
     """vCPUs and memory (MiB) of one function; both are billed while it runs."""
 
     vcpus: float = Field(1.0, gt=0, le=192)
     memory_mb: int = Field(1024, ge=128, le=1_048_576)
 
 
-class FunctionsSpec(Strict):
+class FunctionsSpec(Section):
     """The sizes of the job's functions (Wei et al. 2025, §5: 1 to 2 vCPUs, at least 1 GB)."""
 
-    actor: FunctionSize = FunctionSize()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+    actor: FunctionSize = FunctionSize()
     learner: FunctionSize = Field(
-        FunctionSize(memory_mb=2048),  # type: ignore[call-arg]
+        FunctionSize(memory_mb=2048),
         description="of each post-processing, critic and policy function",
     )
     prewarm: bool = Field(True, description="start the next round's actors while learners work")
 
 
-class CurvatureSpec(Strict):
+class CurvatureSpec(Section):
     """Settings of curvature measurement, which runs if a scaling or sharing policy needs it."""
 
     samples: int = Field(
@@ -191,14 +310,14 @@ class CurvatureSpec(Strict):
     probes: int = Field(1, ge=1, le=100, description="random starts; the extreme eigenvalues over all starts count")
 
 
-class SimilarityConfig(Strict):
+class SimilarityConfig(Section):
     """Base of every similarity's config; `name` selects it in `marless.learning.similarity.measures`."""
 
     name: str
     samples: int = Field(256, ge=8, le=500, description="samples of the round used per agent, drawn anew each time")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Measure:
     """Measurements to make during an update, for the decisions on the next round."""
 

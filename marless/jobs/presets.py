@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from marless.core import documents
 from marless.core.errors import SpecError, unknown_name
 from marless.jobs import spec as specs
@@ -133,9 +135,9 @@ def own_settings(job: JobSpec) -> tuple[str, ...]:
     """Scaling, sharing and curvature settings that differ from the default: "sharing.threshold 0.05 (default 0.1)"."""
     found: list[str] = []
     for section, config in (("scaling", job.scaling), ("sharing", job.sharing), ("curvature", job.curvature)):
-        given = config.model_dump(mode="json")
+        given = to_jsonable_python(config)
         defaults = type(config).model_validate({"name": given["name"]} if "name" in given else {})
-        found += _differing(section, given, defaults.model_dump(mode="json"))
+        found += _differing(section, given, to_jsonable_python(defaults))
     return tuple(found)
 
 

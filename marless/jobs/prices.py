@@ -19,7 +19,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from marless.core import documents
 from marless.core.errors import SpecError
 from marless.core.machine import MachineRecord
-from marless.core.settings import Strict, validation_sentences
+from marless.core.validation import Strict, validation_sentences
 
 if TYPE_CHECKING:
     from marless.core.settings import FunctionSize, FunctionsSpec

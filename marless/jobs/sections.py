@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
-from marless.core.settings import Strict
+from marless.core.validation import Strict
 from marless.jobs import prices as price_tables
 from marless.learning.envs.allowed import MASK_OPTION
 

@@ -27,7 +27,8 @@ from pydantic import (
 
 from marless.core import documents
 from marless.core.errors import SpecError, shown
-from marless.core.settings import CurvatureSpec, FunctionsSpec, Strict, name_of, named, validation_sentences
+from marless.core.settings import CurvatureSpec, FunctionsSpec
+from marless.core.validation import AnySection, Strict, name_of, named, validation_sentences
 from marless.jobs import prices as price_tables
 from marless.jobs.scaling.base import SCALING_POLICIES, ScalingConfig
 from marless.jobs.schedules.base import SCHEDULES, ScheduleConfig
@@ -46,14 +47,13 @@ from marless.jobs.sinks.base import SINKS, SinkConfig
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.nets.model import ModelSpec
-from marless.learning.similarity.measures import similarity_type
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
 
 MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-_TYPE_OF: Mapping[str, Callable[[str], type[Strict]]] = {
+_TYPE_OF: Mapping[str, Callable[[str], AnySection]] = {
     "algorithm": lambda name: registry.algorithm(name).config_type,
     "schedule": lambda name: SCHEDULES.find(name).config_type,
     "scaling": lambda name: SCALING_POLICIES.find(name).config_type,
@@ -65,7 +65,7 @@ _DEFAULTS = {"schedule": "synchronous", "scaling": "fixed", "sharing": "fixed"}
 """The names of sections that are given without one."""
 
 
-def _named(section: str, base: type[Strict]) -> BeforeValidator:
+def _named(section: str, base: AnySection) -> BeforeValidator:
     """Reads a section that is a name or a mapping with a name, as the config type of that name."""
     default = _DEFAULTS.get(section)
     example = "sinks: [{name: tensorboard}]" if section == "sinks" else f"{section}: {{name: {default or 'ippo'}}}"
@@ -86,8 +86,8 @@ class JobSpec(Strict):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     env: EnvSpec
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], _named("algorithm", AlgorithmConfig)]
-    model: ModelSpec = ModelSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
-    actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]
+    model: ModelSpec = ModelSpec()
+    actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
     schedule: Annotated[SerializeAsAny[ScheduleConfig], _named("schedule", ScheduleConfig)] = Field(
         "synchronous", validate_default=True, description="when rounds are rolled out and trained"
     )
@@ -97,8 +97,8 @@ class JobSpec(Strict):
     sharing: Annotated[SerializeAsAny[SharingConfig], _named("sharing", SharingConfig)] = Field(
         "fixed", validate_default=True, description="which agents share a policy and its learner"
     )
-    curvature: CurvatureSpec = CurvatureSpec()  # type: ignore[call-arg]
-    functions: FunctionsSpec = FunctionsSpec()  # type: ignore[call-arg]
+    curvature: CurvatureSpec = CurvatureSpec()
+    functions: FunctionsSpec = FunctionsSpec()
     bill: BillSpec = BillSpec()  # type: ignore[call-arg]
     evaluation: EvaluationSpec = EvaluationSpec()  # type: ignore[call-arg]
     learner: LearnerSpec = LearnerSpec()  # type: ignore[call-arg]
@@ -199,18 +199,13 @@ def parse(document: object, source: str) -> JobSpec:
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
 
 
-def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
-    """The config types of the sections whose type depends on their name, by the section's path in the job."""
-    types: dict[tuple[str, ...], type[Strict]] = {}
-    with suppress(SpecError):
-        # A name that is unknown is an error already, which validation has found where it looked for the name.
-        types["algorithm",] = _TYPE_OF["algorithm"](str(name_of(document.get("algorithm"))))
+def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], AnySection]:  # Any: YAML
+    """The pydantic models of the sections whose type depends on their name, by the section's path in the job."""
+    types: dict[tuple[str, ...], AnySection] = {}
     for section, default in _DEFAULTS.items():
+        # A name that is unknown is an error already, which validation has found where it looked for the name.
         with suppress(SpecError):
             types[section,] = _TYPE_OF[section](str(name_of(document.get(section)) or default))
-    if isinstance(sharing := document.get("sharing"), Mapping) and "similarity" in sharing:
-        with suppress(SpecError):
-            types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
     given = document.get("sinks")
     for index, sink in enumerate(given[:MOST_SINKS] if isinstance(given, list | tuple) else ()):
         with suppress(SpecError):

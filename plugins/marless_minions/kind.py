@@ -11,7 +11,7 @@ from pydantic import Field
 
 from marless.core.errors import SpecError
 from marless.core.group import Group
-from marless.core.settings import Strict
+from marless.core.validation import Strict
 from marless.jobs.record import RoundRecord
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal, remembered
 from marless_minions.features import observe
@@ -144,7 +144,7 @@ class MinionsKind:
             rounds=context.rounds or task.rounds,
             # A scheduler that was trained without a budget has only seen a full one, and gets no other in a job.
             budget_usd=task.budget_usd and (context.budget_usd or task.budget_usd),
-            functions=context.functions or FunctionsSpec(),  # type: ignore[call-arg]  # defaults, as in marless.jobs.spec
+            functions=context.functions or FunctionsSpec(),
         )
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.core.registry import Registry
-from marless.core.settings import Strict
+from marless.core.validation import Strict
 from marless.jobs.record import RoundRecord
 
 if TYPE_CHECKING:

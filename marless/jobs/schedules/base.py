@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from marless.core.registry import Registry
-from marless.core.settings import Strict
+from marless.core.validation import Strict
 from marless.jobs.schedules.events import ScheduleEvent
 from marless.learning.aggregation.queue import GradientBatch
 from marless.learning.algos.algorithm import AlgorithmConfig

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from marless.core.errors import InternalError, SpecError
+from marless.core.errors import InternalError, SpecError, unknown_name
 from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, ScheduleConfig, Step
 from marless.jobs.schedules.events import ScheduleEvent
 from marless.jobs.schedules.overlapping import (
@@ -23,12 +23,27 @@ from marless.jobs.schedules.overlapping import (
     gradient_of,
     makes_versions,
 )
-from marless.learning.aggregation.config import Aggregation as Rule
-from marless.learning.aggregation.config import AsyncRule, StellarisRule
+from marless.learning.aggregation.config import RULES, AggregationConfig, AsyncRule, StellarisRule
 from marless.learning.aggregation.queue import GradientBatch, GradientQueue
 from marless.learning.algos.algorithm import AlgorithmConfig
 
 T = TypeVar("T")
+
+
+def _read_aggregation(value: object) -> AggregationConfig:
+    """Validate a section, given as the name of its rule or with its settings; without a name, the rule is stellaris."""
+    if isinstance(value, AggregationConfig):
+        return value
+    rule = value.get("rule", "stellaris") if isinstance(value, Mapping) else value
+    if not isinstance(rule, str):
+        raise ValueError("needs a rule, e.g. `aggregation: {rule: stellaris}`")
+    if rule not in RULES:
+        raise ValueError(unknown_name("rule", rule, RULES))
+    return RULES[rule].model_validate({"rule": rule} if isinstance(value, str) else value)
+
+
+Aggregation: TypeAlias = Annotated[SerializeAsAny[AggregationConfig], BeforeValidator(_read_aggregation)]
+"""The section `aggregation` of a schedule: `aggregation: {rule: stellaris, decay: 0.96, root: 3}`."""
 
 
 class StellarisConfig(OverlappingConfig):
@@ -46,8 +61,8 @@ class StellarisConfig(OverlappingConfig):
         False,
         description="true: rollouts start together, when all earlier ones are part of a version (synchronous SGD)",
     )
-    aggregation: Rule = Field(
-        StellarisRule.model_validate({}),
+    aggregation: Aggregation = Field(
+        StellarisRule(),
         description="how gradients become a version; off-policy algorithms always have async",
     )
 
@@ -55,7 +70,7 @@ class StellarisConfig(OverlappingConfig):
         """Check and fit: a learner that publishes its own versions is the only one, and waits for no other."""
         if not makes_versions(algorithm):
             return self
-        only: dict[str, object] = {"learners": 1, "aggregation": AsyncRule.model_validate({}), "barrier": False}
+        only: dict[str, object] = {"learners": 1, "aggregation": AsyncRule(), "barrier": False}
         for name, value in only.items():
             # Only what the job says is refused: defaults, which are for other algorithms, give way.
             if name in self.model_fields_set and getattr(self, name) != value:

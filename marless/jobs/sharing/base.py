@@ -19,7 +19,8 @@ from marless.core.errors import SpecError, unknown_name
 from marless.core.group import Group
 from marless.core.limits import MAX_AGENTS
 from marless.core.registry import Registry
-from marless.core.settings import SimilarityConfig, Strict
+from marless.core.settings import SimilarityConfig
+from marless.core.validation import Strict
 from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 

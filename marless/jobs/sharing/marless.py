@@ -20,11 +20,12 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.core.settings import SimilarityConfig
+from marless.core.validation import named
 from marless.jobs.record import RoundRecord
 from marless.jobs.sharing.base import SharingConfig, SharingDecision, SharingKind
 from marless.jobs.sharing.trend import Detector, Range, TrendState
 from marless.learning.data.returns import EpisodeReturns
-from marless.learning.similarity.measures import check_similarity, needs, read_similarity
+from marless.learning.similarity.measures import check_similarity, needs, similarity_type
 
 if TYPE_CHECKING:
     from marless.learning.envs.base import AgentClass, EnvSpaces
@@ -35,6 +36,11 @@ Schedule = Literal["printed", "figure"]
 Method = Literal["kmeans", "kmedoids"]
 Matrix = Sequence[Sequence[float]]
 """[N, N] distances: symmetric, 0 on the diagonal."""
+
+
+def read_similarity(value: object) -> SimilarityConfig:
+    """Read the section `sharing.similarity` of a job; raises ValueError."""
+    return named(value, SimilarityConfig, similarity_type, "similarity: {name: kde}", default="kde")
 
 
 class MarlessSharingConfig(SharingConfig):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from marless.core.errors import SpecError
 from marless.core.registry import Registry
-from marless.core.settings import Strict
+from marless.core.validation import Strict
 from marless.jobs.record import RoundRecord
 
 Setting = bool | int | float | str

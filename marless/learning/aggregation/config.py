@@ -6,12 +6,9 @@ One class for each rule; `rule` selects it. Imports no NumPy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
-
-from marless.core.errors import unknown_name
-from marless.core.settings import Strict
+from marless.core.settings import Field, Section, constraint
 
 Weights = Literal["root", "reciprocal", "equal"]
 """The weight of a gradient of staleness δ > 0: δ^(−1/v), 1/δ, or 1. It is 1 if δ is 0."""
@@ -20,7 +17,7 @@ _ROOT, _FIRST_ROUND = 3.0, 8
 """Defaults of settings that not every variant reads; another value where nothing reads it is a contradiction."""
 
 
-class AggregationConfig(Strict):
+class AggregationConfig(Section):
     """Settings that every rule has; `rule` selects it."""
 
     rule: str
@@ -44,13 +41,12 @@ class AggregationConfig(Strict):
         64, ge=0, le=4096, description="a gradient of a version older than this is dropped, and counted"
     )
 
-    @model_validator(mode="after")
-    def _root_is_used(self) -> Self:
+    @constraint
+    def _root_is_used(self) -> None:
         if self.root != _ROOT and self.weights != "root":
             raise ValueError(
                 f"root belongs to weights: root, and weights is {self.weights}; leave root out, or set weights: root"
             )
-        return self
 
 
 class StellarisRule(AggregationConfig):
@@ -75,8 +71,8 @@ class StellarisRule(AggregationConfig):
         True, description="also aggregate once as many gradients wait as learners are under way; false: as printed"
     )
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    @constraint
+    def _fits_together(self) -> None:
         if self.bound == "authors" and self.first_round != _FIRST_ROUND:
             raise ValueError(
                 "first_round belongs to bound: printed; with bound: authors the first round ends with the first stale "
@@ -92,7 +88,6 @@ class StellarisRule(AggregationConfig):
                 "max_staleness: 0 drops every stale gradient, so that the rule has nothing to weigh; set at least 1, "
                 "or rule: sync"
             )
-        return self
 
 
 class SoftsyncRule(AggregationConfig):
@@ -104,13 +99,12 @@ class SoftsyncRule(AggregationConfig):
         4, ge=1, le=4096, description="gradients of an aggregation (in the paper: learners divided by n)"
     )
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    @constraint
+    def _fits(self) -> None:
         if self.gradients > self.capacity:
             raise ValueError(
                 f"gradients is {self.gradients}, but only {self.capacity} may wait (capacity); raise capacity"
             )
-        return self
 
 
 class SSPRule(AggregationConfig):
@@ -121,14 +115,13 @@ class SSPRule(AggregationConfig):
         3, ge=0, le=4096, description="bound: no gradient is staler; 0: every version waits for all learners"
     )
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    @constraint
+    def _fits(self) -> None:
         if self.staleness > self.max_staleness:
             raise ValueError(
                 f"staleness allows {self.staleness}, and max_staleness drops what is staler than {self.max_staleness}; "
                 "lower staleness, or raise max_staleness"
             )
-        return self
 
 
 class AsyncRule(AggregationConfig):
@@ -143,26 +136,11 @@ class SyncRule(AggregationConfig):
     rule: Literal["sync"] = "sync"
 
 
-_RULES: Mapping[str, type[AggregationConfig]] = {
+RULES: Mapping[str, type[AggregationConfig]] = {
     "stellaris": StellarisRule,
     "softsync": SoftsyncRule,
     "ssp": SSPRule,
     "async": AsyncRule,
     "sync": SyncRule,
 }
-
-
-def _chosen(value: object) -> AggregationConfig:
-    """Validate a section, given as the name of its rule or with its settings; without a name, the rule is stellaris."""
-    if isinstance(value, AggregationConfig):
-        return value
-    rule = value.get("rule", "stellaris") if isinstance(value, Mapping) else value
-    if not isinstance(rule, str):
-        raise ValueError("needs a rule, e.g. `aggregation: {rule: stellaris}`")
-    if rule not in _RULES:
-        raise ValueError(unknown_name("rule", rule, _RULES))
-    return _RULES[rule].model_validate({"rule": rule} if isinstance(value, str) else value)
-
-
-Aggregation: TypeAlias = Annotated[SerializeAsAny[AggregationConfig], BeforeValidator(_chosen)]
-"""The section `aggregation` of a schedule: `aggregation: {rule: stellaris, decay: 0.96, root: 3}`."""
+"""The settings of each rule, by its name."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from marless.core.group import FunctionNode, Group
-from marless.core.settings import Strict
+from marless.core.settings import Section
 from marless.core.state import NetStep
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.nets.model import ModelSpec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # so that `marless submit` can check a job file without the t
     from marless.learning.envs.base import EnvSpaces
 
 
-class AlgorithmConfig(Strict):
+class AlgorithmConfig(Section):
     """Base of every algorithm's config; `name` selects the algorithm in the registry."""
 
     family: ClassVar[str] = ""

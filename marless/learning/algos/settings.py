@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-from pydantic import Field, NonNegativeFloat, model_validator
+from typing import Annotated, Literal, TypeAlias
 
 from marless.core.errors import SpecError
-from marless.core.settings import Strict
+from marless.core.settings import Field, Section, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 
+_NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 
-class Ramp(Strict):
+
+class Ramp(Section):
     """A value that moves linearly from `start` to `end` over the first `env_steps` env steps, then stays."""
 
-    start: NonNegativeFloat
-    end: NonNegativeFloat
+    start: _NotNegative
+    end: _NotNegative
     env_steps: int = Field(gt=0, le=10**15)
 
 
-Rate: TypeAlias = NonNegativeFloat | Ramp
+Rate: TypeAlias = _NotNegative | Ramp
 """A setting that may follow a ramp."""
 
 
@@ -88,11 +88,10 @@ class RewardConfig(AlgorithmConfig):
         """See `AlgorithmConfig`; also warns of a sum that may count one reward several times."""
         return ". ".join(filter(None, (super().advice(setting), sum_advice(self.team_reward, setting))))
 
-    @model_validator(mode="after")
-    def _credit_is_the_teams(self) -> RewardConfig:
+    @constraint
+    def _credit_is_the_teams(self) -> None:
         if self.credit_after_death and self.team_reward == "none":
             raise ValueError("credit_after_death gives agents that died the team's reward; set team_reward: auto too")
-        return self
 
     def check_reward(self, setting: Setting) -> None:
         """Raise SpecError for a team's reward among competitors."""

@@ -18,7 +18,6 @@ import numpy as np
 from marless.core import documents
 from marless.core.errors import SpecError, shown, told
 from marless.core.interruption import Stopped, never
-from marless.core.log import structlog
 from marless.core.stopwatch import RunningTime
 from marless.learning.data.carry import decode, encode
 from marless.learning.data.episodes import EpisodeStats, total
@@ -29,7 +28,6 @@ from marless.learning.envs import registry
 from marless.learning.envs.base import BatchedEnv, agents_checksum
 from marless.learning.nets.acting import Acting, ActingPolicies
 
-log = structlog.get_logger()
 _CACHED_ENVS = 4
 LIVING = 16
 """Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago, which is
@@ -54,7 +52,9 @@ def close_env(env: BatchedEnv) -> None:
     try:
         env.close()
     except Exception as error:  # noqa: BLE001  # third-party code may raise anything
-        log.warning("env.close_failed", error=told(error))
+        from marless.core.log import structlog  # here, because the library does without it
+
+        structlog.get_logger().warning("env.close_failed", error=told(error))
 
 
 @dataclass

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeAlias
-
-from pydantic import Field, field_validator, model_validator
+from typing import Annotated, Literal, TypeAlias
 
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
-from marless.core.settings import Strict
+from marless.core.settings import Field, Section, constraint
 from marless.learning.nets.kinds import GRU, MLP, kind_of
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
 
 
-class ModelSpec(Strict):
+def _check_known(net: str) -> None:
+    try:
+        kind_of(net)
+    except SpecError as error:
+        raise ValueError(f"{error}") from None
+
+
+class ModelSpec(Section):
     """The nets of every policy and critic: perceptrons, or recurrent nets."""
 
-    net: str = Field("mlp", max_length=MAX_NAME, description="kind of net: mlp, or one of another package")
+    net: str = Field(
+        "mlp", max_length=MAX_NAME, check=_check_known, description="kind of net: mlp, or one of another package"
+    )
     hidden: tuple[Width, ...] = Field(
         (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
     )
@@ -32,20 +39,10 @@ class ModelSpec(Strict):
         "share a policy",
     )
 
-    @field_validator("net")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        try:
-            kind_of(name)
-        except SpecError as error:
-            raise ValueError(f"{error}") from None
-        return name
-
-    @model_validator(mode="after")
-    def _one_memory(self) -> Self:
+    @constraint
+    def _one_memory(self) -> None:
         if self.recurrent == GRU and self.net not in (MLP, GRU):
             raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
-        return self
 
     @property
     def kind(self) -> str:

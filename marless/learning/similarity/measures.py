@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field
-
 from marless.core.errors import SpecError
 from marless.core.interruption import Stopped, never
 from marless.core.registry import Registry
-from marless.core.settings import SimilarityConfig, named
+from marless.core.settings import Field, SimilarityConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,11 +99,6 @@ similarity = SIMILARITIES.find
 def similarity_type(name: str) -> type[SimilarityConfig]:
     """The config type of a similarity; raises SpecError as `similarity` does."""
     return similarity(name).config_type
-
-
-def read_similarity(value: object) -> SimilarityConfig:
-    """Read the section `sharing.similarity` of a job; raises ValueError."""
-    return named(value, SimilarityConfig, similarity_type, "similarity: {name: kde}", default="kde")
 
 
 def check_similarity(config: SimilarityConfig) -> None:

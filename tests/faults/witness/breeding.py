@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from pydantic import Field
-
+from marless.core.settings import Field
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.algos.learner import Learner, LearnerContext
 from marless.learning.algos.ppo.algorithms import IPPO, IPPOConfig

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
+from marless.core.settings import Field
 from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.learning.algos.learner import Learner, LearnerContext
 from marless.learning.algos.ppo.algorithms import IPPO, IPPOConfig

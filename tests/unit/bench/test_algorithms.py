@@ -115,7 +115,7 @@ def test_alike_settings_differ_from_equal_ones_in_what_is_named(algorithm):
     )
     changed = {
         name
-        for name in type(equal.algorithm).model_fields
+        for name in equal.algorithm.model_dump()
         if getattr(equal.algorithm, name) != getattr(alike.algorithm, name)
     }
     assert changed == set(ALIKE[algorithm])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
-
 from marless.core.errors import SpecError
 from marless.core.group import FunctionNode, Group
+from marless.core.settings import Field, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.off_policy.config import OffPolicyConfig, check_replay
@@ -58,18 +57,16 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
         """The nets of critics, given those of policies."""
         return model.model_copy(update={"hidden": self.critic_hidden or model.hidden})
 
-    @model_validator(mode="after")
-    def _epsilon_is_a_probability(self) -> DDPGConfig:
+    @constraint
+    def _epsilon_is_a_probability(self) -> None:
         check_probability("epsilon", self.epsilon)
-        return self
 
-    @model_validator(mode="after")
-    def _env_steps_are_drawn(self) -> DDPGConfig:
+    @constraint
+    def _env_steps_are_drawn(self) -> None:
         if self.replay.unit == "episodes":
             raise ValueError(
                 f"replay.unit is episodes, but {self.name} learns from single env steps; set replay.unit: transitions"
             )
-        return self
 
 
 class DDPGAlgorithm:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
-
 from marless.core.errors import SpecError
-from marless.core.settings import Strict
+from marless.core.settings import Field, Section, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered
 from marless.learning.algos.settings import Rate, RewardRule
 
@@ -19,7 +17,7 @@ OFTEN = 64
 """Mean number of draws per sample above which a job gets a warning; 1 to 8 are common."""
 
 
-class ReplaySpec(Strict):
+class ReplaySpec(Section):
     """The replay buffer and draws from it. Samples are kept per agent, so that groups may change."""
 
     capacity: int = Field(
@@ -73,7 +71,7 @@ class OffPolicyConfig(AlgorithmConfig):
     reward_normalisation: bool = Field(
         True, description="values are shifted and scaled, so that rewards in targets have mean 0, deviation 1"
     )
-    replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+    replay: ReplaySpec = ReplaySpec()
 
     @property
     def reward_rule(self) -> RewardRule:
@@ -140,14 +138,13 @@ class OffPolicyConfig(AlgorithmConfig):
         """See `AlgorithmConfig`: without a warm-up."""
         return self.model_copy(update={"warmup": 0})
 
-    @model_validator(mode="after")
-    def _capacity_covers_warmup(self) -> OffPolicyConfig:
+    @constraint
+    def _capacity_covers_warmup(self) -> None:
         if self.replay.capacity < max(self.warmup, self.batch_size if self.replay.unit == "transitions" else 1):
             raise ValueError(
                 f"replay.capacity {self.replay.capacity} is less than warmup {self.warmup} or batch {self.batch_size}: "
                 "nothing would ever be learned; raise replay.capacity"
             )
-        return self
 
 
 def check_replay(config: OffPolicyConfig, setting: Setting) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
-
 from marless.core.errors import SpecError
 from marless.core.group import FunctionNode, Group
+from marless.core.settings import Field, constraint
 from marless.core.state import NetStep, ReturnScale
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
@@ -73,11 +72,10 @@ class ActorCriticConfig(RewardConfig):
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 
-    @model_validator(mode="after")
-    def _limits_belong_to_vtrace(self) -> Self:
+    @constraint
+    def _limits_belong_to_vtrace(self) -> None:
         if self.advantage == "gae" and (self.vtrace_rho, self.vtrace_c) != (1.0, 1.0):
             raise ValueError("vtrace_rho and vtrace_c belong to advantage: vtrace; set it, or leave them out")
-        return self
 
     def of_critics(self) -> Self:
         """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
@@ -135,11 +133,10 @@ class PPOConfig(ActorCriticConfig):
     )
     truncation_rho: float = Field(1.0, gt=0, description="ρ of truncation")
 
-    @model_validator(mode="after")
-    def _rho_belongs_to_truncation(self) -> Self:
+    @constraint
+    def _rho_belongs_to_truncation(self) -> None:
         if self.truncation == "none" and self.truncation_rho != 1.0:
             raise ValueError("truncation_rho belongs to truncation: least or floor; set one, or leave it out")
-        return self
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:
@@ -248,13 +245,12 @@ class ImpactConfig(ActorCriticConfig):
         2.0, gt=0, le=1000, description="the target network is updated after this many times N · K uses of batches"
     )
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    @constraint
+    def _fits_together(self) -> None:
         if self.advantage != "vtrace":
             raise ValueError("advantage: gae does not correct for the policies that acted, as impact must; use vtrace")
         if self.critic_epochs is not None:
             raise ValueError("critic_epochs has no meaning here: critics learn at each use of a batch; leave it out")
-        return self
 
     def target_steps(self) -> int:
         """Optimizer steps of a policy between two updates of its target network."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
-
 from marless.core.errors import SpecError
 from marless.core.group import FunctionNode, Group
+from marless.core.settings import Field, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
 from marless.learning.algos.off_policy.config import OffPolicyConfig, check_replay
@@ -54,10 +53,10 @@ class QConfig(OffPolicyConfig):
         """See `OffPolicyConfig`; λ-returns have the rewards of the whole episode."""
         return None if self.td_lambda else self.n_step
 
-    @model_validator(mode="after")
-    def _targets_are_of_one_kind(self) -> QConfig:
+    @constraint
+    def _targets_are_of_one_kind(self) -> None:
         if self.td_lambda is None:
-            return self
+            return
         if self.replay.unit != "episodes":
             raise ValueError(
                 "td_lambda needs whole episodes, and replay.unit is transitions; set replay.unit: episodes, or leave "
@@ -65,12 +64,10 @@ class QConfig(OffPolicyConfig):
             )
         if self.n_step > 1:
             raise ValueError(f"td_lambda and n_step {self.n_step} exclude one another; leave one of them out")
-        return self
 
-    @model_validator(mode="after")
-    def _epsilon_is_a_probability(self) -> QConfig:
+    @constraint
+    def _epsilon_is_a_probability(self) -> None:
         check_probability("epsilon", self.epsilon)
-        return self
 
 
 class TeamConfig(QConfig):

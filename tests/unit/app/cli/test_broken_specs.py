@@ -2,19 +2,23 @@
 2, and nothing is sent."""
 
 import copy
+import dataclasses
 import io
 import string
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic.json_schema import GenerateJsonSchema
 
 from marless.app.cli.main import main
+from marless.core.settings import Section
 from marless.jobs.scaling.base import SCALING_POLICIES
 from marless.jobs.schedules.base import SCHEDULES
 from marless.jobs.sharing.base import SHARING_POLICIES
@@ -39,6 +43,46 @@ Path = tuple[str, ...]
 Schema = dict[str, Any]
 
 
+LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum", "min_length": "minItems"}
+TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array", NoneType: "null"}
+
+
+def kind_schema(kind: Any, bounds: Any = ()) -> Schema:
+    """The JSON schema of a field of a section, as far as tests here read it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return kind_schema(arguments[0], arguments[1].metadata)
+    if origin in (Union, UnionType):
+        return {"anyOf": [kind_schema(each, bounds) for each in arguments]}
+    if origin is Literal:
+        return {"type": "string", "enum": arguments}
+    if origin is None and issubclass(kind, Section):
+        return section_schema(kind)
+    return {"type": TYPES[origin or kind]} | {LIMITS[name]: bounds[name] for name in bounds if name in LIMITS}
+
+
+def section_schema(section: type[Section]) -> Schema:
+    kinds, found = get_type_hints(section, include_extras=True), dataclasses.fields(section)
+    return {
+        "type": "object",
+        "properties": {each.name: kind_schema(kinds[each.name], each.metadata) for each in found},
+        "required": [each.name for each in found if each.default is dataclasses.MISSING],
+    }
+
+
+class Schemas(GenerateJsonSchema):
+    """Of pydantic models with sections in them."""
+
+    def function_plain_schema(self, schema: Any) -> Schema:
+        return section_schema(schema["function"]["function"].__self__)
+
+
+def schema_of(config_type: Any) -> Schema:
+    if issubclass(config_type, Section):
+        return section_schema(config_type)
+    return config_type.model_json_schema(schema_generator=Schemas)
+
+
 def resolved(schema: Schema, root: Schema) -> Schema:
     reference = schema.get("$ref", "").rpartition("/")[2]
     return root["$defs"][reference] | {k: v for k, v in schema.items() if k != "$ref"} if reference else schema
@@ -55,10 +99,10 @@ def fields(schema: Schema, root: Schema, path: Path = ()) -> dict[Path, Schema]:
 
 
 def everything() -> dict[Path, Schema]:
-    spec = JobSpec.model_json_schema()
+    spec = schema_of(JobSpec)
     found = fields(spec, spec)
     for section, config_type in NAMED.items():
-        schema = config_type.model_json_schema()
+        schema = schema_of(config_type)
         found[section,] = schema | {"is_required": section == "algorithm"}
         found |= {(section, *path): inner for path, inner in fields(schema, schema).items()}
     return found
@@ -71,7 +115,7 @@ def others() -> dict[tuple[str, Path], Schema]:
     """The fields of every other algorithm that the first one has not: algorithm and path to the field."""
     found = {}
     for name in sorted(algorithms.ALGORITHMS.modules):
-        schema = algorithms.algorithm(name).config_type.model_json_schema()
+        schema = schema_of(algorithms.algorithm(name).config_type)
         places = {("algorithm", *path): inner for path, inner in fields(schema, schema).items()}
         known = [at for _, at in found] + list(FIELDS)
         found |= {(name, at): inner for at, inner in places.items() if at not in known}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from marless.core.errors import SpecError
+from marless.jobs.sharing.marless import read_similarity
 from marless.learning.similarity.contract import check_similarity, sample_behaviour
-from marless.learning.similarity.measures import Behaviour, Choices, Normals, read_similarity, similarity
+from marless.learning.similarity.measures import Behaviour, Choices, Normals, similarity
 
 
 def made(name, **settings):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from marless.learning.aggregation import config as configs
 from marless.learning.aggregation.queue import (
@@ -19,7 +18,7 @@ from marless.learning.aggregation.queue import (
 
 
 def aggregator(rule: str, **settings: object) -> GradientQueue:
-    return GradientQueue(TypeAdapter(configs.Aggregation).validate_python({"rule": rule, **settings}))
+    return GradientQueue(configs.RULES[rule](**settings))
 
 
 def gradient(number: int, clock: int, scope: str = "team") -> QueuedGradient:

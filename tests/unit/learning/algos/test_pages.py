@@ -53,10 +53,10 @@ def test_every_setting_is_explained_with_its_default(name):
     config = algorithm(name).config_type()
     shared = settings(OVERVIEW) if isinstance(config, OffPolicyConfig) else {}
     explained = shared | settings(page_of(name))
-    assert dict(config).keys() - {"name"} <= explained.keys()
+    assert config.model_dump().keys() - {"name"} <= explained.keys()
     wrong = {
         field: value
-        for field, value in config
+        for field, value in config.model_dump().items()
         if field in explained and not same(default_of(explained[field], name), value)
     }
     assert not {field: value for field, value in wrong.items() if field != "name"}
@@ -64,7 +64,7 @@ def test_every_setting_is_explained_with_its_default(name):
 
 def test_every_setting_of_the_replay_is_explained_with_its_default():
     explained = settings((DOCS / "algorithms/replay.md").read_text("utf-8"))
-    assert not [field for field, value in ReplaySpec() if not same(explained[field], value)]
+    assert not [field for field, value in ReplaySpec().model_dump().items() if not same(explained[field], value)]
 
 
 def test_what_is_compared_with_others_has_the_defaults_that_are():
@@ -74,6 +74,6 @@ def test_what_is_compared_with_others_has_the_defaults_that_are():
         compared = {field: re.sub(r" \(.*\)$", "", default) for field, default in settings(section).items()}
         assert len(compared) >= 7
         for name in names:
-            config = dict(algorithm(name).config_type())
+            config = algorithm(name).config_type().model_dump()
             wrong = {field for field, text in compared.items() if not same(default_of(text, name), config[field])}
             assert wrong == set(), name

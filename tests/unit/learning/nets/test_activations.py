@@ -1,6 +1,6 @@
 """The columns of the table of activations agree with each other, with autograd, and with what a job may name."""
 
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ POINTS = torch.linspace(-3, 3, 60)  # an even number: none is 0, where ReLU has 
 
 
 def test_jobs_actors_and_learners_know_the_same_names():
-    assert set(get_args(ModelSpec.model_fields["activation"].annotation)) == set(ACTIVATIONS) == set(ACTIVATE)
+    assert set(get_args(get_type_hints(ModelSpec)["activation"])) == set(ACTIVATIONS) == set(ACTIVATE)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from marless.learning.algos.ppo.algorithms import IPPOConfig
 from marless.learning.algos.settings import RewardRule
@@ -231,5 +230,5 @@ def test_an_agent_leaves_for_its_team_if_it_earns_the_teams_reward_afterwards(na
 
 
 def test_credit_after_death_is_the_teams():
-    with pytest.raises(ValidationError, match="set team_reward: auto too"):
+    with pytest.raises(ValueError, match="set team_reward: auto too"):
         IPPOConfig(name="ippo", credit_after_death=True)

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from marless.core.settings import Strict, validation_sentences
-from marless.learning.aggregation.config import Aggregation
+from marless.core.validation import Strict, validation_sentences
+from marless.jobs.schedules.stellaris import Aggregation
 
 
 class Section(Strict):
