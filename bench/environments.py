@@ -198,11 +198,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not name.startswith(LEFT_OUT) and due:
             harness.say(name)
             limit_s = given.limit_s or given.seconds + START_S
-            rows[short] = measured(name, given.seconds, limit_s) | {"seconds": given.seconds}
+            rows[short] = measured(name, given.seconds, limit_s)
             if given.json:  # after each, so that an interrupted run goes on
-                _write(given.json, about, rows)
-    shown = [{key: value for key, value in rows[key].items() if key != "seconds"} for key in sorted(rows)]
-    print(harness.table(shown))
+                _write(given.json, about, given.seconds, rows)
+    print(harness.table(_shown(rows)))
     return 0
 
 
@@ -213,8 +212,13 @@ def _earlier(file: Path | None) -> list[Row]:
     return [row for row in rows if not INTERRUPTED.search(row["trains"])]
 
 
-def _write(file: Path, about: Row, rows: dict[str, Row]) -> None:
-    document = {"bench": "environments", "machine": about, "rows": [rows[key] for key in sorted(rows)]}
+def _shown(rows: Mapping[str, Row]) -> list[Row]:
+    """All rows in order, but those of environments whose package is missing here."""
+    return [rows[key] for key in sorted(rows) if "is not installed" not in rows[key]["trains"]]
+
+
+def _write(file: Path, about: Row, seconds: float, rows: Mapping[str, Row]) -> None:
+    document = {"bench": "environments", "machine": about, "seconds": seconds, "rows": _shown(rows)}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
