@@ -186,7 +186,7 @@ class LearnTasks:
         return await gather(self._run_one(task, verb, files) for task in tasks)
 
     async def _run_one(self, task: pb.LearnTask, verb: str, files: Sequence[TrajectoryFile]) -> pb.LearnResult:
-        known, spare = self.jobs[task.job], self._buffer.spare()
+        known, spare = self.job(task.job), self._buffer.spare()
         what = f"gradient-{task.gradient.learner}" if verb == "gradient" else f"{task.round}/{verb}"
         name = f"{task.job}/{what}/{task.scope}"
         with self._loans.during(name) as lend:
@@ -220,7 +220,7 @@ class LearnTasks:
         lend: Callable[[Path, Write | None], Ref],
     ) -> None:
         """Put references to all files that a task needs into it."""
-        known = self.jobs[task.job]
+        known = self.job(task.job)
         scope = known.scopes[task.scope].name
         for each in files:
             task.trajectories.add(header=each.header, file=lend(each.path, None))

@@ -50,6 +50,11 @@ def test_a_pool_that_drops_the_replay_of_a_job_that_is_being_opened() -> None:
     assert not simulate(6422, plan_of(6422)).problems
 
 
+def test_a_pool_that_drops_a_job_before_it_has_a_worker_for_the_first_versions() -> None:
+    """So, too; the coordinator opens the job once more, because the pool says that it is not open."""
+    assert not simulate(37054, plan_of(37054)).problems
+
+
 def test_a_coordinator_that_goes_on_after_it_was_replaced_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one has taken the job over, or the client's request; in seed 4, both accept the same one."""
     monkeypatch.setattr(run, "drawn", _with_a_replaced_coordinator)
