@@ -30,7 +30,7 @@ from marless.core.errors import SpecError
 from marless.learning.data.rollout import ActingPolicy, play
 from marless.learning.envs import registry
 from marless.learning.envs.allowed import installed
-from marless.learning.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, chance_acts
+from marless.learning.envs.base import ActionArray, BoolArray, FloatArray, chance_acts
 from marless.learning.envs.contract import check_env
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.policies.evaluation import against_chance, environment
@@ -74,7 +74,7 @@ def measured(name: str, seconds: float, limit_s: float) -> Row:
         spaces = registry.spaces(f"pettingzoo/{name}", {})
     except SpecError as error:
         return row | {"trains": _reason(error)}
-    row |= _described(spaces)
+    row["agents"] = len(spaces.agents)
     found: list[float] = []
     repeatable = _repeatable(name)
     asked = settings(name, seconds, repeatable=repeatable)
@@ -108,20 +108,6 @@ def _repeatable(name: str) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def _described(spaces: EnvSpaces) -> Row:
-    actions = sorted({_actions(each.action) for each in spaces.classes})
-    observed = sorted({each.obs_size for each in spaces.classes})
-    return {
-        "agents": len(spaces.agents),
-        "observe": " / ".join(f"{size:,}" for size in observed),
-        "actions": " / ".join(actions),
-    }
-
-
-def _actions(space: object) -> str:
-    return str(space.n) if isinstance(space, Discrete) else f"box of {getattr(space, 'n', '?')}"
 
 
 def _reason(error: Exception) -> str:
