@@ -8,6 +8,8 @@ SIMULATED ?= 100000
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
 QUICK := not slow and not gpu and not containers and not ray and not cloud
+# Tests of the sources themselves, which `make check` runs.
+CHECKED := tests/test_architecture.py tests/test_names.py
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 BENCH_DOCKER := $(if $(DOCKER),--docker $(DOCKER))
 PIP := -m pip install --quiet --disable-pip-version-check
@@ -27,7 +29,7 @@ train: .venv/.train
 # Files are shared out among processes; then come, one by one, the tests that measure time or load the whole machine.
 test: export OMP_NUM_THREADS := 1
 test: .venv/.dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(CHECKED:%=--ignore=%)
 	$(BIN)/python -m pytest -m "$(QUICK) and alone" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 test-slow: .venv/.dev .venv/.sinks
@@ -82,7 +84,7 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy examples
 	$(BIN)/python -m protos.check
-	$(BIN)/python -m pytest tests/test_architecture.py tests/test_names.py
+	$(BIN)/python -m pytest $(CHECKED)
 
 format: .venv/.dev
 	$(BIN)/ruff format .
