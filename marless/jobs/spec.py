@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -26,7 +27,7 @@ from pydantic import (
 )
 
 from marless.core import documents
-from marless.core.errors import SpecError, shown
+from marless.core.errors import SpecError, shown, unknown_name
 from marless.core.settings import CurvatureSpec, FunctionsSpec
 from marless.core.validation import AnySection, Strict, name_of, named, validation_sentences
 from marless.jobs import prices as price_tables
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
 
 MOST_SINKS = 8
+EXAMPLES = next(each / "examples" for each in Path(__file__).parents[1:3] if (each / "examples").is_dir())
+"""Jobs that come with marless: in the package as it is installed, or beside it in a checkout."""
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _TYPE_OF: Mapping[str, Callable[[str], AnySection]] = {
     "algorithm": lambda name: registry.algorithm(name).config_type,
@@ -213,12 +216,38 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], AnySectio
     return types
 
 
+def job_document(path: Path) -> object:
+    """Read the job file at a path that a user gave ("-": standard input), or the job that is meant by a name.
+
+    A name is that of an example (`spread`), or of an environment (`mpe/simple_spread`): its example, or else IPPO with
+    its defaults. A file of that name comes first. Raises SpecError.
+    """
+    from marless.learning.envs.registry import environments  # here, because of NumPy
+
+    name = path.as_posix()
+    if name == "-" or path.suffix or path.exists():
+        return documents.given(path)
+    examples = {each.stem: each for each in sorted(EXAMPLES.glob("*.yaml"), key=lambda each: len(each.stem))}
+    if name in examples:
+        return documents.from_yaml(examples[name])
+    if name.partition("/")[0] not in {each.partition("/")[0] for each in environments()}:
+        raise SpecError(unknown_name("job file or example", name, examples))
+    jobs = (documents.from_yaml(each) for each in examples.values())
+    plain = {
+        "name": re.sub("[^a-z0-9]+", "-", path.name.lower()).strip("-"),
+        "env": {"name": name},
+        "algorithm": {"name": "ippo"},
+        "stop": {"env_steps": 1_000_000},
+    }
+    return next((job for job in jobs if isinstance(job, dict) and job["env"]["name"] == name), plain)
+
+
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read a job file ("-": standard input) and the files that it names, and apply `a.b=value` overrides.
+    """Read a job as `job_document` does, and the files that it names, and apply `a.b=value` overrides.
 
     Values of overrides are YAML. For use on the user's machine only, because it reads the files. Raises SpecError.
     """
-    return of_document(documents.given(path), overrides, documents.name_of(path))
+    return of_document(job_document(path), overrides, documents.name_of(path))
 
 
 def of_document(document: object, overrides: Sequence[str], source: str) -> JobSpec:

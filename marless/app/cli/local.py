@@ -14,7 +14,7 @@ import typer
 
 from marless.app.cli import exits
 from marless.app.cli.jobs import stop_rules
-from marless.app.cli.options import RUNS, CoordinatorOptions, Output, OutputOption, RunsOption, job_ids
+from marless.app.cli.options import JOB_FILE_HELP, RUNS, CoordinatorOptions, Output, OutputOption, RunsOption, job_ids
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.app.cli.working import Working
@@ -59,7 +59,7 @@ WorkersOption = Annotated[
 
 
 def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
-    job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
+    job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help=JOB_FILE_HELP)] = None,
     override: Annotated[
         list[str],
         typer.Option("--set", metavar="A.B=C", help="Override a field of the job; with --resume, a stop rule."),

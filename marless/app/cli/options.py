@@ -106,7 +106,8 @@ class Output(StrEnum):
     name = "name"
 
 
-JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file; -: standard input.")]
+JOB_FILE_HELP = "The job file; -: standard input; or an example (spread), or an environment (mpe/simple_spread)."
+JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help=JOB_FILE_HELP)]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids.", autocompletion=job_ids)]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
 OverrideOption = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")]

@@ -131,10 +131,11 @@ def _planned(
 ) -> Sequence[SweepRun]:
     """The jobs of a sweep; all are validated before the first is submitted."""
     from marless.app.cli import sweep as sweeps
+    from marless.jobs import spec as specs
 
     source, axes = documents.name_of(job_file), sweeps.axes(sweep)
     sweeps.check_count(axes, seeds, most, source)
-    document = documents.given(job_file)
+    document = specs.job_document(job_file)
     return sweeps.runs(document, source, prefix=job, overrides=override, sweep=axes, seeds=seeds)
 
 

@@ -103,6 +103,11 @@ def is_ours(name: str) -> bool:
     return name in _OURS or name in plugged(ENTRY_POINTS)
 
 
+def environments() -> list[str]:
+    """The names of all environments; `pettingzoo/<module>` stands for those of other packages."""
+    return [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>"]
+
+
 def one_by_one(name: str) -> bool:
     """True if the copies of this environment are Python objects that are stepped one after another."""
     return name.startswith(PETTINGZOO)
@@ -152,8 +157,7 @@ def _factory(name: str) -> Factory:
         return partial(_adapted, name.removeprefix(PETTINGZOO))
     entry = declaration(ENTRY_POINTS, name)
     if entry is None:
-        known = [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>"]
-        raise SpecError(unknown_name("environment", name, known))
+        raise SpecError(unknown_name("environment", name, environments()))
 
     def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called, so that `make` reports its errors
         factory: Factory = entry.load()

