@@ -132,6 +132,14 @@ def to_yaml(document: object) -> str:
     return yaml.dump(document, Dumper=_dumper(), sort_keys=False)
 
 
+def to_yaml_line(value: object) -> str:
+    """Write a value as YAML in one line, as `--set` and a line of a job file take it."""
+    import yaml
+
+    text: str = yaml.dump([value], Dumper=_dumper(), sort_keys=False, default_flow_style=True, width=sys.maxsize)
+    return text.strip().removeprefix("[").removesuffix("]")
+
+
 def yaml_of(text: str, what: str) -> object:
     """Parse YAML; raises SpecError, starting with `what`, if it is invalid or exceeds the limits."""
     import yaml  # here, because actors read JSON only

@@ -18,7 +18,7 @@ import pytest
 from marless.rpc.own_redis import RULES, STORE
 from marless.storage.round_file import read
 from tests import imports
-from tests.docs import commands, elsewhere, programs, tour, yaml_blocks
+from tests.docs import commands, elsewhere, programs, reference, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
 from tests.docs.workplace import Workplace, only_checked, to_run, treatment_of
@@ -200,3 +200,7 @@ def test_each_verb_of_the_client_has_the_options_that_its_line_names():
     page = (ROOT / "docs/client.md").read_text("utf-8")
     for verb, text in re.findall(r"^\| `(\w+)[^|]*\| (.*) \|$", page, re.MULTILINE):
         assert set(re.findall(r"`(--?[a-z-]+)", text)) <= commands.options_of(verb), verb
+
+
+def test_the_reference_of_settings_is_fresh():
+    assert text_of("docs/settings.md") == reference.page(), "write it anew: python -m tests.docs.reference"

@@ -22,6 +22,7 @@ from marless.app.cli import (
     compare,
     costs,
     credentials,
+    discover,
     exits,
     explain,
     jobs,
@@ -103,8 +104,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train teams of agents with multi-agent RL, as serverless functions that start on demand and stop afterwards.",
 )
-HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
+FIRST, HERE, JOBS, POLICIES = "First steps", "On this machine", "Jobs of a coordinator", "Policies"
 
+app.command(rich_help_panel=FIRST)(discover.init)
+app.command(rich_help_panel=FIRST)(discover.envs)
+app.command(rich_help_panel=FIRST)(discover.algorithms)
+app.command(rich_help_panel=FIRST)(discover.settings)
 app.command(rich_help_panel=HERE)(for_data_alone(local.train))
 app.command(rich_help_panel=HERE)(for_data_alone(check.check))
 app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))

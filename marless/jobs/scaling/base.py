@@ -147,7 +147,8 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "scaling policy",
     "marless.scaling",
     "SCALING",
-    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "max", "adapt", "nitro", "gns", "marless")},
+    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "adapt", "nitro", "gns", "marless")}
+    | {"max": "marless.jobs.scaling.fixed:MAX"},
 )
 
 TOLERANCE = 1e-9

@@ -108,6 +108,12 @@ def environments() -> list[str]:
     return [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>"]
 
 
+def options_of(name: str) -> dict[str, object]:
+    """The options of an environment of marless, with their defaults; {} for those of other packages."""
+    fields = dataclasses.fields(_OURS[name][1]) if name in _OURS else ()
+    return {field.name: field.default for field in fields}
+
+
 def one_by_one(name: str) -> bool:
     """True if the copies of this environment are Python objects that are stepped one after another."""
     return name.startswith(PETTINGZOO)

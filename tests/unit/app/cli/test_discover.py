@@ -1,0 +1,87 @@
+"""`marless init`, `settings`, `envs` and `algorithms`: what they say is what job files take."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marless.app.cli import discover
+from marless.core import documents
+from marless.jobs import spec as specs
+from marless.jobs.reference import REQUIRED, settings_of
+
+NAMED = ("algorithm=qmix", "schedule=stellaris", "scaling=marless", "sharing=marless", "actors.episodes=fresh")
+
+
+@pytest.mark.parametrize("name", ["spread", "spread-vdn", "spread-stellaris", "adversary", "mpe/simple_tag", "smac_8m"])
+def test_a_first_job_is_its_example_also_with_every_comment_taken_away(name, marless, tmp_path):
+    to = tmp_path / "job.yaml"
+    assert marless("init", name, "--to", to)[0] == 0
+    example = specs.load(Path(name))
+    assert specs.load(to) == example
+    opened = [re.sub(r"^( *)# (\w+:.*)", r"\1\2", line) for line in to.read_text().splitlines()]
+    every = documents.yaml_of("\n".join(line for line in opened if not line.startswith("#")), "job")
+    assert len(every["evaluation"]) == 5
+    assert specs.parse(every, "job") == example
+
+
+def test_a_file_is_not_written_over(marless, tmp_path):
+    (tmp_path / "job.yaml").write_text("mine")
+    code, _, said = marless("init", "--to", tmp_path / "job.yaml")
+    assert code == 2
+    assert "job.yaml: cannot be written (File exists); choose another file with --to" in said
+    assert (tmp_path / "job.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("overrides", [(), NAMED])
+def test_defaults_are_those_of_jobs_that_say_nothing(overrides):
+    job = specs.of_document(discover.PLAIN, overrides, "job")
+    told = {each.path: each.default for each in settings_of(job)}
+    assert {path for path, default in told.items() if default == REQUIRED} == {"env.name"}
+    document = yaml.safe_load(job.to_yaml())
+    given = {"env.name", "stop.env_steps", "algorithm.name", "schedule.name", "scaling.name", "sharing.name"}
+    for path, default in told.items():
+        value = document
+        for part in path.split("."):
+            value = value[part]
+        assert path in given or path == "actors.episodes" or value == default, path
+    every = [f"{path}={documents.to_yaml_line(default)}" for path, default in told.items() if path not in given]
+    again = specs.of_document(discover.PLAIN, [*overrides, *every, "actors.episodes=fresh"], "job")
+    assert again == job.model_copy(update={"actors": again.actors})
+
+
+def test_every_field_is_told_and_most_say_what_they_mean():
+    job = specs.of_document(discover.PLAIN, NAMED, "job")
+    told = settings_of(job)
+    assert [each.path for each in told] == list(leaves(yaml.safe_load(job.to_yaml()), ""))
+    assert sum(not each.about and not each.path.endswith((".name", ".rule")) for each in told) < 10
+
+
+def leaves(document, prefix):
+    for name, value in document.items():
+        yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"{prefix}{name}"]
+
+
+def test_a_setting_is_explained(marless):
+    [found] = json.loads(marless("settings", "algorithm.gamma", "-o", "json")[1])
+    assert found == {
+        "setting": "algorithm.gamma",
+        "value": "number ≥ 0 and ≤ 1",
+        "default": 0.99,
+        "meaning": "discount per env step",
+    }
+    names = json.loads(marless("settings", "algorithm.name", "-o", "json")[1])[0]["value"].split(", ")
+    assert {"ippo", "qmix"} < set(names)
+    code, _, said = marless("settings", "algorithm.learning_rate")
+    assert code == 2
+    assert "unknown setting 'algorithm.learning_rate'" in said
+
+
+def test_environments_and_algorithms_are_listed(marless):
+    [tag] = json.loads(marless("envs", "simple_tag", "-o", "json")[1])
+    assert tag["options"]["num_adversaries"] == 3
+    assert "mpe/simple_spread" in marless("envs", "mpe")[1]
+    assert "smac/8m" in marless("envs", "-o", "name")[1]
+    assert json.loads(marless("algorithms", "-o", "json")[1])[0]["algorithm"] == "iddpg"
