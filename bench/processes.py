@@ -26,7 +26,7 @@ def role(command: list[str]) -> str:
     module = command[command.index("-m") + 1] if "-m" in command else ""
     if template := [word.partition("=")[2] for word in command if word.startswith("--module=")]:
         return f"template of {ROLES[template[0]]}s"
-    if any("redis-server" in part for part in command[:1]):
+    if any("redis-server" in part or "valkey-server" in part for part in command[:1]):
         return "redis-server"
     if any(part.endswith("redis_guard.py") for part in command):
         return "redis guard"

@@ -150,7 +150,7 @@ def undisturbed(tmp_path_factory) -> tuple[Train, dict]:
     run.until(f"round {TOLD} ")
     run.variables = {pool: run.one(f"services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool")}
     family = run.family()
-    assert {"redis-server", "python"} <= {each.name().rstrip("0123456789.") for each in family}
+    assert {"server", "python"} <= {each.name().rstrip("0123456789.").rpartition("-")[2] for each in family}
     code, out, said = run.end()
     assert code == 0, said
     run.assert_nothing_left(family)
