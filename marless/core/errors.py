@@ -152,7 +152,7 @@ def some_of(names: Sequence[str]) -> str:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that is not registered, with the nearest match if there is one."""
     names = sorted(known)
-    comparable = names[:_MOST_COMPARED] if len(name) <= _LONGEST_COMPARED else ()
-    close = difflib.get_close_matches(name, comparable, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    comparable = {each.lower(): each for each in names[:_MOST_COMPARED]} if len(name) <= _LONGEST_COMPARED else {}
+    close = difflib.get_close_matches(name.lower(), comparable, n=1, cutoff=0.5)
+    hint = f"did you mean {comparable[close[0]]!r}? " if close else ""
     return f"unknown {kind} {shown(name)}; {hint}known: {some_of(names)}"

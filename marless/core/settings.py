@@ -8,9 +8,10 @@ whose type is a section.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from numbers import Real
@@ -61,6 +62,50 @@ _BOOLEANS: Mapping[object, bool] = {
     **dict.fromkeys((True, "true", "t", "yes", "y", "on", "1"), True),
     **dict.fromkeys((False, "false", "f", "no", "n", "off", "0"), False),
 }
+HABITS: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "lr", "alpha"), "algorithm.lr"),
+    **dict.fromkeys(("discount", "gamma", "discount_factor"), "algorithm.gamma"),
+    **dict.fromkeys(("gae", "lam", "lambda", "lambda_", "gae_lambda"), "algorithm.gae_lambda"),
+    **dict.fromkeys(("clip_param", "clip_range", "clip_eps", "eps_clip", "clip_coef"), "algorithm.clip"),
+    **dict.fromkeys(("vf_clip_param", "clip_range_vf"), "algorithm.value_clip"),
+    **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff"), "algorithm.entropy"),
+    **dict.fromkeys(("n_epochs", "num_epochs", "num_sgd_iter", "ppo_epoch", "update_epochs"), "algorithm.epochs"),
+    **dict.fromkeys(("num_minibatches", "num_mini_batch"), "algorithm.minibatches"),
+    **dict.fromkeys(("grad_clip", "max_grad_norm", "grad_norm_clip"), "algorithm.max_grad_norm"),
+    **dict.fromkeys(("buffer_size", "replay_size", "memory_size"), "algorithm.replay.capacity"),
+    "batch_size": "algorithm.batch, or actors.count · actors.envs · actors.steps of algorithms without a replay",
+    "train_batch_size": "actors.count · actors.envs · actors.steps",
+    "tau": "algorithm.target_tau",
+    **dict.fromkeys(
+        ("hidden", "hidden_dim", "hidden_size", "hidden_sizes", "fcnet_hiddens", "net_arch"), "model.hidden"
+    ),
+    **dict.fromkeys(("fcnet_activation", "activation", "activation_fn"), "model.activation"),
+    **dict.fromkeys(("use_lstm", "use_rnn", "rnn", "lstm"), "model.recurrent: gru"),
+    **dict.fromkeys(
+        ("num_workers", "n_workers", "workers", "num_env_runners", "num_actors", "n_rollout_threads"), "actors.count"
+    ),
+    **dict.fromkeys(
+        ("num_envs", "n_envs", "batch_size_run", "num_envs_per_worker", "num_envs_per_env_runner"), "actors.envs"
+    ),
+    **dict.fromkeys(
+        ("n_steps", "num_steps", "rollout_fragment_length", "rollout_length", "episode_length"), "actors.steps"
+    ),
+    **dict.fromkeys(
+        ("timesteps", "total_timesteps", "num_env_steps", "t_max", "max_steps", "env_steps"), "stop.env_steps"
+    ),
+    **dict.fromkeys(("rounds", "iterations", "num_iterations", "training_iterations"), "stop.rounds"),
+    **dict.fromkeys(
+        ("share_policy", "parameter_sharing", "share_params", "shared", "groups"), "sharing.groups: shared"
+    ),
+    **dict.fromkeys(("evaluation_interval", "eval_freq", "test_interval"), "evaluation.every"),
+    **dict.fromkeys(
+        ("eval_episodes", "n_eval_episodes", "test_nepisode", "evaluation_duration"), "evaluation.episodes"
+    ),
+    **dict.fromkeys(("device", "gpu", "cuda", "use_cuda", "num_gpus"), "learner.device"),
+    **dict.fromkeys(("env_name", "env_id", "map_name", "environment"), "env.name"),
+    **dict.fromkeys(("env_args", "env_config", "env_kwargs"), "env.options"),
+}
+"""What other libraries call a setting, or where somebody may look for it → where it is."""
 Check = TypeVar("Check", bound=Callable[[Any], None])
 Mistake = tuple[tuple[str, ...], str]
 """The names that lead to a field, and one sentence."""
@@ -98,6 +143,14 @@ class Bounds(TypedDict, total=False):
     check: Callable[[Any], None]
     """Raises ValueError, one sentence, for a value that is not allowed."""
     description: str
+
+
+def unknown_field(name: str, known: Iterable[str]) -> str:
+    """The sentence about a field that a section does not have."""
+    fields, here = list(known), HABITS.get(name)
+    if not here or difflib.get_close_matches(name, fields, cutoff=0.9):  # n_steps is n_step where there is such a field
+        return unknown_name("field", name, fields)
+    return f"unknown field {shown(name)}; here it is {here}"
 
 
 def Field(default: Any = dataclasses.MISSING, **bounds: Unpack[Bounds]) -> Any:  # noqa: N802  # reads as pydantic's
@@ -145,7 +198,7 @@ class Section:
                 vars(self)[name] = _fitted(given.get(name, field.default), kind, field.metadata)
             except InvalidSettingsError as error:
                 mistakes += [((name, *path), sentence) for path, sentence in error.mistakes]
-        mistakes += [((name,), unknown_name("field", name, fields)) for name in given if name not in fields]
+        mistakes += [((name,), unknown_field(name, fields)) for name in given if name not in fields]
         if mistakes:
             raise InvalidSettingsError(mistakes)
         for name in _constraints(section):

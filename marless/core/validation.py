@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, ge
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
-from marless.core.errors import LONGEST_SHOWN, SpecError, shown, unknown_name
-from marless.core.settings import BOUNDS, FINITE, KINDS, InvalidSettingsError, Section
+from marless.core.errors import LONGEST_SHOWN, SpecError, shown
+from marless.core.settings import BOUNDS, FINITE, KINDS, InvalidSettingsError, Section, unknown_field
 
 _MOST_SENTENCES = 20
 _KINDS = {
@@ -151,7 +151,7 @@ def _sentence(path: tuple[str, ...], details: list[tuple[Detail, object]]) -> st
     match detail["type"]:
         case "extra_forbidden" | "invalid_key":
             known = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
-            return unknown_name("field", path[-1], [field.alias or name for name, field in known.items()])
+            return unknown_field(path[-1], [field.alias or name for name, field in known.items()])
         case "missing":
             return "is missing; it has no default"
         case "value_error":

@@ -56,11 +56,19 @@ MOST_SINKS = 8
 EXAMPLES = next(each / "examples" for each in Path(__file__).parents[1:3] if (each / "examples").is_dir())
 """Jobs that come with marless: in the package as it is installed, or beside it in a checkout."""
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+def _sharing(name: str) -> AnySection:
+    if name in ("shared", "independent"):
+        raise SpecError(f"unknown sharing policy {name!r}; write sharing: {{groups: {name}}}")
+    return SHARING_POLICIES.find(name).config_type
+
+
 _TYPE_OF: Mapping[str, Callable[[str], AnySection]] = {
     "algorithm": lambda name: registry.algorithm(name).config_type,
     "schedule": lambda name: SCHEDULES.find(name).config_type,
     "scaling": lambda name: SCALING_POLICIES.find(name).config_type,
-    "sharing": lambda name: SHARING_POLICIES.find(name).config_type,
+    "sharing": _sharing,
     "sinks": lambda name: SINKS.find(name).config_type,
 }
 """The config type of a section whose fields depend on its name, by that name; raises SpecError for an unknown one."""
@@ -87,7 +95,12 @@ class JobSpec(Strict):
 
     name: str = Field("job", pattern=JOB_NAME, description="lower-case letters, digits and dashes")
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    env: EnvSpec
+    env: Annotated[
+        EnvSpec,
+        BeforeValidator(
+            lambda value: {"name": value} if isinstance(value, str) else value, json_schema_input_type=str | EnvSpec
+        ),
+    ]
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], _named("algorithm", AlgorithmConfig)]
     model: ModelSpec = ModelSpec()
     actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,15 @@ PANEL = "Other packages"
 class ExtensibleGroup(TyperGroup):
     """The commands of marless, which nobody can replace, and after them those of other packages."""
 
+    def invoke(self, ctx: Any) -> Any:  # Any: typer has no public name for the base of its contexts
+        """Run a command; an error about what may be a setting of a job says how settings are given."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if hint := _hint(getattr(error, "message", "")):
+                error.message = f"{error.message.rstrip('.')}. {hint}"  # type: ignore[attr-defined]  # a usage error
+            raise
+
     def list_commands(self, ctx: Any) -> list[str]:  # Any: typer has no public name for the base of its contexts
         """The names of all commands, ours first; imports none."""
         from marless.core.registry import declared  # imported here: a command of marless needs no entry point
@@ -63,6 +73,18 @@ class ExtensibleGroup(TyperGroup):
 
         entry = declaration(GROUP, cmd_name)
         return _command_of(entry) if entry else None
+
+
+def _hint(message: object) -> str:
+    """How to give a setting of a job, for a message about an option or argument that may be one."""
+    from marless.core.settings import HABITS
+
+    if found := re.search(r"unexpected extra argument.* \(([\w.]+=[^\s)]+)", str(message)):
+        return f"A setting of the job is given as: --set {found[1]}"
+    option = re.match(r"No such option: --([\w-]+)", str(message))
+    name = option[1].replace("-", "_") if option else ""
+    setting = {"seed": "seed", "algorithm": "algorithm", "env": "env", "name": "name"}.get(name) or HABITS.get(name)
+    return f"A setting of the job is given as: --set {setting}=VALUE" if setting and " " not in setting else ""
 
 
 def _command_of(entry: EntryPoint) -> Any:  # Any: typer has no public name for the base of its commands

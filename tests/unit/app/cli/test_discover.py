@@ -9,6 +9,7 @@ import yaml
 
 from marless.app.cli import discover
 from marless.core import documents
+from marless.core.settings import HABITS
 from marless.jobs import spec as specs
 from marless.jobs.reference import REQUIRED, settings_of
 
@@ -85,3 +86,38 @@ def test_environments_and_algorithms_are_listed(marless):
     assert "mpe/simple_spread" in marless("envs", "mpe")[1]
     assert "smac/8m" in marless("envs", "-o", "name")[1]
     assert json.loads(marless("algorithms", "-o", "json")[1])[0]["algorithm"] == "iddpg"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("algorithm.lr=1e-3",), "A setting of the job is given as: --set algorithm.lr=1e-3"),
+        (("algorithm.lr=1e-3", "seed=2"), "--set algorithm.lr=1e-3"),
+        (("--seed", "1"), "No such option: --seed"),
+        (("--seed", "1"), "--set seed=VALUE"),
+        (("--learning-rate", "1"), "--set algorithm.lr=VALUE"),
+        (("--set", "algorithm.learning_rate=1"), "unknown field 'learning_rate'; here it is algorithm.lr"),
+        (("--set", "num_workers=4"), "unknown field 'num_workers'; here it is actors.count"),
+        (("--set", "algorithm=qmix", "--set", "algorithm.n_steps=4"), "did you mean 'n_step'?"),
+        (("--set", "algorithm.n_steps=4"), "here it is actors.steps"),
+        (("--set", "sharing=shared"), "write sharing: {groups: shared}"),
+        (("--set", "algorithm=PPO"), "did you mean 'ippo'?"),
+    ],
+)
+def test_habits_of_other_libraries_are_answered(marless, words, why):
+    code, _, said = marless("check", "spread", *words)
+    assert code == 2
+    assert why in " ".join(said.replace("│", " ").split())
+
+
+def test_every_habit_leads_to_a_setting():
+    """Of some algorithm, schedule or policy."""
+    algorithms = (specs.of_document(discover.PLAIN, [f"algorithm={name}"], "job") for name in ("ippo", "qmix"))
+    known = {each.path for job in algorithms for each in settings_of(job)}
+    named = {word for here in HABITS.values() for word in re.findall(r"[a-z]+(?:\.[a-z_]+)+", here)}
+    assert named <= known
+    assert len(named) > 20
+
+
+def test_an_environment_may_be_named_without_a_section():
+    assert specs.of_document(discover.PLAIN | {"env": "game/matrix"}, [], "job").env.name == "game/matrix"
