@@ -56,6 +56,9 @@ def test_only_sources_reach_the_engine():
     assert {line.removeprefix("!").split("/")[0] for line in ignored if line.startswith("!")} == {
         "pyproject.toml",
         "README.md",
+        "LICENSE",
+        "NOTICE",
+        "examples",
         "requirements",
         "marless",
         "services",

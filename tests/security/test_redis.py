@@ -24,7 +24,7 @@ from services.param_store.store import VersionStore
 from services.param_store.versions import Write
 
 CANARY = "canary-7f3a"
-REFUSED = "no permissions|command not allowed"  # the latter of DEBUG and MODULE LOAD, whoever asks
+REFUSED = "[Nn]o permissions|command not allowed"  # the latter of DEBUG and MODULE LOAD, whoever asks
 SCRIPT_REFUSED = r"(?i)can't run this|can't access|permission|not allowed"
 FORBIDDEN = [
     line.split()

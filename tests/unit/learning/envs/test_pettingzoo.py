@@ -364,7 +364,7 @@ def module_with(space=None, action=None, **attributes):
     [
         ("no_such_zoo.game_v0", None, {}, "there is no module 'no_such_zoo' on this machine$"),
         ("mpe2.simple_sprad_v3", None, {}, "did you mean 'mpe2.simple_spread_v3'"),
-        ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; known: .*local_ratio"),
+        ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; did you mean 'N'. known: .*local_ratio"),
         ("mpe2.simple_spread_v3", None, {"local_ratio": 7}, "cannot be built with options .*local_ratio is a prop"),
         ("mpe2.simple_tag_v3", None, {"num_adversaries": -1}, r"its reset\(\) raises ZeroDivisionError"),
         ("aviary", module_with(), {"lasy": True}, "did you mean 'lazy'"),
