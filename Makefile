@@ -20,7 +20,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom release
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -101,6 +101,11 @@ lock: .venv/.security
 audit: .venv/.security
 	$(TOOLS)/python -m requirements.audit
 
+# Builds dist/, installs the wheel in an empty environment of each Python (`make release PYTHONS="python3.12 python3.13"`), trains
+# there, and says what a release still lacks. A person then uploads: `twine upload dist/*`.
+release: .venv/.dev
+	$(BIN)/python -m tests.release $(PYTHONS:%=--python %)
+
 # The software bill of materials (CycloneDX) of what runs jobs: dist/marless.cdx.json.
 sbom: .venv/.security
 	@mkdir -p dist
@@ -147,8 +152,9 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.train: pyproject.toml requirements/train.txt requirements/torch.txt requirements/torch-cpu.txt | .venv/bin/python
+	@echo "installing marless and what it needs into .venv: 1.4 GB, most of it torch; one to three minutes"
 	@$(BIN)/python $(LOCKED) -r requirements/torch-cpu.txt 2>/dev/null || { \
-		echo "no CPU build of torch is known for this Python and machine, or pip's index has none: installing PyPI's build"; \
+		echo "no CPU build of torch is known for this Python and machine, or pip's index has none: installing PyPI's build (on Linux 5 GB, with CUDA)"; \
 		$(BIN)/python $(LOCKED) -r requirements/torch.txt; }
 	$(BIN)/python $(LOCKED) -r requirements/train.txt
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
