@@ -24,7 +24,7 @@ from tests.docs.tables import NOT_RUN, TREATMENTS
 from tests.docs.workplace import Workplace, only_checked, to_run, treatment_of
 
 KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
-TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
+TEXTS = {("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/cost.md", "Machines"),  # of a machine that the pool has released since, which takes half a minute
     ("docs/operating.md", "The parameter store"),
