@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.docs import elsewhere, transcripts
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, text_of
-from tests.docs.workplace import Workplace, treatment_of
+from tests.docs.workplace import Workplace, treatment, treatment_of
 
 ELSEWHERE = [part for needs in elsewhere.PROVIDED for part in elsewhere.parts(needs)]
 WITH_TRANSCRIPTS = [page for page in PAGES if blocks(page, "console")]
@@ -34,8 +34,10 @@ def write(page: str, heading: str = "") -> None:
 
 
 def _here(page: str, place: Path) -> list[tuple[Block, list[list[str]]]]:
-    workplace, found = Workplace(place, small=False), []
-    workplace.furnish()
+    alone, found = treatment(page).alone, []
+    workplace = Workplace.empty(place, small=False) if alone else Workplace(place, small=False)
+    if not alone:
+        workplace.furnish()
     try:
         workplace.prepare(page)
         for block in blocks(page, "sh", "console"):

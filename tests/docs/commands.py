@@ -162,8 +162,9 @@ def _check_packages(words: Sequence[str]) -> None:
     files = {word for flag, word in pairwise(words) if flag == "-r"}
     _check_paths(sorted(files))
     for word in words:
-        if word.startswith("-") or word in files or word == ".":
+        if word.startswith("-") or word in files:
             continue
-        name, _, extra = word.rstrip("]").partition("[")
-        if name != project["name"] or (extra and extra not in project["optional-dependencies"]):
+        name, _, extras = word.rstrip("]").partition("[")
+        known = project["optional-dependencies"].keys()
+        if name not in (project["name"], ".") or not set(filter(None, extras.split(","))) <= known:
             raise UnknownCommandError(f"pip install {word}: pyproject.toml knows no such package or extra")

@@ -5,6 +5,7 @@ A test compares the page with what would be written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from marless.app.cli.discover import PLAIN
@@ -91,7 +92,7 @@ def _table(rows: Sequence[tuple[SettingInfo, str]]) -> Iterator[str]:
         default = each.default if isinstance(each.default, str) else documents.to_yaml_line(each.default)
         default = "" if default in ("null", "") else f"`{default}`" if default != "required" else "required"
         cells = [f"`{each.path}`", each.kind, default, *([of] if named else []), each.about]
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield f"| {' | '.join(re.sub('<(?=[a-z])', '&lt;', cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def main() -> None:

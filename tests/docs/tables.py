@@ -17,7 +17,7 @@ NOT_RUN = {
     "python -m services.relay ": "it dials pools on another host; tests/integration starts relays",
     "marless evaluate s3://": "it reads a bucket; tests/cloud runs such commands",
     "marless download s3://": "it reads a bucket; tests/cloud runs such commands",
-    "pip install -e .": "it would change the environment that runs the tests",
+    "pip install ": "it would change the environment that runs the tests",
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""
 
@@ -44,6 +44,8 @@ class Treatment:
     """Beginnings of commands whose output depends on what was learned: its first line is compared, and that it ends."""
     given: str = ""
     """Python that defines what the page's programs take for granted."""
+    alone: bool = False
+    """Whether they are typed in an empty directory with an empty home, where no stack is up."""
     slow: bool = False
     """Whether `make test-slow` runs them, not `make test`."""
     needs: str = ""
@@ -55,6 +57,7 @@ class Treatment:
 _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
 # What other pages have left, where a transcript would show it.
 _EMPTY = ("marless list -o name | xargs -r marless delete", "rm -rf here")
+_FEW = "--set evaluation.episodes=8 --set evaluation.random_episodes=8"
 _BY_ROUNDS = "--set stop.env_steps=null"
 _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actors.envs=8 --set algorithm.lr=0.002"
 
@@ -81,6 +84,13 @@ _DEPLOYING: Mapping[str, Treatment] = {
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
+    "docs/index.md": Treatment(
+        alone=True, shortened={"mpe/simple_spread": f"mpe/simple_spread --set stop.env_steps=4_000 {_FEW}"}
+    ),
+    "docs/tutorial.md": Treatment(
+        alone=True,
+        shortened={"stop.env_steps=200_000": f"stop.env_steps=4_000 {_FEW}", "--episodes 500": "--episodes 8"},
+    ),
     # `make test` runs what these pages check in tests/unit.
     "docs/extending/algorithm.md": Treatment(slow=True),
     "docs/extending/command.md": Treatment(slow=True),

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tests.docs import commands, programs, tables, terminal, transcripts
-from tests.docs.blocks import ROOT, Block, files
+from tests.docs.blocks import ROOT, Block, blocks, files
 
 NEXT = "-- next --"
 HOME, USER = "/home/me/teams", 1000
@@ -32,6 +32,16 @@ class Workplace:
     small: bool
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables."""
+    alone: bool = False
+    """Whether it is an empty directory with an empty home, in which no stack is up."""
+
+    @classmethod
+    def empty(cls, place: Path, *, small: bool) -> Workplace:
+        """One for a reader who has nothing but marless: an empty directory below `place`, with a home of its own."""
+        for name in ("here", "home", "tmp", "spool"):
+            (place / name).mkdir()
+        own = {"HOME": f"{place}/home", "TMPDIR": f"{place}/tmp", "MARLESS_SPOOL": f"{place}/spool", "PYTHONPATH": ""}
+        return cls(place / "here", small, own, alone=True)
 
     def furnish(self) -> None:
         """Put the examples there."""
@@ -43,6 +53,9 @@ class Workplace:
 
     def prepare(self, page: str, heading: str = "") -> None:
         """Have a stack up, the reader's own files, and what the page takes for granted, or this part of it."""
+        if self.alone:
+            programs.install(page, self.path)
+            return
         for own, example in READERS_JOBS.items():
             shutil.copy(self.path / "examples" / example, self.path / own)
         if files(page):
@@ -55,17 +68,20 @@ class Workplace:
 
     def close(self) -> None:
         """Stop the stack."""
+        if self.alone:
+            return
         self._run(["marless down"])
 
     def run(self, block: Block) -> None:
         """Run the commands of a block; raises AssertionError with what they said if one fails."""
-        self._run([self._typed(treatment_of(block), command) for command in to_run(block)])
+        self._run([self._typed(treatment_of(block), command) for command in [*_exports(block), *to_run(block)]])
 
     def transcript(self, block: Block) -> list[list[str]]:
         """Run the commands of a block in a terminal; the lines that each shows there."""
         typed = [self._typed(treatment_of(block), each.command) for each in transcripts.parse(block.text)]
-        script = self.path / "tmp" / "typed.sh"
-        script.write_text("".join(f"{command}\necho '{NEXT}'\n" for command in typed), "utf-8")
+        script = self.path / ".typed.sh"
+        exports = "".join(f"{line}\n" for line in _exports(block))
+        script.write_text(exports + "".join(f"{command}\necho '{NEXT}'\n" for command in typed), "utf-8")
         *seen, _ = terminal.shown(script, self.path, self._environment, NEXT)
         return [_anywhere(text, self.path).splitlines() for text in seen]
 
@@ -102,6 +118,12 @@ class Workplace:
         for old, new in changes.items():
             command = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])", lambda _, new=new: new, command)
         return command
+
+
+def _exports(block: Block) -> list[str]:
+    """The variables that earlier blocks of the page have set for the reader's shell."""
+    earlier = [each for each in blocks(block.page, "sh", "console") if each.line < block.line]
+    return [line for each in earlier for line in _lines(each) if line.startswith("export ")]
 
 
 def _small(job: dict[str, Any]) -> dict[str, Any]:  # Any: YAML
