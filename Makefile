@@ -20,7 +20,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom release
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom release docs
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -32,7 +32,7 @@ test: .venv/.dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(CHECKED:%=--ignore=%)
 	$(BIN)/python -m pytest -m "$(QUICK) and alone" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
-test-slow: .venv/.dev .venv/.sinks
+test-slow: .venv/.dev .venv/.sinks .venv/.docs
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: .venv/.dev
@@ -112,6 +112,11 @@ sbom: .venv/.security
 	cat requirements/train.txt requirements/torch.txt | $(TOOLS)/cyclonedx-py requirements --pyproject pyproject.toml \
 		--output-reproducible --validate -o dist/marless.cdx.json -
 
+# The site of docs/, into site/; a link that leads nowhere fails. `.venv/docs/bin/mkdocs serve` shows it while you write.
+# Its theme, mkdocs-material, is maintained until May 2027, as it says without the variable.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
+
 # Prints the tables of docs/benchmarks.md and docs/benchmarks_services.md for this machine, and keeps them in bench/results; `make bench-peers` and then
 # `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us. `make bench DOCKER=network=host,user=1000` also starts workers in containers.
 bench: .venv/.dev
@@ -188,6 +193,11 @@ clean:
 .venv/.security: requirements/security.txt | .venv/bin/python
 	$(BIN)/python -m venv .venv/security
 	$(TOOLS)/python $(LOCKED) -r requirements/security.txt
+	@touch $@
+
+.venv/.docs: requirements/docs.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv/docs
+	.venv/docs/bin/python $(LOCKED) -r requirements/docs.txt
 	@touch $@
 
 .venv/.kubernetes: requirements/kubernetes.txt | .venv/bin/python

@@ -6,7 +6,9 @@ failure.
 
 from __future__ import annotations
 
+import ast
 import re
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +23,7 @@ from tests import imports
 from tests.docs import commands, elsewhere, programs, reference, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
-from tests.docs.workplace import Workplace, only_checked, to_run, treatment_of
+from tests.docs.workplace import Workplace, only_checked, to_run, treatment, treatment_of
 
 KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
 TEXTS = {("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
@@ -73,6 +75,18 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     ],
 )
 def test_its_commands_run(workplace, page, monkeypatch):
+    if not treatment(page).alone:
+        check_commands(workplace, page, monkeypatch)
+        return
+    with tempfile.TemporaryDirectory() as place:  # not in a directory of pytest, whose long path would part lines
+        empty = Workplace.empty(Path(place), small=True)
+        monkeypatch.setenv("HOME", empty.variables["HOME"])
+        monkeypatch.syspath_prepend(empty.path)
+        check_commands(empty, page, monkeypatch)
+        monkeypatch.undo()  # leaves the directory
+
+
+def check_commands(workplace: Workplace, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workplace.prepare(page)
     for block in blocks(page, "sh", "console", "python"):
         if treatment_of(block).needs:
@@ -173,6 +187,15 @@ def test_the_drawing_of_imports_is_fresh():
 def test_a_tour_through_what_is_not_there_is_refused():
     with pytest.raises(KeyError, match=r"Schedule\.overdue"):
         tour.measured("| `marless/jobs/schedules/base.py` | `Schedule.overdue` | x |")
+
+
+def test_the_errors_that_a_page_explains_are_what_programs_say():
+    headings = re.findall(r"^### (.*)", (ROOT / "docs/faq.md").read_text("utf-8"), re.MULTILINE)
+    quoted = re.findall(r'"(.+?)"', "\n".join(headings))
+    sources = [path.read_text("utf-8") for top in ("marless", "services") for path in (ROOT / top).rglob("*.py")]
+    nodes = [node.value for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    said = "\n".join(value for value in nodes if isinstance(value, str))
+    assert [part for text in quoted for part in text.split("…") if part.strip() not in said] == []
 
 
 def test_the_list_of_folders_is_true():
