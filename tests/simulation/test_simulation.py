@@ -50,6 +50,10 @@ def test_a_pool_that_drops_the_replay_of_a_job_that_is_being_opened() -> None:
     assert not simulate(6422, plan_of(6422)).problems
 
 
+def test_a_coordinator_that_was_paused_as_it_took_a_job_over_and_finds_another_one_there() -> None:
+    assert not simulate(65596, plan_of(65596)).problems
+
+
 def test_a_pool_that_drops_a_job_before_it_has_a_worker_for_the_first_versions() -> None:
     """So, too; the coordinator opens the job once more, because the pool says that it is not open."""
     assert not simulate(37054, plan_of(37054)).problems

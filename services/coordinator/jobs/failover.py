@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from marless.core.errors import MarlessError, NotFoundError
+from marless.core.errors import FencedError, MarlessError, NotFoundError
 from marless.core.log import structlog
 from marless.core.machine import MachineRecord
 from marless.rpc.concurrency import delays
@@ -107,6 +107,8 @@ class Failover:
             return await self._continue_job(folder)
         except NotFoundError:  # deleted meanwhile
             return True
+        except FencedError:  # another coordinator was quicker, and this one waits for its lock
+            return False
         except MarlessError as error:  # tried again at the next scan
             _log.error("job.not_continued", job=folder.path.name, error=str(error))
             return True
