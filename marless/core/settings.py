@@ -63,7 +63,7 @@ _BOOLEANS: Mapping[object, bool] = {
     **dict.fromkeys((False, "false", "f", "no", "n", "off", "0"), False),
 }
 HABITS: Mapping[str, str] = {
-    **dict.fromkeys(("learning_rate", "lr", "alpha"), "algorithm.lr"),
+    **dict.fromkeys(("learning_rate", "lr"), "algorithm.lr"),
     **dict.fromkeys(("discount", "gamma", "discount_factor"), "algorithm.gamma"),
     **dict.fromkeys(("gae", "lam", "lambda", "lambda_", "gae_lambda"), "algorithm.gae_lambda"),
     **dict.fromkeys(("clip_param", "clip_range", "clip_eps", "eps_clip", "clip_coef"), "algorithm.clip"),

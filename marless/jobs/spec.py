@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
 
 MOST_SINKS = 8
-EXAMPLES = next(each / "examples" for each in Path(__file__).parents[1:3] if (each / "examples").is_dir())
+_PLACES = [each / "examples" for each in Path(__file__).parents[1:3]]
+EXAMPLES = next((each for each in _PLACES if (each / "spread.yaml").is_file()), _PLACES[0])
 """Jobs that come with marless: in the package as it is installed, or beside it in a checkout."""
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
@@ -238,12 +239,14 @@ def job_document(path: Path) -> object:
     from marless.learning.envs.registry import environments  # here, because of NumPy
 
     name = path.as_posix()
-    if name == "-" or path.suffix or path.exists():
+    if name == "-" or path.suffix or (path.exists() and not path.is_dir()):
         return documents.given(path)
     examples = {each.stem: each for each in sorted(EXAMPLES.glob("*.yaml"), key=lambda each: len(each.stem))}
     if name in examples:
         return documents.from_yaml(examples[name])
     if name.partition("/")[0] not in {each.partition("/")[0] for each in environments()}:
+        if path.exists():
+            return documents.given(path)  # says that it is a directory
         raise SpecError(unknown_name("job file or example", name, examples))
     jobs = (documents.from_yaml(each) for each in examples.values())
     plain = {

@@ -278,7 +278,10 @@ def test_nor_is_one_that_an_allowed_module_needs(marker, tmp_path, monkeypatch):
     monkeypatch.setenv(SETTING, "hut, no_such_zoo")
     for name, said in (
         ("hut", "hut needs 'left_pad', which is not installed$"),
-        ("no_such_zoo.butterfly", "there is no module 'no_such_zoo' on this machine$"),
+        (
+            "no_such_zoo.butterfly",
+            "there is no module 'no_such_zoo' on this machine; install it, or add its folder to PYTHONPATH$",
+        ),
     ):
         with pytest.raises(SpecError, match=said) as caught:
             registry.make(f"pettingzoo/{name}", {}, 1)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,6 +91,8 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
         return
     if workers and not in_process:
         raise SpecError("--workers: it is for --in-process; on services, the job's actors.count decides")
+    if find_spec("torch") is None:  # not imported, because that takes a second
+        raise UnavailableError("training needs torch, which is not installed here: pip install 'marless[train]'")
     with _where(workers, in_process=in_process) as where:
         if job_file:
             outcome = _begin(job_file, override, job, runs, where)

@@ -66,9 +66,10 @@ def test_examples_are_valid_and_survive_every_round_trip(path):
 )
 def test_a_job_is_named_by_an_example_or_an_environment(name, env, job, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)  # a folder of that name is no job file
     found = spec.load(Path(name), ["seed=3"])
     assert (found.env.name, found.name, found.seed) == (env, job, 3)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).rmdir()
     (tmp_path / name).write_text(yaml.safe_dump(BASE | {"name": "mine"}))
     assert spec.load(Path(name)).name == "mine"
 

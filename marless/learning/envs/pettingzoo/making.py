@@ -90,7 +90,9 @@ def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
         return f"{module} needs {missing!r}, which is not installed{hint}"
     parent = missing.rpartition(".")[0]
     if not parent:
-        return f"there is no module {missing!r} on this machine{hint}"
+        return (
+            f"there is no module {missing!r} on this machine{hint or '; install it, or add its folder to PYTHONPATH'}"
+        )
     if place.own:
         return unknown_environment(module)
     siblings = pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", ()))

@@ -121,3 +121,15 @@ def test_every_habit_leads_to_a_setting():
 
 def test_an_environment_may_be_named_without_a_section():
     assert specs.of_document(discover.PLAIN | {"env": "game/matrix"}, [], "job").env.name == "game/matrix"
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "spread"), ("train", "spread", "--in-process"), ("train", "--resume", "x")]
+)
+def test_training_without_torch_is_refused_before_anything_starts(marless, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("marless.app.cli.local.find_spec", lambda name: None)
+    code, out, said = marless(*words)
+    assert (code, out) == (1, "")
+    assert said == "marless: training needs torch, which is not installed here: pip install 'marless[train]'\n"
+    assert list(tmp_path.iterdir()) == []

@@ -362,7 +362,12 @@ def module_with(space=None, action=None, **attributes):
 @pytest.mark.parametrize(
     ("path", "module", "options", "message"),
     [
-        ("no_such_zoo.game_v0", None, {}, "there is no module 'no_such_zoo' on this machine$"),
+        (
+            "no_such_zoo.game_v0",
+            None,
+            {},
+            "there is no module 'no_such_zoo' on this machine; install it, or add its folder to PYTHONPATH$",
+        ),
         ("mpe2.simple_sprad_v3", None, {}, "did you mean 'mpe2.simple_spread_v3'"),
         ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; did you mean 'N'. known: .*local_ratio"),
         ("mpe2.simple_spread_v3", None, {"local_ratio": 7}, "cannot be built with options .*local_ratio is a prop"),
