@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PLAIN = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"env_steps": 1_000_000}}
 """A job that gives what every job must give."""
 FIRST = ("env", "algorithm", "actors", "schedule", "scaling", "sharing", "evaluation", "stop")
-"""Sections that a first job file shows, in this order."""
+"""Sections that a first job file shows, in this order; what else the job gives comes after them."""
 
 
 def envs(
@@ -31,6 +31,8 @@ def envs(
     from marless.learning.envs import registry
 
     rows = [(name, registry.options_of(name)) for name in registry.environments() if part in name]
+    if not rows:
+        raise SpecError(unknown_name("environment", part, registry.environments()))
     _show([{"environment": name, "options": options} for name, options in rows], output)
 
 
@@ -92,9 +94,12 @@ def commented(document: Any, spec: JobSpec, to: Path) -> str:  # Any: YAML
         f"seed: {spec.seed}",
     ]
     every = _settings(spec)
-    for section in FIRST:
+    for section in dict.fromkeys((*FIRST, *(name for name in document if name not in ("name", "seed")))):
         given = document.get(section, {})
         given = {"name": given} if isinstance(given, str) else given
+        if isinstance(given, list):
+            lines += ["", f"{section}: {documents.to_yaml_line(given)}"]
+            continue
         lines += ["", f"{section}:" if given else f"# {section}:"]
         lines += _lines(section, given, [each for each in every if each.path.startswith(f"{section}.")])
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from marless.jobs.reference import REQUIRED, settings_of
 NAMED = ("algorithm=qmix", "schedule=stellaris", "scaling=marless", "sharing=marless", "actors.episodes=fresh")
 
 
-@pytest.mark.parametrize("name", ["spread", "spread-vdn", "spread-stellaris", "adversary", "mpe/simple_tag", "smac_8m"])
+@pytest.mark.parametrize("name", [*sorted(each.stem for each in specs.EXAMPLES.glob("*.yaml")), "mpe/simple_tag"])
 def test_a_first_job_is_its_example_also_with_every_comment_taken_away(name, marless, tmp_path):
     to = tmp_path / "job.yaml"
     assert marless("init", name, "--to", to)[0] == 0
@@ -26,6 +26,17 @@ def test_a_first_job_is_its_example_also_with_every_comment_taken_away(name, mar
     every = documents.yaml_of("\n".join(line for line in opened if not line.startswith("#")), "job")
     assert len(every["evaluation"]) == 5
     assert specs.parse(every, "job") == example
+
+
+def test_every_section_of_a_job_is_written(tmp_path):
+    document = discover.PLAIN | {
+        "sinks": [{"name": "tensorboard"}],
+        "schedule": "pipelined",
+        "bill": {"accounting": "paper"},
+    }
+    job = specs.of_document(document, [], "job")
+    text = discover.commented(document, job, tmp_path / "job.yaml")
+    assert specs.parse(documents.yaml_of(text, "job"), "job") == job
 
 
 def test_a_file_is_not_written_over(marless, tmp_path):
@@ -85,6 +96,8 @@ def test_environments_and_algorithms_are_listed(marless):
     assert tag["options"]["num_adversaries"] == 3
     assert "mpe/simple_spread" in marless("envs", "mpe")[1]
     assert "smac/8m" in marless("envs", "-o", "name")[1]
+    code, _, said = marless("envs", "simple_spred")
+    assert code == 2 and "unknown environment 'simple_spred'; did you mean 'mpe/simple_spread'" in said
     assert json.loads(marless("algorithms", "-o", "json")[1])[0]["algorithm"] == "iddpg"
 
 
