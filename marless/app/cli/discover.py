@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLAIN = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"env_steps": 1_000_000}}
 """A job that gives what every job must give."""
-FIRST = ("env", "algorithm", "actors", "schedule", "scaling", "sharing", "evaluation", "stop")
+FIRST = ("env", "algorithm", "model", "actors", "schedule", "scaling", "sharing", "evaluation", "stop")
 """Sections that a first job file shows, in this order; what else the job gives comes after them."""
 
 
