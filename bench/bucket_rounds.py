@@ -103,7 +103,7 @@ def coordinators() -> Iterator[dict[str, tuple[str, Counted | None]]]:
         peers = [word for each in _POOLS for word in (f"--{each.replace('_', '-')}", f"unix:{place}/{each}.sock")]
         for each in _POOLS:
             data = ("--data-dir", f"{place}/data") if each == "param_store" else peers[:2]
-            command = (f"services.{each}", "--listen", f"unix:{place}/{each}.sock", *data, *_WORKERS[each])
+            command = (f"marless.services.{each}", "--listen", f"unix:{place}/{each}.sock", *data, *_WORKERS[each])
             stack.enter_context(serving(place / f"{each}.log", *command))
         found: dict[str, tuple[str, Counted | None]] = {}
         for at in PLACES:
@@ -111,7 +111,7 @@ def coordinators() -> Iterator[dict[str, tuple[str, Counted | None]]]:
             counted, runs, variables = stack.enter_context(_runs(at, place))
             options = ("--listen", address, "--runs", runs, "--working-copies", f"{place}/copies-{at[0]}", *peers)
             with mock.patch.dict(os.environ, variables):
-                stack.enter_context(serving(place / f"{at}.log", "services.coordinator", *options))
+                stack.enter_context(serving(place / f"{at}.log", "marless.services.coordinator", *options))
             found[at] = address, counted
         yield found
 

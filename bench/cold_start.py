@@ -71,7 +71,7 @@ def worker_start_s(runs: int, launcher: str = "local", rest_s: float = 0.0) -> t
     """
     with tempfile.TemporaryDirectory(prefix="marless-") as folder:
         address = f"unix:{folder}/pool.sock" if launcher == "local" else _loopback()
-        command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--launcher", launcher]
+        command = [sys.executable, "-m", "marless.services.actor_pool", "--listen", address, "--launcher", launcher]
         command += ["--param-store", address]  # nobody asks it for anything
         pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env=harness.variables())
         try:

@@ -33,9 +33,9 @@ from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.server import run
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.__main__ import build, parse
-from services.actor_pool.worker import Actor
-from services.actor_pool.worker import run as run_worker
+from marless.services.actor_pool.__main__ import build, parse
+from marless.services.actor_pool.worker import Actor
+from marless.services.actor_pool.worker import run as run_worker
 
 WORKERS_A_PROCESS = 500
 CONNECT_S = 300.0

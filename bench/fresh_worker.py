@@ -23,7 +23,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.actor_pool.__main__ import build, parse
+from marless.services.actor_pool.__main__ import build, parse
 
 PAUSE_S = IDLE_S + 0.1
 TIMEOUT_S = 60.0

@@ -59,13 +59,13 @@ best(read)
 """
 ARGUMENTS = ["--actor-pool=unix:a", "--learner-pool=unix:b", "--param-store=unix:c", "--runs=r"]
 OPTIONS_OURS = f"""
-import services.coordinator.config as config
+import marless.services.coordinator.config as config
 start = time.process_time()
 config.parse({ARGUMENTS})
 print(json.dumps(1000 * (time.process_time() - start)))
 """
 OPTIONS_PYDANTIC = f"""
-import services.coordinator.config
+import marless.services.coordinator.config
 start = time.process_time()
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict

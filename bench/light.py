@@ -21,7 +21,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
-from services.relay.servicer import RelayedUploads, Workers
+from marless.services.relay.servicer import RelayedUploads, Workers
 
 _KEPT = 8
 """Rounds whose weights are kept."""

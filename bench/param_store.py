@@ -33,7 +33,7 @@ async def store_process() -> AsyncIterator[Callable[[], ParamStore]]:
     """Run a parameter store with its own Redis; yields a function that opens a connection."""
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as directory:
         address = f"unix:{directory}/store.sock"
-        command = [sys.executable, "-m", "services.param_store", "--listen", address, "--exit-with-stdin"]
+        command = [sys.executable, "-m", "marless.services.param_store", "--listen", address, "--exit-with-stdin"]
         process = subprocess.Popen(  # noqa: ASYNC220  # started once, before anything is measured
             [*command, "--data-dir", directory], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=harness.ROOT
         )

@@ -12,12 +12,12 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 ACTOR, LEARNER = "actor worker", "learner worker"
 ROLES = {
     "services": "service",
-    "services.coordinator": "coordinator",
-    "services.param_store": "param_store",
-    "services.actor_pool": "actor_pool",
-    "services.learner_pool": "learner_pool",
-    "services.actor_pool.worker": ACTOR,
-    "services.learner_pool.worker": LEARNER,
+    "marless.services.coordinator": "coordinator",
+    "marless.services.param_store": "param_store",
+    "marless.services.actor_pool": "actor_pool",
+    "marless.services.learner_pool": "learner_pool",
+    "marless.services.actor_pool.worker": ACTOR,
+    "marless.services.learner_pool.worker": LEARNER,
 }
 
 

@@ -66,7 +66,7 @@ def main() -> None:
     allow_many_files()
     with tempfile.TemporaryDirectory(prefix="marless-") as name:
         place, address = Path(name), f"unix:{name}/store.sock"
-        command = ("services.param_store", "--listen", address, "--data-dir", f"{name}/data")
+        command = ("marless.services.param_store", "--listen", address, "--data-dir", f"{name}/data")
         with serving(place / "log", *command) as process:
             runs = [asyncio.run(pull(address, args.readers, args.bytes, run)) for run in range(args.runs)]
             memory = peak_mb(process.pid)

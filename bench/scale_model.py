@@ -24,7 +24,7 @@ from marless.core.limits import MAX_ACTORS
 from marless.rpc.client import MAX_MESSAGE_BYTES
 from marless.rpc.server import MAX_OPEN_RPCS, MAX_REQUEST_BYTES
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
-from services.actor_pool.worker import UPLOAD_TIMEOUT_S
+from marless.services.actor_pool.worker import UPLOAD_TIMEOUT_S
 
 Json = Any  # what JSON can hold
 CPU, MEMORY, RECORD = " CPU ms/round", " MB", "record kB"

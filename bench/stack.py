@@ -122,10 +122,10 @@ def services(actors: int, *, light: bool = False) -> Iterator[Stack]:
         tls = _secured(place, host) if host else {}
         peers = _peers(place, host, *SERVICES)
         options = {
-            "param_store": ("services.param_store", "--data-dir", place / "data"),
-            "learner_pool": ("services.learner_pool", *peers[:2], "--warm-workers", "1"),
+            "param_store": ("marless.services.param_store", "--data-dir", place / "data"),
+            "learner_pool": ("marless.services.learner_pool", *peers[:2], "--warm-workers", "1"),
             "actor_pool": ("bench.crowd", *peers[:2], "--actor-workers", str(actors)),
-            "coordinator": ("services.coordinator", *peers[:6], "--runs", place / "runs"),
+            "coordinator": ("marless.services.coordinator", *peers[:6], "--runs", place / "runs"),
         }
         os.environ[PLACES] = ",".join(f"{each}=unix:{place}/{each}" for each in names)
         if light:
@@ -137,8 +137,8 @@ def services(actors: int, *, light: bool = False) -> Iterator[Stack]:
             running[service] = stack.enter_context(serving(place / f"{service}.log", *map(str, command)))
         for each in () if light else names:
             within, shown = ("ip", "netns", "exec", each), ("--tokens", str(place / "of-actors"), *_files(tls))
-            cache = ("services.param_store", "--upstream", _address(place, host, "param_store"))
-            relay = ("services.relay", *_peers(place, host, "actor_pool", "learner_pool"))
+            cache = ("marless.services.param_store", "--upstream", _address(place, host, "param_store"))
+            relay = ("marless.services.relay", *_peers(place, host, "actor_pool", "learner_pool"))
             for kind, command in ((_CACHE, cache), (_RELAY, relay)):
                 started = (*command, "--listen", f"unix:{place}/{each}.{kind}", *shown)
                 log = place / f"{each}.{kind}.log"

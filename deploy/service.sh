@@ -9,5 +9,5 @@ credentials=${MARLESS_CREDENTIALS:?"set it to the directory that marless credent
 own=$credentials/${service/_/-}
 
 export MARLESS_TOKENS=$credentials/tokens MARLESS_TLS_CA=$own/authority.pem MARLESS_TLS_CERT=$own/certificate.pem MARLESS_TLS_KEY=$own/key.pem
-python -m "services.$service" "${@:2}" &> "$service.log" < /dev/null &
+python -m "marless.services.$service" "${@:2}" &> "$service.log" < /dev/null &
 echo $! > "$service.pid"

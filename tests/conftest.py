@@ -22,8 +22,8 @@ from marless.rpc.own_redis import find_binary
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from services.param_store.__main__ import ParamStoreConfig, build
-from services.param_store.redis_server import RedisOptions
+from marless.services.param_store.__main__ import ParamStoreConfig, build
+from marless.services.param_store.redis_server import RedisOptions
 from tests import certificates
 from tests.templates import SCRIPTED, Templates, shared_templates
 

@@ -40,8 +40,8 @@ def shared_templates(**variables: str) -> Iterator[Templates]:
     """Templates whose workers have these environment variables; they end with the context."""
     inherited = process_environment.inherited(os.environ) | variables
     templates = Templates(
-        TemplateProcess("services.actor_pool.worker", LONGEST, inherited | process_environment.ACTOR),
-        TemplateProcess("services.learner_pool.worker", LONGEST, inherited | process_environment.learner(1)),
+        TemplateProcess("marless.services.actor_pool.worker", LONGEST, inherited | process_environment.ACTOR),
+        TemplateProcess("marless.services.learner_pool.worker", LONGEST, inherited | process_environment.learner(1)),
     )
     yield templates
     templates.actors.end()

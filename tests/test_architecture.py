@@ -76,10 +76,15 @@ def statements(source: str) -> list[ast.stmt]:
 def imports(source: str) -> Iterator[str]:
     for node in statements(source):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (by_path(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide arrows"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (by_path(f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def by_path(name: str) -> str:
+    """A module's name by its path: `services/` is imported by a link, as `marless.services`."""
+    return name.removeprefix("marless.") if within(name, ("marless.services",)) else name
 
 
 def within(module: str, packages: tuple[str, ...]) -> bool:
@@ -137,9 +142,9 @@ def run_time_imports(source: str) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import) and id(node) not in unseen:
-            yield from (alias.name for alias in node.names)
+            yield from (by_path(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and id(node) not in unseen:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (by_path(f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def room(module: str, depth: int = 2) -> str:
@@ -195,6 +200,14 @@ def test_arrows_point_inward(sources, plugins):
     assert wrong_arrows(sources | plugins) == []
 
 
+def test_services_are_imported_by_one_name(sources):
+    """Else they are two sets of modules: from the root of the checkout, `services` can be imported, too."""
+    plain = re.compile(r"^\s*(?:from|import) services\b", re.MULTILINE)
+    tests = modules(ROOT, "tests", "bench")
+    assert [module for module, text in (sources | tests).items() if plain.search(text)] == []
+    assert (ROOT / "marless" / "services").samefile(ROOT / "services")
+
+
 def test_nothing_names_a_plugin(sources):
     """Not even in a text, by which it could be imported."""
     assert [f"{module}: {name}" for module, text in sources.items() for name in PLUGINS if name in text] == []
@@ -203,7 +216,7 @@ def test_nothing_names_a_plugin(sources):
 def test_all_plugins_are_known_and_packed():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")} == set(PLUGINS)
-    assert {*built["packages"]} == {"marless", "services", *(f"plugins/{name}" for name in PLUGINS)}
+    assert {*built["packages"]} == {"marless", *(f"plugins/{name}" for name in PLUGINS)}
 
 
 def test_what_plugins_declare_is_there_and_is_found_without_being_imported():
@@ -263,7 +276,7 @@ def test_the_root_holds_storeys_only():
     here = {
         path.name for path in (ROOT / "marless").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert here == {*STOREYS, "__init__.py", "__main__.py"}
+    assert here == {*STOREYS, "services", "__init__.py", "__main__.py"}
 
 
 @pytest.mark.parametrize("storey", STOREYS)
@@ -314,12 +327,12 @@ def test_a_circle_would_be_seen():
 
 
 PROCESSES = (
-    "services.actor_pool.worker",  # first, as one that has nothing from the others
-    "services.coordinator.__main__",
-    "services.actor_pool.__main__",
-    "services.learner_pool.__main__",
-    "services.param_store.__main__",
-    "services.relay.__main__",
+    "marless.services.actor_pool.worker",  # first, as one that has nothing from the others
+    "marless.services.coordinator.__main__",
+    "marless.services.actor_pool.__main__",
+    "marless.services.learner_pool.__main__",
+    "marless.services.param_store.__main__",
+    "marless.services.relay.__main__",
     "marless.fleet.launchers.hosts.program",
     "marless.app.cli.main",
 )
@@ -375,13 +388,13 @@ def test_starts_without_torch(loaded, module):
 
 def test_actor_workers_start_light(loaded):
     heavy = {"pydantic", "redis", "yaml", "typer", "safetensors.torch", "prometheus_client"}
-    assert PROCESSES[0] == "services.actor_pool.worker" and not loaded[PROCESSES[0]] & heavy
+    assert PROCESSES[0] == "marless.services.actor_pool.worker" and not loaded[PROCESSES[0]] & heavy
 
 
 def test_actor_workers_stay_light_in_an_environment_of_a_plugin():
     program = """
 import sys
-import services.actor_pool.worker
+import marless.services.actor_pool.worker
 from marless.learning.envs.registry import make
 make("smac/3m", {}, 1)
 print(*sys.modules)
@@ -405,5 +418,5 @@ print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS
 
 
 def test_the_learner_worker_is_where_torch_is():
-    done = run("import sys; sys.modules['torch'] = None; import services.learner_pool.worker")
+    done = run("import sys; sys.modules['torch'] = None; import marless.services.learner_pool.worker")
     assert done.returncode and "import of torch halted" in done.stderr

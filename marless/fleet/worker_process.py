@@ -107,7 +107,7 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
         arguments: Those of the command line; by default, this process's.
     """
     configure_logging()
-    program = f"python -m services.{role}_pool.worker"
+    program = f"python -m marless.services.{role}_pool.worker"
     try:
         options = worker_options(program, role, arguments)
         if arguments is None and role is Role.ACTOR:

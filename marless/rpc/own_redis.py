@@ -37,7 +37,7 @@ _HASHES = "hset hget hdel hmget hgetall hkeys hincrby"
 _SETS = "zadd zrange zrem zscore sadd srem sismember smembers"
 _KEYS = "expire persist exists rename unlink xadd xread"
 RULES = {
-    # The commands of `services.param_store.store` and its scripts, on the keys in `services.param_store.versions`.
+    # The commands of `services/param_store/store.py` and its scripts, on the keys in `versions.py`.
     STORE: "~marless:* resetchannels -@all "
     + " ".join(f"+{name}" for name in f"{_TRANSACTIONS} {_HASHES} {_SETS} {_KEYS}".split()),
     # Checks and ends the process; it can neither read nor write a key.

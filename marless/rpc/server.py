@@ -136,7 +136,7 @@ class ServerOptions:
 
 def option_parser(service: str, description: str, *, for_users: bool = False) -> argparse.ArgumentParser:
     """A parser with the options shared by all services; a service `for_users` accepts callers without a certificate."""
-    parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
+    parser = argparse.ArgumentParser(prog=f"python -m marless.services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
     what = "address, or only the host, that others dial to reach this service; default: where it listens"
     add_option(parser, "--advertise", "", what)

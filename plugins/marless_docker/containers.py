@@ -27,7 +27,10 @@ _OPTIONS = (
     *("image", "network", "user", "memory", "cpus", "pids", "tmp", "shm", "volumes"),
     *("engine", "engine_s", CONNECT_S),
 )
-_IMAGES = {"services.actor_pool.worker": "marless-actors", "services.learner_pool.worker": "marless-learners"}
+_IMAGES = {
+    "marless.services.actor_pool.worker": "marless-actors",
+    "marless.services.learner_pool.worker": "marless-learners",
+}
 """Those that deploy/ builds for our modules of workers."""
 _FILES = ("--tls-cert", "--tls-key", "--tls-ca")
 _OWN_CONTAINER = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/\S* /etc/(?:hostname|hosts|resolv\.conf) ")

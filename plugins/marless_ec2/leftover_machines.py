@@ -90,7 +90,7 @@ def leftovers(options: Options | None) -> LeftoverMachines | None:
     if options is None:
         return None
     check_installed()
-    return LeftoverMachines(read("services.actor_pool.worker", options))
+    return LeftoverMachines(read("marless.services.actor_pool.worker", options))
 
 
 def _group_of(instance: Json) -> str:

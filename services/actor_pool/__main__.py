@@ -1,4 +1,4 @@
-"""`python -m services.actor_pool`: starts the actor pool process, from command-line options."""
+"""`python -m marless.services.actor_pool`: starts the actor pool process, from command-line options."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from marless.rpc.process import (
 from marless.rpc.roles import Role
 from marless.rpc.server import ServedService, ServerOptions, option_parser, run, server_options
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
-from services.actor_pool.rollouts import Rollouts, background
-from services.actor_pool.servicer import ActorPoolServicer
+from marless.services.actor_pool.rollouts import Rollouts, background
+from marless.services.actor_pool.servicer import ActorPoolServicer
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ async def build(config: ActorPoolConfig, address: str, make: Make | None = None)
     `make` makes its launcher; by default, the one that `config` names.
     """
     program = WorkerProgram(
-        "services.actor_pool.worker",
+        "marless.services.actor_pool.worker",
         [
             *("--pool", address, "--param-store", config.param_store),
             *("--env-modules", ",".join(config.env_modules)),

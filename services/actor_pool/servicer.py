@@ -16,7 +16,7 @@ from marless.fleet.relayed import Relayed
 from marless.fleet.workers import hello_of
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
-from services.actor_pool.rollouts import Background, Rollouts
+from marless.services.actor_pool.rollouts import Background, Rollouts
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 

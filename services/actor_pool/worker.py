@@ -1,5 +1,6 @@
-"""`python -m services.actor_pool.worker`: one actor worker process, and the actor function, which runs a batch of
-environment copies under given policy versions. It starts fast, as it does not import torch.
+"""`python -m marless.services.actor_pool.worker`: one actor worker process.
+
+Its function runs a batch of environment copies under given policy versions. It starts fast, without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m services.coordinator`: starts the coordinator process."""
+"""`python -m marless.services.coordinator`: starts the coordinator process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import ServedService, run
-from services.coordinator.api.monitoring import Readiness, figures
-from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.config import CoordinatorConfig, parse
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.state.runs import BucketRuns, Runs
+from marless.services.coordinator.api.monitoring import Readiness, figures
+from marless.services.coordinator.api.servicer import CoordinatorServicer
+from marless.services.coordinator.config import CoordinatorConfig, parse
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.jobs.jobs import Jobs
+from marless.services.coordinator.state.runs import BucketRuns, Runs
 
 WATCHERS = 512
 """Clients that follow jobs, and as many that follow logs."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from marless.core.errors import SpecError
 from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
+from marless.services.coordinator.jobs.jobs import JobsOptions
+from marless.services.coordinator.state.ownership import BEAT_S
 from marless.storage import places
 from marless.storage.places import Address, is_address
-from services.coordinator.jobs.jobs import JobsOptions
-from services.coordinator.state.ownership import BEAT_S
 
 LEAST_BEATS = 2
 PEERS = ("actor_pool", "learner_pool", "param_store")

@@ -1,4 +1,4 @@
-"""`python -m services.learner_pool`: starts the learner pool process. Its workers import torch; it does not."""
+"""`python -m marless.services.learner_pool`: starts the learner pool process. Its workers import torch; it does not."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
 from marless.rpc.server import ServedService, run
-from services.learner_pool.config import LearnerPoolConfig, parse
-from services.learner_pool.gradients import Gradients
-from services.learner_pool.replays import Replays
-from services.learner_pool.servicer import LearnerPoolServicer, figures
-from services.learner_pool.tasks import LearnTasks
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.learner_pool.updates import Updates
+from marless.services.learner_pool.config import LearnerPoolConfig, parse
+from marless.services.learner_pool.gradients import Gradients
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.servicer import LearnerPoolServicer, figures
+from marless.services.learner_pool.tasks import LearnTasks
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool.updates import Updates
 
 UPLOADS, MANY = 256, 16
 """Trajectories that are received at a time, and calls with several small ones; others wait for their turn."""
@@ -42,7 +42,7 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
     """
     settings = process_environment.learner(config.threads)
     program = WorkerProgram(
-        "services.learner_pool.worker",
+        "marless.services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         process_environment.inherited(os.environ) | settings,
         config.server.security.showing(Role.LEARNER),

@@ -10,7 +10,7 @@ from pathlib import Path
 from marless.fleet.launchers.registry import LOCAL, Choice, add_launcher, limit_of
 from marless.rpc.process import add_option, add_peer, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
-from services.learner_pool import spool
+from marless.services.learner_pool import spool
 
 
 @dataclass(frozen=True)

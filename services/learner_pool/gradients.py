@@ -14,8 +14,8 @@ from marless.core.limits import check_id
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2 as pb
-from services.learner_pool.stored_results import published_gradient
-from services.learner_pool.tasks import (
+from marless.services.learner_pool.stored_results import published_gradient
+from marless.services.learner_pool.tasks import (
     Computing,
     LearnTasks,
     OpenJob,
@@ -24,7 +24,7 @@ from services.learner_pool.tasks import (
     check_versions,
     join,
 )
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 MAX_PEERS = 64
 """Other learners over which one gradient's ratios are truncated."""

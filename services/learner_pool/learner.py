@@ -34,10 +34,10 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
 from marless.rpc.v1 import common_pb2
 from marless.rpc.v1 import learner_pool_pb2 as pb
+from marless.services.learner_pool import spool, stored_results
+from marless.services.learner_pool.content import check_checksum, views
+from marless.services.learner_pool.spool import Mirror
 from marless.storage.checkpoint import PARTS
-from services.learner_pool import spool, stored_results
-from services.learner_pool.content import check_checksum, views
-from services.learner_pool.spool import Mirror
 
 _HELD_LEARNERS = 16
 _Key = tuple[str, int, str, int]

@@ -20,8 +20,8 @@ from marless.core.errors import OverloadedError, TooLargeError
 from marless.core.log import structlog
 from marless.core.state import REPLAY
 from marless.learning.data.frame_file import allocate
-from services.learner_pool import spool
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool import spool
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
 
 _OUTCOMES = ("inserted", "dropped", "lost", "drawn")
 _log = structlog.get_logger("learner_pool")

@@ -20,10 +20,10 @@ from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2
 from marless.rpc.v1 import learner_pool_pb2 as pb
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.learner_pool.gradients import Gradients
-from services.learner_pool.replays import Replays
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.learner_pool.updates import Updates
+from marless.services.learner_pool.gradients import Gradients
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool.updates import Updates
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 

@@ -30,9 +30,9 @@ from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_number, message
 from marless.rpc.v1 import common_pb2
 from marless.rpc.v1 import learner_pool_pb2 as pb
-from services.learner_pool import stored_results
-from services.learner_pool.replays import Replays
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from marless.services.learner_pool import stored_results
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 MAX_ROLLOUTS = 4096
 """Rollouts of one gradient or update."""

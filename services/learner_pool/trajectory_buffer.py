@@ -31,8 +31,8 @@ from marless.rpc import chunks
 from marless.rpc.admission import ByteBudget
 from marless.rpc.requests import check_number
 from marless.rpc.v1 import learner_pool_pb2 as pb
-from services.learner_pool import spool
-from services.learner_pool.content import (
+from marless.services.learner_pool import spool
+from marless.services.learner_pool.content import (
     check_bytes,
     check_checksum,
     check_header,
@@ -40,7 +40,7 @@ from services.learner_pool.content import (
     headers_of,
     valid_ones,
 )
-from services.learner_pool.reservations import SpoolReservations
+from marless.services.learner_pool.reservations import SpoolReservations
 
 CHECK_INLINE_BYTES = 2**16
 """Larger trajectories are checked on another thread; for smaller ones, changing threads takes longer than the check."""

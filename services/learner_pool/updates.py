@@ -17,9 +17,9 @@ from marless.learning.algos.algorithm import scopes as scopes_of
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2 as pb
-from services.learner_pool import stored_results
-from services.learner_pool.replays import Replays
-from services.learner_pool.tasks import (
+from marless.services.learner_pool import stored_results
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.tasks import (
     Answered,
     Computations,
     Computing,
@@ -33,7 +33,7 @@ from services.learner_pool.tasks import (
     join,
     other_groups,
 )
-from services.learner_pool.trajectory_buffer import Opening, TrajectoryBuffer
+from marless.services.learner_pool.trajectory_buffer import Opening, TrajectoryBuffer
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""

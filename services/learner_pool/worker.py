@@ -1,4 +1,4 @@
-"""`python -m services.learner_pool.worker`: one learner worker process, the only one of the services with torch."""
+"""`python -m marless.services.learner_pool.worker`: one learner worker process, which alone imports torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Borrowed
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from services.learner_pool import spool
-from services.learner_pool.learner import Learning
+from marless.services.learner_pool import spool
+from marless.services.learner_pool.learner import Learning
 
 if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub

@@ -1,4 +1,4 @@
-"""`python -m services.param_store`: starts the parameter store process, from command-line options."""
+"""`python -m marless.services.param_store`: starts the parameter store process, from command-line options."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from marless.rpc.metrics import counter, gauge
 from marless.rpc.process import add_option, at_least
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, option_parser, run, server_options
-from services.param_store import connection, redis_server
-from services.param_store.blobs import SHARED_BYTES, BlobUploads
-from services.param_store.cache import cache
-from services.param_store.connection import connected, holds_password
-from services.param_store.redis_server import Provided, RedisOptions
-from services.param_store.servicer import ParamStoreServicer
-from services.param_store.store import WATCHES, VersionStore
+from marless.services.param_store import connection, redis_server
+from marless.services.param_store.blobs import SHARED_BYTES, BlobUploads
+from marless.services.param_store.cache import cache
+from marless.services.param_store.connection import connected, holds_password
+from marless.services.param_store.redis_server import Provided, RedisOptions
+from marless.services.param_store.servicer import ParamStoreServicer
+from marless.services.param_store.store import WATCHES, VersionStore
 
 _OF_REDIS = ("redis_url", "redis_password_file", "data_dir")
 READS, PUBLISHES = 32, 64

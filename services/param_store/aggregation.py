@@ -26,9 +26,9 @@ from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.v1 import common_pb2, param_store_pb2
-from services.param_store.blobs import HASH_INLINE_BYTES, BlobUploads
-from services.param_store.store import VersionStore
-from services.param_store.versions import VersionMetadata, Write, check_name, missing
+from marless.services.param_store.blobs import HASH_INLINE_BYTES, BlobUploads
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import VersionMetadata, Write, check_name, missing
 
 STATE = ("acting", "learning")
 """The parts of a policy that change; its next version has no other."""
@@ -152,7 +152,7 @@ def _bytes(versions: Sequence[VersionMetadata], names: Sequence[str]) -> int:
 def _compute(
     wanted: Aggregation, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
 ) -> tuple[list[Write], float]:
-    from services.param_store.parameter_function import next_versions  # imported here, because of NumPy
+    from marless.services.param_store.parameter_function import next_versions  # imported here, because of NumPy
 
     files = [{name: data[name] for name in each.parts} for each in wanted.gradients]
     weights = [each.weight for each in wanted.gradients]

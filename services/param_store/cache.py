@@ -30,7 +30,7 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import bulk_download, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
-from services.param_store.blobs import BlobPart, SharedFrames
+from marless.services.param_store.blobs import BlobPart, SharedFrames
 
 FRESH_S = 2.0
 """Seconds for which the upstream's answer holds: as long as the actors of a host take to read a new version."""

@@ -21,7 +21,7 @@ from marless.core.errors import OverloadedError, SpecError, UnavailableError, Un
 from marless.core.log import structlog
 from marless.rpc.addresses import is_loopback
 from marless.rpc.own_redis import OLDEST
-from services.param_store.redis_server import Provided
+from marless.services.param_store.redis_server import Provided
 
 _INSECURE = "or ask for it with --redis-insecure (MARLESS_REDIS_INSECURE=1)"
 CONNECTIONS = 128

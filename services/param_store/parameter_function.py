@@ -18,7 +18,7 @@ from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.aggregation import gradient_file
 from marless.learning.aggregation.applying import applied, check
 from marless.learning.nets import serial
-from services.param_store.blobs import BlobPart
+from marless.services.param_store.blobs import BlobPart
 
 ACTING, LEARNING = "acting", "learning"
 

@@ -27,7 +27,7 @@ from marless.core.errors import SpecError, UnavailableError
 from marless.core.log import structlog
 from marless.rpc.concurrency import delays
 from marless.rpc.own_redis import STORE, SUPERVISOR, RedisUsers, find_binary
-from services.param_store import redis_guard
+from marless.services.param_store import redis_guard
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0

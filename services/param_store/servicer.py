@@ -17,10 +17,10 @@ from marless.rpc.v1.param_store_pb2_grpc import (
     ParamStoreServiceServicer,
     add_ParamStoreServiceServicer_to_server,
 )
-from services.param_store.aggregation import Aggregator, aggregation_of
-from services.param_store.blobs import BlobPart, BlobUploads, SharedFrames
-from services.param_store.store import VersionStore
-from services.param_store.versions import VersionMetadata, Write
+from marless.services.param_store.aggregation import Aggregator, aggregation_of
+from marless.services.param_store.blobs import BlobPart, BlobUploads, SharedFrames
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import VersionMetadata, Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 

@@ -25,9 +25,9 @@ from marless.core.errors import (
 from marless.core.failpoint import failpoint
 from marless.rpc import gradients
 from marless.rpc.requests import check_number, check_text
-from services.param_store.blobs import PIECE_BYTES, BlobPart, Checksums, Piece, Published, batches, pieces_of
-from services.param_store.connection import redis_errors
-from services.param_store.versions import (
+from marless.services.param_store.blobs import PIECE_BYTES, BlobPart, Checksums, Piece, Published, batches, pieces_of
+from marless.services.param_store.connection import redis_errors
+from marless.services.param_store.versions import (
     LONGEST_REQUEST,
     JobKeys,
     ListedPolicy,

@@ -31,7 +31,7 @@ from typing import Any
 from marless.core.errors import ConflictError, FencedError, NotFoundError, SpecError, shown
 from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.rpc.requests import check_names, check_number, check_text
-from services.param_store.blobs import BlobPart, batches, pieces_of
+from marless.services.param_store.blobs import BlobPart, batches, pieces_of
 
 _NAME = re.compile(r"[^\s{}]{1,200}")
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

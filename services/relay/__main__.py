@@ -1,4 +1,4 @@
-"""`python -m services.relay`: starts the relay of a host, from command-line options."""
+"""`python -m marless.services.relay`: starts the relay of a host, from command-line options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marless.rpc.process import add_peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, option_parser, run, server_options
-from services.relay.servicer import MOST_WORKERS, RelayedUploads, RelayServicer, Workers
+from marless.services.relay.servicer import MOST_WORKERS, RelayedUploads, RelayServicer, Workers
 
 UPLOADS = 256
 """Calls with small trajectories at a time; others wait for their turn, before their bytes are received."""

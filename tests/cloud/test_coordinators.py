@@ -16,8 +16,8 @@ import pytest_asyncio
 
 import marless
 from marless.app.client import AsyncClient
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.bucket import reading
-from services.coordinator.state.run_folder import RunFolder
 from tests.cloud.conftest import REGION
 from tests.integration.running import Cluster, created, go_on, outcome, running_scripted, spec
 
@@ -63,7 +63,7 @@ class Coordinators:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "services.coordinator",
+                "marless.services.coordinator",
                 "--listen",
                 address,
                 "--runs",

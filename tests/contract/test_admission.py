@@ -15,7 +15,7 @@ from marless.rpc.client import PACKAGE, Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
-from services.param_store.blobs import BlobPart, SharedFrames
+from marless.services.param_store.blobs import BlobPart, SharedFrames
 from tests.contract.test_param_store import write
 
 LONG_S = 30.0

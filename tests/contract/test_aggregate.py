@@ -36,12 +36,12 @@ from marless.rpc.param_store import LATEST, Aggregation, AggregationReply, Param
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from services.param_store import aggregation
-from services.param_store.__main__ import build
-from services.param_store.aggregation import Aggregator
-from services.param_store.blobs import BlobPart, BlobUploads
-from services.param_store.store import VersionStore
-from services.param_store.versions import Write
+from marless.services.param_store import aggregation
+from marless.services.param_store.__main__ import build
+from marless.services.param_store.aggregation import Aggregator
+from marless.services.param_store.blobs import BlobPart, BlobUploads
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import Write
 from tests import tokens
 from tests.faults import failpoints
 
@@ -517,7 +517,7 @@ async def doomed(address: str, redis_url: str, name: str) -> asyncio.subprocess.
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.param_store",
+        "marless.services.param_store",
         "--listen",
         address,
         "--exit-with-stdin",

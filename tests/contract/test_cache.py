@@ -27,9 +27,9 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import param_store_pb2
-from services.param_store import cache
-from services.param_store.__main__ import build, parse
-from services.param_store.blobs import BlobPart, SharedFrames
+from marless.services.param_store import cache
+from marless.services.param_store.__main__ import build, parse
+from marless.services.param_store.blobs import BlobPart, SharedFrames
 from tests import tokens
 
 KIB = 2**10
@@ -319,7 +319,7 @@ async def process(upstream: str, listen: str) -> AsyncIterator[asyncio.subproces
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.param_store",
+        "marless.services.param_store",
         "--listen",
         listen,
         "--upstream",

@@ -28,7 +28,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
-from services.actor_pool.servicer import ActorPoolServicer
+from marless.services.actor_pool.servicer import ActorPoolServicer
 from tests.plugins.ec2.fake_metadata import metadata
 
 ROOT = Path(__file__).parents[2]

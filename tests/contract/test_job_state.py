@@ -1,4 +1,4 @@
-"""What every kind of durable job state does, whoever keeps it: `services.coordinator.state.run_folder.RunFolder`."""
+"""What every kind of durable job state does, whoever keeps it: `services/coordinator/state/run_folder.py`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from marless.core.errors import FencedError
-from services.coordinator.state.journal import Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.journal import Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.unit.coordinator.test_bucket_folder import Hosts
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
 from tests.unit.jobs.test_record import record

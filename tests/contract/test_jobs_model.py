@@ -17,15 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from marless.core.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.jobs.record import PhaseSeconds, RoundRecord
+from marless.services.coordinator.jobs import job_queue
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.submission import IfExists, Submission
+from marless.services.coordinator.jobs.view import ended
+from marless.services.coordinator.state import bucket_state, run_folder
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.runs import BucketRuns
+from marless.services.coordinator.state.status import JobStatus
 from marless.storage.places import Address
-from services.coordinator.jobs import job_queue
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.submission import IfExists, Submission
-from services.coordinator.jobs.view import ended
-from services.coordinator.state import bucket_state, run_folder
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import BucketRuns
-from services.coordinator.state.status import JobStatus
 from tests.integration.running import spec
 from tests.unit.storage.bucket.memory import MemoryObjects
 

@@ -9,7 +9,7 @@ from marless.fleet.launchers.base import ACCEPTED, Launch, LaunchOutcome
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.local import LocalLauncher
 
-MODULE = "services.actor_pool.worker"
+MODULE = "marless.services.actor_pool.worker"
 
 
 async def test_the_local_launcher_passes(templates):

@@ -23,10 +23,10 @@ from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import param_store_pb2
-from services.param_store.__main__ import build
-from services.param_store.blobs import PIECE_BYTES, BlobPart, BlobUploads, Published
-from services.param_store.store import VersionStore
-from services.param_store.versions import Write
+from marless.services.param_store.__main__ import build
+from marless.services.param_store.blobs import PIECE_BYTES, BlobPart, BlobUploads, Published
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import Write
 
 MIB = 2**20
 

@@ -23,9 +23,9 @@ from marless.rpc.own_redis import RULES, STORE, RedisUsers
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from services.param_store import connection, redis_server
-from services.param_store.__main__ import ParamStoreConfig, build, parse
-from services.param_store.redis_server import LocalRedis, Provided, RedisOptions, provided
+from marless.services.param_store import connection, redis_server
+from marless.services.param_store.__main__ import ParamStoreConfig, build, parse
+from marless.services.param_store.redis_server import LocalRedis, Provided, RedisOptions, provided
 
 
 async def info(home: Path, field: str) -> object:
@@ -39,7 +39,7 @@ async def start_process(directory: Path, *options: str) -> asyncio.subprocess.Pr
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.param_store",
+        "marless.services.param_store",
         "--listen",
         f"unix:{directory}/store.sock",
         "--data-dir",

@@ -18,7 +18,7 @@ from marless.rpc.refs import AT_ONCE, PIECE_BYTES, Borrowed, Loans, Ref, placed,
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2
-from services.learner_pool.servicer import LearnerPoolServicer
+from marless.services.learner_pool.servicer import LearnerPoolServicer
 
 TASK, WORKER, TICKET = "job/0/update/0", "learner-0", "a ticket"
 

@@ -22,9 +22,9 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.learner_pool.servicer import LearnerPoolServicer
-from services.relay.__main__ import build, parse
-from services.relay.servicer import RelayedUploads
+from marless.services.learner_pool.servicer import LearnerPoolServicer
+from marless.services.relay.__main__ import build, parse
+from marless.services.relay.servicer import RelayedUploads
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
 
@@ -162,7 +162,7 @@ async def test_a_relay_serves_again_with_the_pool_that_has_come_back(tmp_path):
 
 
 async def test_a_relay_that_does_not_reach_its_pool_says_so_and_is_used_again_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.relay.servicer.REST_S", 0.3)
+    monkeypatch.setattr("marless.services.relay.servicer.REST_S", 0.3)
     nobody = f"unix:{tmp_path}/nobody.sock"
     async with relay_to(nobody, tmp_path) as relay:
         assert await relay.serves()

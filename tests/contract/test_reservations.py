@@ -16,9 +16,9 @@ from marless.core.errors import (
 )
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import reservations
-from services.learner_pool.content import declared_bytes
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool import reservations
+from marless.services.learner_pool.content import declared_bytes
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from tests.contract.test_trajectory_buffer import EPOCH, TINY, blank, files, header_of, stream_of, upload
 
 ACTORS = 4

@@ -31,9 +31,15 @@ from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import reservations
-from services.learner_pool.content import check_checksum, declared_bytes, views
-from services.learner_pool.trajectory_buffer import UNKNOWN, Opening, TrajectoryBuffer, TrajectoryFile, UploadCounts
+from marless.services.learner_pool import reservations
+from marless.services.learner_pool.content import check_checksum, declared_bytes, views
+from marless.services.learner_pool.trajectory_buffer import (
+    UNKNOWN,
+    Opening,
+    TrajectoryBuffer,
+    TrajectoryFile,
+    UploadCounts,
+)
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
@@ -625,7 +631,7 @@ def test_the_spool_of_a_killed_pool_is_removed_and_that_of_a_living_one_kept(tmp
     living = TrajectoryBuffer(tmp_path, PLENTY)
     script = (
         "import os, sys; from pathlib import Path; "
-        "from services.learner_pool.trajectory_buffer import TrajectoryBuffer;"
+        "from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer;"
         "TrajectoryBuffer(Path(sys.argv[1]), 1); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

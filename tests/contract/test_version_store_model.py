@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from marless.core.errors import ConflictError, FencedError, MarlessError, NotFoundError
-from services.param_store.blobs import BlobPart
-from services.param_store.connection import connected
-from services.param_store.redis_server import Provided
-from services.param_store.store import VersionStore
-from services.param_store.versions import Write
+from marless.services.param_store.blobs import BlobPart
+from marless.services.param_store.connection import connected
+from marless.services.param_store.redis_server import Provided
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import Write
 
 KEEP = 2
 GRADIENT = "gradient/0/0"

@@ -18,14 +18,14 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.services.coordinator.api.servicer import CoordinatorServicer, watch
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.view import JobProgress, progress_of
+from marless.services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from marless.storage import round_file
 from marless.storage.round_file import BATCH_BYTES, RoundReader
-from services.coordinator.api.servicer import CoordinatorServicer, watch
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.view import JobProgress, progress_of
-from services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
 from tests.contract.test_jobs_model import NoPools
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.jobs.test_record import RETURNS, record

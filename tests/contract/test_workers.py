@@ -34,9 +34,9 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
-from services.actor_pool.servicer import ActorPoolServicer
-from services.relay.__main__ import build as build_relay
-from services.relay.__main__ import parse as parse_relay
+from marless.services.actor_pool.servicer import ActorPoolServicer
+from marless.services.relay.__main__ import build as build_relay
+from marless.services.relay.__main__ import parse as parse_relay
 
 PATIENCE_S = 30.0
 LONG_S = 600.0

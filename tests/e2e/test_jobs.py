@@ -31,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def coordinator_of(place: Place) -> psutil.Process:
-    return next(each for each in place.family() if "services.coordinator" in each.cmdline())
+    return next(each for each in place.family() if "marless.services.coordinator" in each.cmdline())
 
 
 def lines(process: subprocess.Popen[str], at_least: int) -> list[str]:

@@ -148,7 +148,9 @@ def undisturbed(tmp_path_factory) -> tuple[Train, dict]:
     """A job that nothing befell; its summary."""
     run = start(tmp_path_factory.mktemp("undisturbed"), "-o", "json")
     run.until(f"round {TOLD} ")
-    run.variables = {pool: run.one(f"services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool")}
+    run.variables = {
+        pool: run.one(f"marless.services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool")
+    }
     family = run.family()
     assert {"server", "python"} <= {each.name().rstrip("0123456789.").rpartition("-")[2] for each in family}
     code, out, said = run.end()
@@ -231,12 +233,12 @@ def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
 def test_killed_workers_change_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
     run.until(f"round {TOLD} ")
-    actor = run.one("services.actor_pool.worker")
+    actor = run.one("marless.services.actor_pool.worker")
     actor.suspend()  # so that it is killed with a task in its hands
     until_busy(run, actor)
     actor.kill()
     run.until(f"round {20 + TOLD} ")
-    run.one("services.learner_pool.worker").kill()
+    run.one("marless.services.learner_pool.worker").kill()
     code, out, said = run.end()
     assert code == 0, said
     invocations = [(record.round, each) for record in read(run.run_dir / "rounds.jsonl") for each in record.invocations]
@@ -284,7 +286,7 @@ def test_the_death_of_every_service_changes_nothing_but_time(undisturbed, train)
     run = train("-o", "json")
     for number, service in enumerate(SERVICES, start=1):
         run.until(f"round {EVALUATED_EVERY * number + 1} ")
-        run.one(f"services.{service}").kill()
+        run.one(f"marless.services.{service}").kill()
     family = run.family()
     code, out, said = run.end()
     assert code == 0, said
@@ -383,9 +385,9 @@ def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(tra
     run.until(f"round {TOLD} ")
     family = run.family()
     for _ in range(4):
-        run.one("services.actor_pool").kill()
+        run.one("marless.services.actor_pool").kill()
         run.until("marless: actor_pool ended (killed by signal 9); it was started again")
-    run.one("services.actor_pool").kill()
+    run.one("marless.services.actor_pool").kill()
     code, _, said = run.end()
     assert code == 1
     last = said.splitlines()[-1]

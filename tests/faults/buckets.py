@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 
 from marless.jobs.spec import JobSpec
+from marless.services.coordinator.state.bucket_folder import BucketFolder
+from marless.services.coordinator.state.bucket_state import BucketState
+from marless.services.coordinator.state.status import JobStatus
 from marless.storage.places import Address
-from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.status import JobStatus
 from tests.unit.storage.bucket.memory import MemoryObjects
 
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.faults.buckets import Hosts
 from tests.faults.jobs import PROCESS_JOBS, SCOPES, spec_of
 from tests.faults.promises import EVERYWHERE, PROMISES

@@ -23,11 +23,11 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from services.coordinator import __main__ as coordinator
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.submission import MAX_AT_ONCE
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.config import CoordinatorConfig
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.submission import MAX_AT_ONCE
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import UPLOADERS, Send, Storm
 
@@ -79,7 +79,7 @@ async def _pid_of_store(running: RunningPools) -> int:
     [found] = [
         each.pid
         for each in psutil.Process().children(recursive=True)
-        if running.store_address in each.cmdline() and "services.param_store" in each.cmdline()
+        if running.store_address in each.cmdline() and "marless.services.param_store" in each.cmdline()
     ]
     return found
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from marless.app.cli.stack import socket_directory
-from services.param_store import redis_server
-from services.param_store.redis_server import RedisOptions
+from marless.services.param_store import redis_server
+from marless.services.param_store.redis_server import RedisOptions
 from tests.faults.proxy import BLACKHOLE, HEALTHY, Proxy
 from tests.faults.rig import Disturbed, data_of, running_rig
 from tests.faults.struck import StruckRig

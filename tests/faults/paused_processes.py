@@ -91,7 +91,7 @@ async def second_coordinator(rig: Rig, pythonpath: str = str(WITNESS)) -> AsyncI
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.coordinator",
+            "marless.services.coordinator",
             "--listen",
             f"unix:{rig.place}/second.sock",
             "--exit-with-stdin",

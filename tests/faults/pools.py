@@ -20,12 +20,12 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
-from services.coordinator.execution.service_pools import ServicePools
-from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.learner_pool import __main__ as learner_pool
+from marless.services.learner_pool.config import LearnerPoolConfig
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from tests.faults.store_process import StoreProcess
 
 DOCUMENT = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marless.jobs.record import RoundRecord
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 
 LEARNING = ("round", "env_steps", "actors", "groups", "versions", "returns", "metrics", "decisions", "lanes")
 """What a record says of learning; the rest, such as times and workers, differs from run to run."""

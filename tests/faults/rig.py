@@ -118,7 +118,7 @@ class Rig:
 
     def workers(self, pool: str) -> list[psutil.Process]:
         """The living workers of a pool."""
-        module, found = f"services.{pool}.worker", []
+        module, found = f"marless.services.{pool}.worker", []
         for process in self.processes(pool):
             with suppress(psutil.NoSuchProcess):
                 found += [child for child in process.children(recursive=True) if module in child.cmdline()]

@@ -78,7 +78,7 @@ async def _coordinator(
         *mount,
         sys.executable,
         "-m",
-        "services.coordinator",
+        "marless.services.coordinator",
         "--listen",
         address,
         "--exit-with-stdin",

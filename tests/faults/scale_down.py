@@ -19,8 +19,8 @@ from marless.fleet.launchers.registry import Choice
 from marless.rpc.roles import Role
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.execution.pools import Rollout
-from services.learner_pool.content import check_checksum
+from marless.services.coordinator.execution.pools import Rollout
+from marless.services.learner_pool.content import check_checksum
 from tests import tokens
 from tests.faults.pools import RunningPools, running_pools, small_job
 
@@ -91,7 +91,7 @@ async def _others(running: RunningPools, workers: int) -> AsyncIterator[LocalLau
     security = running.actor_config.server.security
     arguments = ["--pool", running.actors.address, "--param-store", running.store_address]
     environs = process_environment.inherited(os.environ) | process_environment.ACTOR
-    program = WorkerProgram("services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
+    program = WorkerProgram("marless.services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
     launcher = LocalLauncher(program)
     try:
         answers = await launcher.launch([LaunchOrder(f"other-{number}", new_ticket()) for number in range(workers)])

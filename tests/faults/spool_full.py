@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from marless.core.errors import UnavailableError
-from services.learner_pool.replays import Replays
+from marless.services.learner_pool.replays import Replays
 from tests.contract.test_trajectory_buffer import TINY, blank, opened, upload
 
 DISK_BYTES = 2**16

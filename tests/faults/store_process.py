@@ -30,7 +30,15 @@ class StoreProcess:
         self._data = data or place / "data"
         self._log = place / "store.log"
         self._command = (
-            *(*before, sys.executable, "-m", "services.param_store", "--listen", self.address, "--exit-with-stdin"),
+            *(
+                *before,
+                sys.executable,
+                "-m",
+                "marless.services.param_store",
+                "--listen",
+                self.address,
+                "--exit-with-stdin",
+            ),
             *("--data-dir", str(self._data), "--keep", str(KEEP_ALL)),
         )
         self._process: asyncio.subprocess.Process | None = None

@@ -95,7 +95,7 @@ async def _lose_the_job(struck: Struck) -> None:
 async def _kill_learners(struck: Struck) -> None:
     for process in psutil.Process().children(recursive=True):
         line = " ".join(process.cmdline())
-        if "services.learner_pool.worker" in line and str(struck.cluster.folder) in line:
+        if "marless.services.learner_pool.worker" in line and str(struck.cluster.folder) in line:
             os.kill(process.pid, signal.SIGKILL)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.bucket_state import BucketState
+from marless.services.coordinator.state.journal import Journal
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.faults.buckets import Hosts
 from tests.faults.jobs import spec_of
 from tests.faults.results import Result

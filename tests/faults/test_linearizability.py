@@ -6,8 +6,8 @@ import random
 import pytest
 
 from marless.rpc.server import serving
-from services.param_store import store as store_module
-from services.param_store.__main__ import build
+from marless.services.param_store import store as store_module
+from marless.services.param_store.__main__ import build
 from tests.faults import linearizability
 from tests.faults.proxy import Proxy, disturb, resetting
 from tests.faults.recording import Client, Recording, load, read_everything

@@ -154,7 +154,7 @@ async def started(kind: type[Pool], place: Path, *options: str, workers: int = 1
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.actor_pool" if kind is Actors else "services.learner_pool",
+        "marless.services.actor_pool" if kind is Actors else "marless.services.learner_pool",
         "--listen",
         address,
         "--exit-with-stdin",
@@ -302,7 +302,7 @@ async def by_hand(place: Path) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.actor_pool.worker",
+            "marless.services.actor_pool.worker",
             "--pool",
             f"unix:{place}/pool.sock",
             "--param-store",
@@ -370,7 +370,7 @@ async def coordinator(place: Path) -> tuple[asyncio.subprocess.Process, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.coordinator",
+        "marless.services.coordinator",
         "--listen",
         address,
         "--runs",

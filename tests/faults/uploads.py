@@ -20,8 +20,8 @@ from marless.learning.data.trajectory import Trajectory
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.worker import Actor
-from services.learner_pool.trajectory_buffer import UploadCounts
+from marless.services.actor_pool.worker import Actor
+from marless.services.learner_pool.trajectory_buffer import UploadCounts
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.proxy import Proxy, disturb
 

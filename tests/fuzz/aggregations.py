@@ -10,8 +10,8 @@ from safetensors import numpy as safetensors
 from marless.core.state import NetStep, ReturnScale
 from marless.learning.nets import serial
 from marless.rpc.v1 import param_store_pb2
-from services.param_store.aggregation import aggregation_of
-from services.param_store.parameter_function import next_versions
+from marless.services.param_store.aggregation import aggregation_of
+from marless.services.param_store.parameter_function import next_versions
 from tests.fuzz.choices import Choices, raw
 
 NAMES = (

@@ -13,12 +13,12 @@ from safetensors import numpy as safetensors
 
 from marless.rpc import tokens
 from marless.rpc.roles import Role
+from marless.services.coordinator.jobs import view
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage import checkpoint, round_file
 from marless.storage.bucket.head import RunHead
 from marless_minions import scheduler as schedulers
 from marless_minions.features import FEATURES
-from services.coordinator.jobs import view
-from services.coordinator.state.run_folder import RunFolder
 from tests.fuzz import scratch
 from tests.fuzz.choices import Choices, document, raw, text
 

@@ -22,10 +22,10 @@ from marless.rpc import chunks
 from marless.rpc.refs import Loans, Ranges
 from marless.rpc.requests import message
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2, param_store_pb2
-from services.learner_pool.content import check_header, declared_bytes
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.param_store.blobs import BlobUploads
-from services.param_store.servicer import _parts, _writes
+from marless.services.learner_pool.content import check_header, declared_bytes
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.param_store.blobs import BlobUploads
+from marless.services.param_store.servicer import _parts, _writes
 from tests.fuzz import scratch
 from tests.fuzz.choices import Choices, document, raw, text
 

@@ -10,8 +10,8 @@ from marless.cost.estimates import calibration as calibrations
 from marless.jobs import prices as price_tables
 from marless.jobs import spec as specs
 from marless.learning.data.trajectory import TrajectorySchema
-from services.coordinator.state.runs import _read_token
-from services.param_store.versions import position
+from marless.services.coordinator.state.runs import _read_token
+from marless.services.param_store.versions import position
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, text
 

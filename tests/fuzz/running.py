@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import marless
-import services
 from marless.core.errors import MarlessError
 from tests.fuzz.choices import LONGEST, Choices
 from tests.fuzz.targets import TARGETS, Target
 
-OURS = (
-    *(str(Path(package.__file__ or "").parent) for package in (marless, services)),
-    str(Path(__file__).parents[2] / "plugins"),
-)
+OURS = (str(Path(marless.__file__ or "").parent), str(Path(__file__).parents[2] / "plugins"))
 
 
 @dataclass

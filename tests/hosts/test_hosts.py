@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests import certificates
 from tests.hosts.network import Host, network, refused
 from tests.integration.hosts import SERVICES, Hosts, running_hosts

@@ -51,7 +51,7 @@ class Hosts:
             *self.prefixes.get(service, ()),
             sys.executable,
             "-m",
-            f"services.{service}",
+            f"marless.services.{service}",
             "--listen",
             "0.0.0.0:0",
             "--exit-with-stdin",

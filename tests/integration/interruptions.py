@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from services.coordinator.execution.service_pools import ServicePools
-from services.learner_pool.updates import Updates
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.learner_pool.updates import Updates
 from tests.integration.running import KilledError
 
 FAILPOINTS = ("state.run_folder", "execution.recovery", "state.checkpoints", "state.pending_rollouts")
@@ -32,7 +32,7 @@ class Interruptions:
                 raise KilledError(name)
 
         for module in FAILPOINTS:
-            self._patched.setattr(f"services.coordinator.{module}.failpoint", failpoint)
+            self._patched.setattr(f"marless.services.coordinator.{module}.failpoint", failpoint)
 
     def after(self, call: str, number: int, interrupt: Interrupt, *, before: bool = False) -> None:
         """Arm an interruption: awaited once, right after (or before) the call of `ServicePools` of this number.

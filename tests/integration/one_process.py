@@ -22,7 +22,7 @@ from marless.learning.envs import registry
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 
 Policies = Mapping[str, PolicyState]
 """The state that acts for each agent."""

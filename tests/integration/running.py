@@ -21,20 +21,20 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
+from marless.services.coordinator.execution.job_run import JobRun
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
+from marless.services.learner_pool import __main__ as learner_pool
+from marless.services.learner_pool.config import LearnerPoolConfig
+from marless.services.param_store import __main__ as param_store
+from marless.services.param_store.__main__ import ParamStoreConfig
+from marless.services.param_store.redis_server import RedisOptions
 from marless.storage.checkpoint import newest
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
-from services.coordinator.execution.job_run import JobRun
-from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
-from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig
-from services.param_store import __main__ as param_store
-from services.param_store.__main__ import ParamStoreConfig
-from services.param_store.redis_server import RedisOptions
 from tests.templates import SCRIPTED, Templates, shared_templates
 
 ENVS, STEPS, ACTORS = 2, 5, 2

@@ -16,9 +16,9 @@ from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
 from marless.jobs.schedules.events import read
 from marless.rpc.param_store import ParamStore
-from services.coordinator.execution import executor
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.execution import executor
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import KilledError, check_replay, created, go_on, restarted, succeeded
 from tests.integration.running import spec as spec_of

@@ -11,7 +11,7 @@ import pytest
 from marless.core.group import Group
 from marless.jobs.job import prepare
 from marless.jobs.schedules.events import read
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process_asynchronous import check_counts, check_same_weights
 from tests.integration.running import STEPS, check_replay, created, succeeded
 from tests.integration.running import spec as spec_of

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet.dispatch import Dispatcher
-from services.coordinator.execution import versions
-from services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.execution import versions
+from marless.services.coordinator.execution.service_pools import ServicePools
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import Cluster, created, succeeded
 from tests.integration.running import spec as spec_of

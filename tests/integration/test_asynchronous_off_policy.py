@@ -16,10 +16,10 @@ from marless.jobs.schedules.events import read
 from marless.learning.aggregation.config import AsyncRule
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.off_policy.config import OffPolicyConfig
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool.tasks import LearnTasks
+from marless.services.coordinator.execution.recovery import Recovery
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.learner_pool.tasks import LearnTasks
 from tests.integration.running import KilledError, check_replay, created, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of
 from tests.integration.test_asynchronous import ROUNDS, check

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from marless.core.errors import UnreachableError
+from marless.services.coordinator.state.bucket_state import BucketState
 from marless.storage.bucket.reading import read_head
-from services.coordinator.state.bucket_state import BucketState
 from tests.faults.buckets import Hosts
 from tests.integration.running import created, go_on, outcome, ready, spec
 from tests.unit.coordinator.test_bucket_folder import kill

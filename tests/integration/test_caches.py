@@ -6,7 +6,7 @@ import pytest
 
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
-from services.param_store.cache import cache
+from marless.services.param_store.cache import cache
 from tests.integration.running import Cluster, created, outcome, spec, succeeded
 
 

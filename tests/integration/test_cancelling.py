@@ -14,12 +14,12 @@ from marless.core.stopwatch import Stopwatch
 from marless.fleet import dispatch
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.api.servicer import watch
-from services.coordinator.execution.cancellation import GRACE_S
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.submission import IfExists, Submission
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.api.servicer import watch
+from marless.services.coordinator.execution.cancellation import GRACE_S
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.submission import IfExists, Submission
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, spec
 from tests.templates import SCRIPTED
 
@@ -90,7 +90,7 @@ def learner() -> psutil.Process:
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if "services.learner_pool.worker" in process.cmdline():
+            if "marless.services.learner_pool.worker" in process.cmdline():
                 found.append(process)
     [worker] = found
     return worker
@@ -224,7 +224,7 @@ async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(ServicePools, "evaluate", evaluate)
-    monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", 0.05)
+    monkeypatch.setattr("marless.services.coordinator.execution.cancellation.GRACE_S", 0.05)
     await run.run()
     hold.unlink()
     assert run.status.state == "CANCELLED"

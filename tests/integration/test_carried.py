@@ -21,7 +21,7 @@ from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 from marless.rpc import carries
 from marless.rpc.v1 import actor_pool_pb2
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     KilledError,
@@ -197,7 +197,7 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
     whole, folder = new(tmp_path, **given), new(tmp_path, **given)
     await succeeded(cluster, whole)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.coordinator.execution.round_commands.RoundCommands._update", dies)
+        patched.setattr("marless.services.coordinator.execution.round_commands.RoundCommands._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
     async with dying(cluster, "actor_pool", "actor.carry.after:2"):

@@ -23,10 +23,10 @@ from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.services.coordinator.execution.reservations import Prewarming
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.checkpoint import PARTS
-from services.coordinator.execution.reservations import Prewarming
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,

@@ -15,10 +15,10 @@ from marless.core.errors import InternalError
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
-from services.coordinator.execution import cancellation
-from services.coordinator.execution.cancellation import GRACE_S
-from services.coordinator.execution.pools import Rollout
-from services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.execution import cancellation
+from marless.services.coordinator.execution.cancellation import GRACE_S
+from marless.services.coordinator.execution.pools import Rollout
+from marless.services.coordinator.execution.service_pools import ServicePools
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
 from tests.integration.test_cancelling import PATIENCE_S, all_idle, until, waiting, workers
 
@@ -269,7 +269,7 @@ async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(ServicePools, "update", update)
-    monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", PATIENCE_S)
+    monkeypatch.setattr("marless.services.coordinator.execution.cancellation.GRACE_S", PATIENCE_S)
     folder = created(tmp_path / "last", spec(**one_round(notes, episodes=4) | {"stop": {"rounds": 9}}))
     run = ready(folder, cluster.pools)
     await run.run()

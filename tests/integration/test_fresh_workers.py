@@ -18,7 +18,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.actor_pool.__main__ import build, parse
+from marless.services.actor_pool.__main__ import build, parse
 from tests import tokens
 from tests.integration.forking_env import WAYS
 from tests.integration.vandal import KINDS
@@ -145,7 +145,7 @@ async def test_a_worker_that_has_dialled_in_comes_back_fresh(tmp_path):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.actor_pool.worker",
+            "marless.services.actor_pool.worker",
             "--worker",
             "by-hand",
             "--pool",

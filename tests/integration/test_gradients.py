@@ -27,9 +27,9 @@ from marless.rpc import gradients
 from marless.rpc.param_store import PolicyWrite
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+from marless.services.coordinator.execution.wire import groups_of
+from marless.services.learner_pool.tasks import LearnTasks
 from marless.storage.checkpoint import PARTS
-from services.coordinator.execution.wire import groups_of
-from services.learner_pool.tasks import LearnTasks
 from tests.integration.running import ENVS, STEPS, Cluster, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,7 +48,7 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
 @pytest.fixture(autouse=True)
 def _without_rounds(monkeypatch):
     """Jobs whose rollouts may be ahead of each other without bound."""
-    monkeypatch.setattr("services.learner_pool.updates.made", lambda _: SimpleNamespace(ahead=MAX_COUNT))
+    monkeypatch.setattr("marless.services.learner_pool.updates.made", lambda _: SimpleNamespace(ahead=MAX_COUNT))
 
 
 @dataclass

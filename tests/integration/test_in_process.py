@@ -13,10 +13,10 @@ import pytest
 from marless.jobs.asynchronous_run import replayed
 from marless.learning.data.player import Mode
 from marless.rpc.v1 import actor_pool_pb2
-from services.coordinator.execution.pools import Pools
-from services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
-from services.coordinator.in_process.pools import InProcessPools
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
+from marless.services.coordinator.in_process.pools import InProcessPools
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import KilledError, created, go_on
 from tests.integration.running import spec as spec_of

@@ -17,10 +17,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.config import CoordinatorConfig
+from marless.services.coordinator.jobs.jobs import JobsOptions
 from marless.storage.round_file import read
-from services.coordinator import __main__ as coordinator
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.jobs.jobs import JobsOptions
 from tests.integration.running import Cluster, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

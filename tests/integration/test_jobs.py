@@ -24,15 +24,15 @@ from marless.core.errors import (
 )
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord, from_json
-from services.coordinator.api.servicer import WatchEvent, read_log, watch
-from services.coordinator.execution import recording, round_commands, timing
-from services.coordinator.jobs.failover import ATTACHED_LEASES
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.submission import IfExists, Submission
-from services.coordinator.state import ownership
-from services.coordinator.state.journal import Costs
-from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.api.servicer import WatchEvent, read_log, watch
+from marless.services.coordinator.execution import recording, round_commands, timing
+from marless.services.coordinator.jobs.failover import ATTACHED_LEASES
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.submission import IfExists, Submission
+from marless.services.coordinator.state import ownership
+from marless.services.coordinator.state.journal import Costs
+from marless.services.coordinator.state.pending_rollouts import PendingRollouts
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

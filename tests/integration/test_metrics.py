@@ -19,9 +19,9 @@ from marless.app.cli.stack import LocalStack
 from marless.app.client import AsyncClient
 from marless.jobs.record import RoundRecord
 from marless.jobs.sinks.scalars import scalars
+from marless.services.coordinator.jobs.view import EXECUTED
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.round_file import read
-from services.coordinator.jobs.view import EXECUTED
-from services.coordinator.state.run_folder import RunFolder
 from tests.e2e.test_train import JOB
 from tests.unit.jobs.sinks.test_tensorboard import points
 

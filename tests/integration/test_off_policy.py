@@ -15,7 +15,7 @@ from marless.jobs import prices
 from marless.jobs.job import prepare
 from marless.jobs.prices import ACCOUNTINGS
 from marless.jobs.usage import HOST, usage
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from marless.rpc.refs import Loans
-from services.learner_pool.tasks import LearnTasks
+from marless.services.learner_pool.tasks import LearnTasks
 from tests.integration import elsewhere
 from tests.integration.running import Cluster, created, go_on, outcome, restarted
 from tests.integration.running import spec as spec_of

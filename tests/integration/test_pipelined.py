@@ -15,8 +15,8 @@ from marless.jobs.job import prepare, schema_of
 from marless.jobs.record import InvocationRecord, RoundRecord
 from marless.jobs.schedules.rounds import PipelinedConfig
 from marless.jobs.sections import StopSpec
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import created, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of

@@ -21,15 +21,15 @@ from marless.core.stopwatch import Stopwatch
 from marless.cost.billing.bill import bill
 from marless.jobs import prices
 from marless.rpc.param_store import ParamStore
+from marless.services.coordinator.execution import reservations, round_commands, timing
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.jobs import view
+from marless.services.coordinator.state.checkpoints import Snapshots
+from marless.services.coordinator.state.ownership import Ownership, beat_of
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.learner_pool.stored_results import PART
+from marless.services.learner_pool.tasks import LearnTasks
 from marless.storage.checkpoint import PARTS
-from services.coordinator.execution import reservations, round_commands, timing
-from services.coordinator.execution.service_pools import ServicePools
-from services.coordinator.jobs import view
-from services.coordinator.state.checkpoints import Snapshots
-from services.coordinator.state.ownership import Ownership, beat_of
-from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool.stored_results import PART
-from services.learner_pool.tasks import LearnTasks
 from tests.integration.running import (
     ACTORS,
     ENVS,
@@ -202,7 +202,7 @@ async def test_a_worker_that_hangs_is_given_up(cluster, undisturbed, tmp_path, a
         [worker] = [
             process.pid
             for process in psutil.Process().children(recursive=True)
-            if "services.learner_pool.worker" in process.cmdline()
+            if "marless.services.learner_pool.worker" in process.cmdline()
             and str(cluster.folder) in " ".join(process.cmdline())
         ]
         os.kill(worker, signal.SIGSTOP)

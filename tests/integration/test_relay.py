@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from marless.rpc.server import serving
-from services.relay.__main__ import build, parse
+from marless.services.relay.__main__ import build, parse
 from tests.integration.running import Cluster, created, outcome, ready, spec, succeeded
 
 

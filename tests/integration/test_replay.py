@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

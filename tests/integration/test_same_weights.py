@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import ENVS, created, succeeded
 from tests.integration.running import spec as spec_of

@@ -31,16 +31,16 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
-from services.coordinator.execution.service_pools import ServicePools
-from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import LearnerPoolConfig
-from services.learner_pool.tasks import LearnTasks
-from services.learner_pool.updates import Updates
-from services.param_store import __main__ as param_store
-from services.param_store.__main__ import ParamStoreConfig
-from services.param_store.redis_server import RedisOptions
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
+from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.learner_pool import __main__ as learner_pool
+from marless.services.learner_pool.config import LearnerPoolConfig
+from marless.services.learner_pool.tasks import LearnTasks
+from marless.services.learner_pool.updates import Updates
+from marless.services.param_store import __main__ as param_store
+from marless.services.param_store.__main__ import ParamStoreConfig
+from marless.services.param_store.redis_server import RedisOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENVS, STEPS, ACTORS = 2, 5, 2

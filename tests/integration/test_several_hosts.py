@@ -58,7 +58,7 @@ TRIED = """
 import importlib, sys
 for service in sys.argv[1:]:
     try:
-        importlib.import_module(f"services.{service}.__main__").main(["--listen", "0.0.0.0:0"])
+        importlib.import_module(f"marless.services.{service}.__main__").main(["--listen", "0.0.0.0:0"])
     except SystemExit as end:
         print(f"exit code {end.code}", file=sys.stderr)
 """

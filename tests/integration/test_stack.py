@@ -208,7 +208,7 @@ async def template_of_workers(stack: LocalStack, pool: str = "actor_pool") -> ps
     async with asyncio.timeout(SERVES_S):
         while True:
             for each in psutil.Process(stack.pid(pool)).children():
-                if f"--module=services.{pool}.worker" in each.cmdline():
+                if f"--module=marless.services.{pool}.worker" in each.cmdline():
                     return each
             await asyncio.sleep(0.02)
 

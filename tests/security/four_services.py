@@ -12,14 +12,14 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from marless.rpc import v1
 from marless.rpc.server import serving
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import parse as actor_pool_config
-from services.coordinator import __main__ as coordinator
-from services.coordinator.config import parse as coordinator_config
-from services.learner_pool import __main__ as learner_pool
-from services.learner_pool.config import parse as learner_pool_config
-from services.param_store import __main__ as param_store
-from services.param_store.__main__ import parse as param_store_config
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import parse as actor_pool_config
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.config import parse as coordinator_config
+from marless.services.learner_pool import __main__ as learner_pool
+from marless.services.learner_pool.config import parse as learner_pool_config
+from marless.services.param_store import __main__ as param_store
+from marless.services.param_store.__main__ import parse as param_store_config
 
 MODULES = [
     importlib.import_module(f"marless.rpc.v1.{name}")

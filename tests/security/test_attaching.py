@@ -19,7 +19,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.actor_pool.__main__ import ActorPoolConfig, build
+from marless.services.actor_pool.__main__ import ActorPoolConfig, build
 from tests import tokens
 
 PATIENCE_S = 30.0
@@ -129,7 +129,7 @@ async def test_with_tokens_a_worker_that_others_start_attaches_by_its_role_alone
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.actor_pool.worker",
+            "marless.services.actor_pool.worker",
             "--worker",
             "remote",
             "--pool",
@@ -154,7 +154,7 @@ async def test_a_worker_with_a_wrong_token_ends_and_says_why(tmp_path):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.actor_pool.worker",
+            "marless.services.actor_pool.worker",
             "--pool",
             pool.peer.address,
             "--param-store",
@@ -165,7 +165,7 @@ async def test_a_worker_with_a_wrong_token_ends_and_says_why(tmp_path):
         )
         _, said = await process.communicate()
     assert process.returncode == 1
-    assert said.decode().splitlines()[-1].startswith("python -m services.actor_pool.worker: the token")
+    assert said.decode().splitlines()[-1].startswith("python -m marless.services.actor_pool.worker: the token")
 
 
 async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path):
@@ -186,7 +186,7 @@ async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.actor_pool.worker",
+            "marless.services.actor_pool.worker",
             "--worker",
             "by-hand",
             "--pool",

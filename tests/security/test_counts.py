@@ -27,11 +27,11 @@ from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, che
 from marless.learning.envs.games import TargetOptions
 from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
-from services.actor_pool.rollouts import Rollouts
-from services.learner_pool.gradients import MAX_PEERS, Gradients
-from services.learner_pool.tasks import MAX_ROLLOUTS, LearnTasks
-from services.learner_pool.updates import Updates
-from services.param_store.servicer import ParamStoreServicer
+from marless.services.actor_pool.rollouts import Rollouts
+from marless.services.learner_pool.gradients import MAX_PEERS, Gradients
+from marless.services.learner_pool.tasks import MAX_ROLLOUTS, LearnTasks
+from marless.services.learner_pool.updates import Updates
+from marless.services.param_store.servicer import ParamStoreServicer
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}
 

@@ -61,7 +61,7 @@ async def actor_pool() -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.actor_pool",
+        "marless.services.actor_pool",
         "--listen",
         "127.0.0.1:0",
         "--exit-with-stdin",

@@ -25,10 +25,10 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import parse as actor_config
-from services.coordinator import __main__ as coordinator
-from services.coordinator.config import parse as coordinator_config
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import parse as actor_config
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.config import parse as coordinator_config
 from tests.integration.running import spec
 from tests.unit.app.cli.conftest import marless
 from tests.unit.cost.estimates.runs import run_of, spec_of

@@ -18,13 +18,13 @@ from marless.core.errors import SpecError, UnavailableError
 from marless.jobs import spec
 from marless.learning.data.frame_file import FrameFile
 from marless.learning.data.frames import ReplaySchema
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import Index, Runs
-from services.coordinator.state.status import JobStatus
-from services.learner_pool.replays import Replays
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.param_store import redis_server
-from services.param_store.redis_server import RedisOptions, provided
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.runs import Index, Runs
+from marless.services.coordinator.state.status import JobStatus
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.param_store import redis_server
+from marless.services.param_store.redis_server import RedisOptions, provided
 from tests.scripted_env import ScriptedEnv
 
 PLENTY = 2**20

@@ -20,12 +20,12 @@ from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.coordinator.jobs import submission
-from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.submission import Submission
-from services.learner_pool.tasks import LearnTasks
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.learner_pool.updates import Updates
+from marless.services.coordinator.jobs import submission
+from marless.services.coordinator.jobs.jobs import Jobs
+from marless.services.coordinator.jobs.submission import Submission
+from marless.services.learner_pool.tasks import LearnTasks
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool.updates import Updates
 from tests.misbehaving_env import NAME
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}
@@ -294,14 +294,14 @@ def beside_the_loop(monkeypatch: pytest.MonkeyPatch, step: str) -> list[bool]:
 
 @pytest.mark.parametrize("step", ["jobs.from_json", "submission._checked"])
 async def test_a_coordinator_reads_and_tries_a_spec_while_its_loop_goes_on(tmp_path, monkeypatch, step):
-    went_on = beside_the_loop(monkeypatch, f"services.coordinator.jobs.{step}")
+    went_on = beside_the_loop(monkeypatch, f"marless.services.coordinator.jobs.{step}")
     with pytest.raises(SpecError, match="enough"):
         await Jobs(tmp_path, None).submit(Submission(job="job", spec_json=json.dumps(JOB)))
     assert went_on == [True]
 
 
 async def test_a_learner_pool_reads_a_spec_while_its_loop_goes_on(monkeypatch):
-    went_on = beside_the_loop(monkeypatch, "services.learner_pool.updates.from_json")
+    went_on = beside_the_loop(monkeypatch, "marless.services.learner_pool.updates.from_json")
     with pytest.raises(SpecError, match="enough"):
         await Updates(None, None, LearnTasks(None, None, None, None, None), None).open(
             learner_pool_pb2.OpenJobRequest(job="job")

@@ -15,12 +15,12 @@ AUDIT = Path(__file__).parent / "audit"
 BANS = "S102,S301,S302,S307,S506,S602,S604,S605,TID251"
 PROCESSES = (
     "train",
-    "services.coordinator",
-    "services.actor_pool",
-    "services.learner_pool",
-    "services.param_store",
-    "services.actor_pool.worker",
-    "services.learner_pool.worker",
+    "marless.services.coordinator",
+    "marless.services.actor_pool",
+    "marless.services.learner_pool",
+    "marless.services.param_store",
+    "marless.services.actor_pool.worker",
+    "marless.services.learner_pool.worker",
 )
 ALGORITHMS = ("ippo", "mappo", "impact", "iql", "vdn", "qmix", "iddpg", "maddpg")
 

@@ -23,6 +23,10 @@ from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.config import parse
+from marless.services.coordinator.state import uploads
+from marless.services.coordinator.state.uploads import FileUploads
 from marless.storage.checkpoint import (
     MANIFEST,
     PARTS,
@@ -33,10 +37,6 @@ from marless.storage.checkpoint import (
     SavedPolicy,
     read,
 )
-from services.coordinator import __main__ as coordinator
-from services.coordinator.config import parse
-from services.coordinator.state import uploads
-from services.coordinator.state.uploads import FileUploads
 from tests.integration.running import DOCUMENT
 from tests.plugins.minions import made as minions
 

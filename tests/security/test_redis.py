@@ -16,12 +16,12 @@ from redis.asyncio import Redis
 
 from marless.core.errors import NotFoundError, SpecError, UnavailableError, UnreachableError
 from marless.rpc.own_redis import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers, find_binary
-from services.param_store import redis_server
-from services.param_store.__main__ import parse
-from services.param_store.connection import connected, redis_errors, settings_of
-from services.param_store.redis_server import Provided, RedisOptions, provided
-from services.param_store.store import VersionStore
-from services.param_store.versions import Write
+from marless.services.param_store import redis_server
+from marless.services.param_store.__main__ import parse
+from marless.services.param_store.connection import connected, redis_errors, settings_of
+from marless.services.param_store.redis_server import Provided, RedisOptions, provided
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import Write
 
 CANARY = "canary-7f3a"
 REFUSED = "[Nn]o permissions|command not allowed"  # the latter of DEBUG and MODULE LOAD, whoever asks

@@ -19,11 +19,11 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.roles import ALLOWED, Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
-from services.actor_pool import __main__ as actor_pool
-from services.coordinator import config as coordinator
-from services.learner_pool import config as learner_pool
-from services.param_store import __main__ as param_store
-from services.param_store.__main__ import build
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.coordinator import config as coordinator
+from marless.services.learner_pool import config as learner_pool
+from marless.services.param_store import __main__ as param_store
+from marless.services.param_store.__main__ import build
 from tests import tokens
 
 NAMES = [name for _, name, _ in pkgutil.iter_modules(v1.__path__) if name.endswith("_pb2")]

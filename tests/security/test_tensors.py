@@ -22,11 +22,11 @@ from marless.learning.envs.base import Discrete
 from marless.learning.nets import serial
 from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
+from marless.services.learner_pool.content import check_bytes, check_header, declared_bytes
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.param_store.blobs import BlobPart, BlobUploads
 from marless.storage import checkpoint
 from marless.storage.checkpoint import Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
-from services.learner_pool.content import check_bytes, check_header, declared_bytes
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.param_store.blobs import BlobPart, BlobUploads
 from tests.contract.test_trajectory_buffer import PLAYED, Uniform, played
 from tests.scripted_env import ScriptedEnv
 from tests.security.malformed import spoilt
@@ -384,7 +384,7 @@ def test_an_environment_that_gives_no_numbers_is_named_with_its_agent():
 
 
 def test_an_update_that_makes_no_numbers_is_not_published():
-    from services.learner_pool.learner import _writes
+    from marless.services.learner_pool.learner import _writes
 
     broken = PolicyState({"w": np.array([1.0, np.nan], np.float32)}, {}, {})
     held = SimpleNamespace(learner=SimpleNamespace(state={"fine": STATE, "broken": broken}.__getitem__))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.coordinator.config import PEERS
+from marless.services.coordinator.config import PEERS
 
 ROOT = Path(__file__).parents[2]
 TERRAFORM = ROOT / "deploy" / "terraform"

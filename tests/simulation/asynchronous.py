@@ -17,7 +17,7 @@ from marless.jobs.schedules.events import read
 from marless.jobs.schedules.overlapping import makes_versions
 from marless.learning.data.trajectory import Trajectory
 from marless.rpc.gradients import learner_of
-from services.param_store import store as stores
+from marless.services.param_store import store as stores
 from tests.integration.one_process_asynchronous import Asynchronous, check_counts, check_same_weights
 from tests.simulation.canned import Canned
 from tests.simulation.checks import Checks, Reference

@@ -21,8 +21,8 @@ from marless.learning.algos.learner import GradientOutput, LearnerContext, Round
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import LivingLanes, Rolled
 from marless.learning.data.trajectory import Trajectory
-from services.actor_pool import worker as actors
-from services.actor_pool.worker import Actor
+from marless.services.actor_pool import worker as actors
+from marless.services.actor_pool.worker import Actor
 
 INPUTS = 3
 """Of a policy's net, whose layer has one output, and one bias."""

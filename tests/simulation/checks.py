@@ -17,10 +17,10 @@ from marless.cost.billing.ledger import Ledger
 from marless.cost.pricing import usd
 from marless.jobs import prices
 from marless.jobs.record import RoundRecord
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.learner_pool.trajectory_buffer import TrajectoryFile
+from marless.services.param_store import store as stores
 from marless.storage.round_file import read
-from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool.trajectory_buffer import TrajectoryFile
-from services.param_store import store as stores
 from tests.integration.running import outcome
 from tests.simulation.system import JOB, System
 

@@ -22,9 +22,9 @@ import pytest
 
 from marless.jobs import spec as specs
 from marless.jobs.job import PreparedJob, prepare
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
-from services.learner_pool.updates import Updates
-from services.param_store.aggregation import Aggregator
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool.updates import Updates
+from marless.services.param_store.aggregation import Aggregator
 from tests.simulation.asynchronous import AsynchronousChecks
 from tests.simulation.chaos import Chaos, drawn
 from tests.simulation.checks import Checks, Reference

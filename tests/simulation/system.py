@@ -26,21 +26,21 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool import worker as actor_worker
-from services.actor_pool.__main__ import ActorPoolConfig
-from services.coordinator import __main__ as coordinator
-from services.coordinator.api import monitoring
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.jobs.jobs import JobsOptions
-from services.learner_pool import __main__ as learner_pool
-from services.learner_pool import spool
-from services.learner_pool import worker as learner_worker
-from services.learner_pool.config import LearnerPoolConfig
-from services.param_store import __main__ as param_store
-from services.param_store import redis_server
-from services.param_store.__main__ import ParamStoreConfig
-from services.param_store.redis_server import Provided, RedisOptions
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool import worker as actor_worker
+from marless.services.actor_pool.__main__ import ActorPoolConfig
+from marless.services.coordinator import __main__ as coordinator
+from marless.services.coordinator.api import monitoring
+from marless.services.coordinator.config import CoordinatorConfig
+from marless.services.coordinator.jobs.jobs import JobsOptions
+from marless.services.learner_pool import __main__ as learner_pool
+from marless.services.learner_pool import spool
+from marless.services.learner_pool import worker as learner_worker
+from marless.services.learner_pool.config import LearnerPoolConfig
+from marless.services.param_store import __main__ as param_store
+from marless.services.param_store import redis_server
+from marless.services.param_store.__main__ import ParamStoreConfig
+from marless.services.param_store.redis_server import Provided, RedisOptions
 from tests.simulation.canned import Canned, CannedLearner
 from tests.simulation.loop import Process, VirtualLoop, present
 from tests.simulation.redis import MemoryRedis

@@ -16,10 +16,10 @@ from marless.learning.aggregation import gradient_file
 from marless.learning.nets import serial
 from marless.rpc import gradients
 from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
-from services.param_store.aggregation import Aggregator
-from services.param_store.blobs import BlobPart, BlobUploads
-from services.param_store.store import VersionStore
-from services.param_store.versions import Write
+from marless.services.param_store.aggregation import Aggregator
+from marless.services.param_store.blobs import BlobPart, BlobUploads
+from marless.services.param_store.store import VersionStore
+from marless.services.param_store.versions import Write
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.redis import MemoryRedis
 

@@ -10,15 +10,15 @@ import pytest
 
 from marless.fleet.workers import ConnectedWorkers
 from marless.rpc import param_store
-from services.coordinator.execution.clocks import Clocks
-from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.execution.version_commands import VersionCommands
-from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool import stored_results, trajectory_buffer
-from services.param_store import store
+from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.planning import RoundPlan
+from marless.services.coordinator.execution.recovery import Recovery
+from marless.services.coordinator.execution.stored_gradients import StoredGradients
+from marless.services.coordinator.execution.version_commands import VersionCommands
+from marless.services.coordinator.state.pending_rollouts import PendingRollouts
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.learner_pool import stored_results, trajectory_buffer
+from marless.services.param_store import store
 from tests.simulation import run
 from tests.simulation.chaos import LONG_S, SPAN_S, Fault, drawn
 from tests.simulation.network import Weather

@@ -19,7 +19,7 @@ from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests import tokens
 from tests.faults.rig import WITNESS
 from tests.integration.hosts import SERVICES, Hosts, running_hosts

@@ -263,7 +263,7 @@ class SupervisedService:
         with self._log.open() as log:
             self._process = await self._starter.start(
                 Start(
-                    module=f"services.{self.name}",
+                    module=f"marless.services.{self.name}",
                     arguments=arguments(self._endpoint.listen),
                     environment=environment,
                     log=log,

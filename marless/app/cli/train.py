@@ -103,7 +103,7 @@ class InProcess:
     @asynccontextmanager
     async def coordinator(self, folder: Path, told: Callable[[str], None]) -> AsyncIterator[Reached]:
         # By name, as `OnServices` starts its processes: no import leads from here to the services.
-        serving = importlib.import_module("services.coordinator.in_process.serving")
+        serving = importlib.import_module("marless.services.coordinator.in_process.serving")
         async with serving.serving(folder, workers=self.workers) as servicer, DirectClient(servicer) as client:
             yield client, _never
 

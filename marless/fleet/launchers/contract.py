@@ -34,7 +34,7 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
 
     Args:
         make: Makes the launcher of a program.
-        module: The workers' module, "services.actor_pool.worker".
+        module: The workers' module, "marless.services.actor_pool.worker".
         listen: The address at which the pool listens, if workers do not run on this machine; its host is dialled.
     """
     async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ from marless.core.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 from marless.rpc.metrics import counter, gauge
-from services.coordinator.jobs.jobs import Jobs
+from marless.services.coordinator.jobs.jobs import Jobs
 
 PERIOD_S = 1.0
 EAGER_PERIOD_S = 0.2

@@ -24,15 +24,15 @@ from marless.rpc.requests import check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
+from marless.services.coordinator.api.monitoring import Readiness
+from marless.services.coordinator.jobs.job_queue import LiveJob
+from marless.services.coordinator.jobs.jobs import Jobs
+from marless.services.coordinator.jobs.submission import IfExists, Submission
+from marless.services.coordinator.jobs.view import JobView
+from marless.services.coordinator.state import job_log
+from marless.services.coordinator.state.job_log import StoredLine
+from marless.services.coordinator.state.ownership import LOCK
 from marless.storage.round_file import RoundReader
-from services.coordinator.api.monitoring import Readiness
-from services.coordinator.jobs.job_queue import LiveJob
-from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.submission import IfExists, Submission
-from services.coordinator.jobs.view import JobView
-from services.coordinator.state import job_log
-from services.coordinator.state.job_log import StoredLine
-from services.coordinator.state.ownership import LOCK
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 _IF_EXISTS = {pb.IF_EXISTS_USE: IfExists.USE, pb.IF_EXISTS_REPLACE: IfExists.REPLACE}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from marless.core.group import Group, Versions
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
-from services.coordinator.execution.planning import RoundPlan
+from marless.services.coordinator.execution.planning import RoundPlan
 
 
 class Clocks:

@@ -28,9 +28,9 @@ from marless.jobs.schedules.base import is_due
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums, PlayLimits, batches, returns_of
 from marless.learning.envs.registry import one_by_one
 from marless.rpc.concurrency import delays, pause_s
-from services.coordinator.execution.backoff import PASSING
-from services.coordinator.execution.pools import Played, Pools, Rollout
-from services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.execution.backoff import PASSING
+from marless.services.coordinator.execution.pools import Played, Pools, Rollout
+from marless.services.coordinator.state.job_log import JobLog
 
 
 def outstanding(every: int, last: RoundRecord | None) -> bool:

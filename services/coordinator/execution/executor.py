@@ -16,9 +16,9 @@ from typing import Generic, Protocol, Self, TypeVar
 from marless.core.errors import InternalError, SpecError, UnreachableError
 from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step, Train
 from marless.jobs.schedules.events import ScheduleEvent
-from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import GradientResult, RolloutResult
-from services.coordinator.state.status import PendingRollout
+from marless.services.coordinator.execution.planning import RoundPlan
+from marless.services.coordinator.execution.pools import GradientResult, RolloutResult
+from marless.services.coordinator.state.status import PendingRollout
 
 MOST_LOST = 64
 """Rollouts and gradients that are lost, without one gradient between them, before the job waits for its services to

@@ -18,25 +18,25 @@ from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.overlapping import OverlappingConfig
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
+from marless.services.coordinator.execution import recording
+from marless.services.coordinator.execution.backoff import PASSING, Backoff, doing
+from marless.services.coordinator.execution.cancellation import CANCELLED, Cancellation, Steps
+from marless.services.coordinator.execution.evaluations import Baseline
+from marless.services.coordinator.execution.executor import Executor
+from marless.services.coordinator.execution.planning import Planner, RoundPlan, ending, may_end
+from marless.services.coordinator.execution.pools import JobContext, Pools
+from marless.services.coordinator.execution.recording import RoundRecorder
+from marless.services.coordinator.execution.recovery import Recovery, SavedEpoch
+from marless.services.coordinator.execution.reservations import JobReservations
+from marless.services.coordinator.execution.round_commands import RoundCommands
+from marless.services.coordinator.execution.timing import Timing
+from marless.services.coordinator.execution.version_commands import VersionCommands
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.journal import Costs, Flusher, Journal
+from marless.services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from marless.storage.checkpoint import CheckpointProgress
-from services.coordinator.execution import recording
-from services.coordinator.execution.backoff import PASSING, Backoff, doing
-from services.coordinator.execution.cancellation import CANCELLED, Cancellation, Steps
-from services.coordinator.execution.evaluations import Baseline
-from services.coordinator.execution.executor import Executor
-from services.coordinator.execution.planning import Planner, RoundPlan, ending, may_end
-from services.coordinator.execution.pools import JobContext, Pools
-from services.coordinator.execution.recording import RoundRecorder
-from services.coordinator.execution.recovery import Recovery, SavedEpoch
-from services.coordinator.execution.reservations import JobReservations
-from services.coordinator.execution.round_commands import RoundCommands
-from services.coordinator.execution.timing import Timing
-from services.coordinator.execution.version_commands import VersionCommands
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.journal import Costs, Flusher, Journal
-from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
 
 PATIENCE_S = 120.0
 MAX_FENCED = 3

@@ -11,8 +11,8 @@ from typing import Any
 from marless.core.errors import MarlessError
 from marless.core.log import structlog
 from marless.core.machine import FACTS, Kept, MachineRecord
-from services.coordinator.execution.pools import Pools
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.state.run_folder import RunFolder
 
 LOOK_S = 1.0
 """Seconds between two looks, at least."""

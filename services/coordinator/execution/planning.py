@@ -18,7 +18,7 @@ from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.sections import StopSpec
 from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.learning.data.returns import EpisodeReturns
-from services.coordinator.state.journal import Journal
+from marless.services.coordinator.state.journal import Journal
 
 FIRST_VERSION = 1
 """The first version of every policy that was not restored from a checkpoint."""

@@ -17,8 +17,8 @@ from marless.jobs.record import Distances, InvocationRecord
 from marless.jobs.schedules.base import Learn
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums
 from marless.rpc.param_store import PolicyStore
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from marless.core.stopwatch import Stopwatch
 from marless.jobs.explanation import acted
 from marless.jobs.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
-from services.coordinator.execution.cancellation import Steps
-from services.coordinator.execution.evaluations import Evaluations
-from services.coordinator.execution.machines import PoolMachines
-from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import JobContext, Rollout, Update
-from services.coordinator.execution.timing import RoundTimes, Timing
-from services.coordinator.state.journal import Costs, Flusher, Journal
-from services.coordinator.state.status import JobStatus, PendingRollout
+from marless.services.coordinator.execution.cancellation import Steps
+from marless.services.coordinator.execution.evaluations import Evaluations
+from marless.services.coordinator.execution.machines import PoolMachines
+from marless.services.coordinator.execution.planning import RoundPlan
+from marless.services.coordinator.execution.pools import JobContext, Rollout, Update
+from marless.services.coordinator.execution.timing import RoundTimes, Timing
+from marless.services.coordinator.state.journal import Costs, Flusher, Journal
+from marless.services.coordinator.state.status import JobStatus, PendingRollout
 
 
 class RoundRecorder:

@@ -21,13 +21,13 @@ from marless.jobs.record import RoundRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
+from marless.services.coordinator.execution.planning import FIRST_VERSION
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.state.checkpoints import Snapshots, load_start
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.journal import Journal
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.checkpoint import EARLIER
-from services.coordinator.execution.planning import FIRST_VERSION
-from services.coordinator.execution.pools import Pools
-from services.coordinator.state.checkpoints import Snapshots, load_start
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from marless.core.errors import CancelledJobError, MarlessError
 from marless.jobs.job import PreparedJob
-from services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
-from services.coordinator.execution.pools import Pools
+from marless.services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
+from marless.services.coordinator.execution.pools import Pools
 
 
 class JobReservations:

@@ -14,16 +14,16 @@ from marless.jobs.schedules.base import Command, RollOut, Schedule, Step, Train,
 from marless.jobs.schedules.events import ScheduleEvent
 from marless.jobs.schedules.rounds import Rounds
 from marless.rpc.concurrency import both, to_the_end
-from services.coordinator.execution import recording
-from services.coordinator.execution.cancellation import Steps
-from services.coordinator.execution.executor import Result, Resumed
-from services.coordinator.execution.planning import Planner, RoundPlan
-from services.coordinator.execution.pools import JobContext, Update
-from services.coordinator.execution.recording import RoundRecorder
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.reservations import JobReservations
-from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.status import PendingRollout
+from marless.services.coordinator.execution import recording
+from marless.services.coordinator.execution.cancellation import Steps
+from marless.services.coordinator.execution.executor import Result, Resumed
+from marless.services.coordinator.execution.planning import Planner, RoundPlan
+from marless.services.coordinator.execution.pools import JobContext, Update
+from marless.services.coordinator.execution.recording import RoundRecorder
+from marless.services.coordinator.execution.recovery import Recovery
+from marless.services.coordinator.execution.reservations import JobReservations
+from marless.services.coordinator.state.pending_rollouts import PendingRollouts
+from marless.services.coordinator.state.status import PendingRollout
 
 
 class RoundCommands:

@@ -22,8 +22,8 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from services.coordinator.execution.pools import GradientResult, Played, Rollout, RolloutResult, Update
-from services.coordinator.execution.wire import (
+from marless.services.coordinator.execution.pools import GradientResult, Played, Rollout, RolloutResult, Update
+from marless.services.coordinator.execution.wire import (
     distances_of,
     groups_of,
     invocations_of,

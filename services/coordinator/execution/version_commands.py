@@ -23,18 +23,18 @@ from marless.learning.algos.algorithm import scopes
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.gradients import is_gradient
 from marless.rpc.param_store import PolicyListing
+from marless.services.coordinator.execution.cancellation import Steps
+from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.executor import Result, Resumed
+from marless.services.coordinator.execution.planning import FIRST_VERSION, Planner, RoundPlan
+from marless.services.coordinator.execution.pools import GradientResult, JobContext, RolloutResult
+from marless.services.coordinator.execution.recording import RoundRecorder
+from marless.services.coordinator.execution.recovery import Recovery
+from marless.services.coordinator.execution.stored_gradients import StoredGradients
+from marless.services.coordinator.execution.versions import NextVersion, PendingVersion, Versions
+from marless.services.coordinator.state.pending_rollouts import PendingRollouts
+from marless.services.coordinator.state.status import PendingRollout
 from marless.storage.round_file import arrivals
-from services.coordinator.execution.cancellation import Steps
-from services.coordinator.execution.clocks import Clocks
-from services.coordinator.execution.executor import Result, Resumed
-from services.coordinator.execution.planning import FIRST_VERSION, Planner, RoundPlan
-from services.coordinator.execution.pools import GradientResult, JobContext, RolloutResult
-from services.coordinator.execution.recording import RoundRecorder
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.execution.versions import NextVersion, PendingVersion, Versions
-from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.status import PendingRollout
 
 MOST_PEERS = 64
 """Other versions over which the ratios of a gradient are truncated, at most: the newest ones."""

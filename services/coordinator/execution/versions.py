@@ -20,18 +20,18 @@ from marless.jobs.usage import PARAMETER
 from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
-from services.coordinator.execution import recording
-from services.coordinator.execution.cancellation import Steps
-from services.coordinator.execution.clocks import Clocks
-from services.coordinator.execution.evaluations import outstanding
-from services.coordinator.execution.executor import Result
-from services.coordinator.execution.planning import RoundPlan
-from services.coordinator.execution.pools import GradientResult, JobContext, Rollout, RolloutResult, Update
-from services.coordinator.execution.recording import RoundRecorder
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.stored_gradients import StoredGradients
-from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.status import PendingRollout
+from marless.services.coordinator.execution import recording
+from marless.services.coordinator.execution.cancellation import Steps
+from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.evaluations import outstanding
+from marless.services.coordinator.execution.executor import Result
+from marless.services.coordinator.execution.planning import RoundPlan
+from marless.services.coordinator.execution.pools import GradientResult, JobContext, Rollout, RolloutResult, Update
+from marless.services.coordinator.execution.recording import RoundRecorder
+from marless.services.coordinator.execution.recovery import Recovery
+from marless.services.coordinator.execution.stored_gradients import StoredGradients
+from marless.services.coordinator.state.pending_rollouts import PendingRollouts
+from marless.services.coordinator.state.status import PendingRollout
 
 _Matrix = tuple[tuple[float, ...], ...]
 SPARE_VERSIONS = 2

@@ -23,12 +23,12 @@ from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import Player
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.nets.serial import encode_acting
-from services.coordinator.in_process.channel import receive, send
-from services.coordinator.in_process.tasks import ActorResult, ActorTask, perform
+from marless.services.coordinator.in_process.channel import receive, send
+from marless.services.coordinator.in_process.tasks import ActorResult, ActorTask, perform
 
 MOST_ATTEMPTS = 3
 """Of one task whose worker dies, or takes longer than `actors.timeout_s`."""
-_WORKER = "services.coordinator.in_process.worker"
+_WORKER = "marless.services.coordinator.in_process.worker"
 
 
 class ActorRunner(Protocol):

@@ -25,9 +25,9 @@ from marless.learning.data.frame_file import allocate
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.nets.serial import check_update
 from marless.rpc import gradients
-from services.coordinator.execution.pools import GradientResult, Update
-from services.coordinator.in_process.store import MemoryStore
-from services.coordinator.in_process.tasks import HERE, memory_bytes
+from marless.services.coordinator.execution.pools import GradientResult, Update
+from marless.services.coordinator.in_process.store import MemoryStore
+from marless.services.coordinator.in_process.tasks import HERE, memory_bytes
 
 
 @dataclass

@@ -21,11 +21,11 @@ from marless.learning.data.returns import returns_of
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import agents_checksum
 from marless.rpc import carries
-from services.coordinator.execution.pools import GradientResult, Played, Rollout, RolloutResult, Update
-from services.coordinator.in_process.actors import ActorRunner
-from services.coordinator.in_process.learners import JobLearners, LearnInput
-from services.coordinator.in_process.store import MemoryStore
-from services.coordinator.in_process.tasks import ActorResult, ActorTask
+from marless.services.coordinator.execution.pools import GradientResult, Played, Rollout, RolloutResult, Update
+from marless.services.coordinator.in_process.actors import ActorRunner
+from marless.services.coordinator.in_process.learners import JobLearners, LearnInput
+from marless.services.coordinator.in_process.store import MemoryStore
+from marless.services.coordinator.in_process.tasks import ActorResult, ActorTask
 
 _FUNCTION = {Mode.TRAIN: "actor", Mode.GREEDY: "evaluation", Mode.RANDOM: "evaluation"}
 

@@ -11,12 +11,12 @@ from marless.core import orphans, process_environment
 from marless.core.log import structlog
 from marless.jobs.job import prepare
 from marless.rpc.process import configure_logging
-from services.coordinator.api.monitoring import Readiness
-from services.coordinator.api.servicer import CoordinatorServicer
-from services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
-from services.coordinator.in_process.pools import InProcessPools
-from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.submission import Preparing
+from marless.services.coordinator.api.monitoring import Readiness
+from marless.services.coordinator.api.servicer import CoordinatorServicer
+from marless.services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
+from marless.services.coordinator.in_process.pools import InProcessPools
+from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
+from marless.services.coordinator.jobs.submission import Preparing
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""`python -m services.coordinator.in_process.worker FD`: plays for a process that holds the other end of a socket."""
+"""`python -m marless.services.coordinator.in_process.worker FD`: plays for the process at a socket's other end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from marless.core.errors import MarlessError, contained, told
 from marless.learning.data.player import EnvKey, Mode, Player
 from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import decode_acting
-from services.coordinator.in_process.channel import Message, receive, send
-from services.coordinator.in_process.tasks import ActorTask, perform
+from marless.services.coordinator.in_process.channel import Message, receive, send
+from marless.services.coordinator.in_process.tasks import ActorTask, perform
 
 _PR_SET_PDEATHSIG = 1
 Version = tuple[str, int]

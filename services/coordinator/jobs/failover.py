@@ -12,11 +12,11 @@ from marless.core.errors import FencedError, MarlessError, NotFoundError
 from marless.core.log import structlog
 from marless.core.machine import MachineRecord
 from marless.rpc.concurrency import delays
-from services.coordinator.execution.pools import Pools
-from services.coordinator.state.ownership import beat_of
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import Index, Runs
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.state.ownership import beat_of
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.runs import Index, Runs
+from marless.services.coordinator.state.status import JobStatus
 
 ATTACHED_LEASES = 3
 """How many leases an attached job whose owner has stopped beating is left to the process that submitted it."""

@@ -13,13 +13,13 @@ from dataclasses import replace
 from marless.core.errors import FencedError, MarlessError, OverloadedError
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
-from services.coordinator.execution.job_run import JobRun
-from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs.sink_feed import SinkFeed
-from services.coordinator.jobs.view import JobProgress, JobView, Tally, ended, view_of
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.execution.job_run import JobRun
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.jobs.sink_feed import SinkFeed
+from marless.services.coordinator.jobs.view import JobProgress, JobView, Tally, ended, view_of
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 
 MAX_WAITING = 1000
 WAITING_RETRY_S = 60.0

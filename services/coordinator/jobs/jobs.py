@@ -18,20 +18,20 @@ from marless.core.machine import MachineRecord
 from marless.jobs.job import PreparedJob
 from marless.jobs.spec import from_json, with_stop
 from marless.rpc.concurrency import to_the_end
+from marless.services.coordinator.execution.planning import ending
+from marless.services.coordinator.execution.pools import Pools
+from marless.services.coordinator.jobs import view
+from marless.services.coordinator.jobs.failover import Aftermath, Failover
+from marless.services.coordinator.jobs.job_queue import JobQueue, LiveJob
+from marless.services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, check_request_id
+from marless.services.coordinator.jobs.view import JobProgress, JobView, Tally
+from marless.services.coordinator.state.checkpoints import start_checkpoint
+from marless.services.coordinator.state.journal import Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.runs import Index, Runs
+from marless.services.coordinator.state.status import JobStatus
+from marless.services.coordinator.state.uploads import FileUploads
 from marless.storage.bucket import reading
-from services.coordinator.execution.planning import ending
-from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs import view
-from services.coordinator.jobs.failover import Aftermath, Failover
-from services.coordinator.jobs.job_queue import JobQueue, LiveJob
-from services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, check_request_id
-from services.coordinator.jobs.view import JobProgress, JobView, Tally
-from services.coordinator.state.checkpoints import start_checkpoint
-from services.coordinator.state.journal import Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import Index, Runs
-from services.coordinator.state.status import JobStatus
-from services.coordinator.state.uploads import FileUploads
 
 T = TypeVar("T")
 MOST_TAKEOVERS = 10

@@ -5,7 +5,7 @@ all rounds that its sink has not had yet; `sinks/<name>.json` holds their number
 using memory, a sink that failed catches up, and rounds that were recorded while no thread ran are not missed.
 
 Sinks get the evaluation of a round's policies with that round, even if it ran beside the update of the next one
-(`services.coordinator.execution.evaluations`). So a round whose policies are being evaluated is passed on one round
+(`services/coordinator/execution/evaluations.py`). So a round whose policies are being evaluated is passed on one round
 later.
 """
 
@@ -30,10 +30,10 @@ from marless.jobs.sinks.scalars import scalars, settings
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import delays
+from marless.services.coordinator.execution.evaluations import outstanding
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.status import ENDED
 from marless.storage.round_file import read, read_backwards
-from services.coordinator.execution.evaluations import outstanding
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.status import ENDED
 
 STOP_S = 5.0
 """Seconds that the end of a job waits for its sinks."""

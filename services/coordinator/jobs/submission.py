@@ -20,8 +20,8 @@ from marless.jobs.examining import examined
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.sinks.base import check_sinks
 from marless.jobs.spec import JobSpec
-from services.coordinator.state.journal import check_costs
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.state.journal import check_costs
+from marless.services.coordinator.state.status import JobStatus
 
 
 class IfExists(Enum):

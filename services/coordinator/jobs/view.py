@@ -16,10 +16,10 @@ from typing import Any
 from marless.core.errors import CorruptError, MarlessError
 from marless.jobs.record import RoundRecord, Summary
 from marless.learning.data.returns import EpisodeReturns
+from marless.services.coordinator.state.journal import Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
-from services.coordinator.state.journal import Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
 
 LOOK_BACK_ROUNDS = 512
 """An evaluation older than this many rounds is not searched for."""

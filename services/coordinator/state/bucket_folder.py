@@ -21,12 +21,12 @@ from marless.core.log import structlog
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.rpc.concurrency import to_the_end
+from marless.services.coordinator.state.bucket_state import BucketState
+from marless.services.coordinator.state.ownership import LOCK
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus, PendingRollout, pending_lines
 from marless.storage.bucket.reading import Choice
 from marless.storage.checkpoint import Checkpoint, make_directory
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.ownership import LOCK
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus, PendingRollout, pending_lines
 
 LOOKS = 3
 """How often in a lease an owner renews it, and others look at it."""

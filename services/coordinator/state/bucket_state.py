@@ -35,12 +35,12 @@ from marless.core.errors import (
     UnreachableError,
 )
 from marless.core.limits import MAX_SMALL_BYTES
+from marless.services.coordinator.state.ownership import LOCK
 from marless.storage.bucket import reading
 from marless.storage.bucket.head import HEAD, MOST_HEAD_BYTES, ROUNDS, BucketPart, RunHead, Segment, key_of, without
 from marless.storage.bucket.objects import Objects
 from marless.storage.bucket.reading import Choice, digest
 from marless.storage.places import Address
-from services.coordinator.state.ownership import LOCK
 
 TAIL_BYTES = 2**17
 """Lines of rounds.jsonl that the head may hold; longer ones become a segment."""

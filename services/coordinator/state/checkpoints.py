@@ -21,6 +21,9 @@ from marless.learning.algos.algorithm import AlgorithmConfig
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import PolicyStore, PolicyWrite
+from marless.services.coordinator.state.job_log import JobLog
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.uploads import PREFIX, FileUploads
 from marless.storage.checkpoint import (
     EARLIER,
     PARTS,
@@ -31,9 +34,6 @@ from marless.storage.checkpoint import (
     newest,
     read,
 )
-from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.uploads import PREFIX, FileUploads
 
 
 class Snapshots:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from marless.core import regular_files
 from marless.core.errors import NotFoundError, SpecError
 from marless.core.log import structlog
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.run_folder import RunFolder
 
 INFO_LIMIT_BYTES = 8 * 2**20
 """Size from which lines of level info are dropped; the line that would reach it is replaced by a warning."""

@@ -22,8 +22,8 @@ from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
-from services.coordinator.state.run_folder import RunFolder
 
 HISTORY_ROUNDS = 512
 """Number of recent rounds that decisions see."""

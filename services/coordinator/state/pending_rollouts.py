@@ -13,9 +13,9 @@ from marless.core.group import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import PolicyStore
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import PendingRollout
+from marless.services.coordinator.state.journal import Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import PendingRollout
 
 
 class PendingRollouts:

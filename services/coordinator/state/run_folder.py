@@ -7,16 +7,16 @@ machines.json        what machines cost at the job's end and after it, see `marl
 pending.json         the results of rollouts whose rounds are not recorded, each written before its round's update
 start/               the checkpoint that the job starts from, if there is one
 checkpoints/round-N/ the versions of all policies after N rounds, see `marless.storage.checkpoint`
-log.jsonl            the job's log, see `services.coordinator.state.job_log`
-owner.lock           the owner's lock, see `services.coordinator.state.ownership`
+log.jsonl            the job's log, see `job_log.py`
+owner.lock           the owner's lock, see `ownership.py`
 
 Only the owner writes. An owner that has lost the job may notice it late, between any two of its steps. Its late writes
 have no effect: files are replaced by renaming a partial file, and the new owner first removes all partial files and
 replaces the two files that are kept open, rounds.jsonl and pending.json. So a late rename finds no file, and a late
 line goes to a file that has been unlinked.
 
-`services.coordinator.state.bucket_folder` has the run folders that are kept in a bucket. What is written to them is
-durable only after `flush`, which does nothing here.
+`bucket_folder.py` has the run folders that are kept in a bucket. What is written to them is durable only after `flush`,
+which does nothing here.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from marless.core.private_files import UntrustedPathError
 from marless.jobs import spec as specs
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
+from marless.services.coordinator.state.ownership import Ownership, inherit
+from marless.services.coordinator.state.status import STATUS, JobStatus, PendingRollout, pending_lines, pending_of
 from marless.storage.bucket.reading import Choice
 from marless.storage.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.storage.round_file import complete_bytes, read
-from services.coordinator.state.ownership import Ownership, inherit
-from services.coordinator.state.status import STATUS, JobStatus, PendingRollout, pending_lines, pending_of
 
 DELETED = ".deleted-"
 """Prefix of the names of folders whose deletion is under way or was interrupted."""

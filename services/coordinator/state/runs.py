@@ -21,13 +21,13 @@ from marless.core import private_files
 from marless.core.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.core.limits import check_id, is_id
 from marless.core.log import structlog
+from marless.services.coordinator.state.bucket_folder import BucketFolder
+from marless.services.coordinator.state.bucket_state import BucketState
+from marless.services.coordinator.state.run_folder import DELETED, RunFolder
+from marless.services.coordinator.state.status import ENDED, JobStatus
 from marless.storage.bucket.objects import Objects, check_conditions
 from marless.storage.checkpoint import make_directory
 from marless.storage.places import Address
-from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.run_folder import DELETED, RunFolder
-from services.coordinator.state.status import ENDED, JobStatus
 
 
 class Runs:

@@ -63,7 +63,9 @@ async def facts(place, worker):
 
 async def test_it_passes_the_contract(server):
     given = options(server, network="host")
-    await check_launcher(lambda each: docker.make(each, given), "services.actor_pool.worker", listen="127.0.0.1:0")
+    await check_launcher(
+        lambda each: docker.make(each, given), "marless.services.actor_pool.worker", listen="127.0.0.1:0"
+    )
     assert server.containers == {}
 
 

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet import fleet
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.coordinator.state.status import JobStatus
 from marless_docker import launcher as docker
-from services.actor_pool import __main__ as actor_pool
-from services.coordinator.state.status import JobStatus
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.plugins.docker.engine_server import engine
 

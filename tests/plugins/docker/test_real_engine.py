@@ -37,7 +37,7 @@ __all__ = ["undisturbed"]
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(900, func_only=True), pytest.mark.usefixtures("images")]
 OPTIONS = {"network": "host", "user": "1000"}
-MODULE = "services.actor_pool.worker"
+MODULE = "marless.services.actor_pool.worker"
 PATIENCE_S = 30.0
 START_S = 2.0
 
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_killed_pool(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--actor-workers", "2"]
+    command = [sys.executable, "-m", "marless.services.actor_pool", "--listen", address, "--actor-workers", "2"]
     command += ["--param-store", "127.0.0.1:9", "--launcher", "docker,network=host,user=1000"]
     pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     with grpc.insecure_channel(address) as channel:

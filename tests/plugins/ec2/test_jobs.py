@@ -15,9 +15,9 @@ from marless.fleet import fleet
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.common_pb2 import WorkerInfo
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ec2 import launcher as ec2
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.plugins.ec2.machines import group, instances, machines
 

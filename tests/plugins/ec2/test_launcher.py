@@ -21,13 +21,13 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ec2 import group as ec2_group
 from marless_ec2 import launcher as ec2
 from marless_ec2 import scaling
 from marless_ec2.group import LEASE, AutoScaling
 from marless_ec2.settings import Ec2Settings
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
 from tests.cloud.between import answering, changing, failing
 from tests.plugins.ec2.machines import Machines, client, group, instances, machines, seen
 from tests.plugins.ray.clusters.cluster import marless
@@ -121,7 +121,7 @@ async def test_it_passes_the_contract():
             stack.enter_context(machines(program.arguments[1]))
             return Asks(program, ec2.read(program.module, QUICK))
 
-        await check_launcher(make, "services.actor_pool.worker")
+        await check_launcher(make, "marless.services.actor_pool.worker")
     assert (seen()["DesiredCapacity"], instances()) == (0, [])
 
 

@@ -9,7 +9,7 @@ from marless_ec2 import sentences
 from marless_ec2.plan import GroupInstance, ScalingGroup
 from marless_ec2.settings import Ec2Settings, read
 
-ACTORS = WorkerProgram("services.actor_pool.worker", (), {}, str, process_environment.ACTOR)
+ACTORS = WorkerProgram("marless.services.actor_pool.worker", (), {}, str, process_environment.ACTOR)
 SETTINGS = Ec2Settings("actors", "eu-central-1", "actor")
 CALL = "autoscaling:SetDesiredCapacity"
 

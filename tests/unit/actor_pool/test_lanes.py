@@ -16,7 +16,7 @@ from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1.actor_pool_pb2 import ROLLOUT_MODE_TRAIN, Lane, RolloutReceipt, RolloutSettings, RolloutTask
-from services.actor_pool.worker import Actor
+from marless.services.actor_pool.worker import Actor
 from tests.unit.learning.nets.acting_states import state
 
 ENV, OPTIONS = "mpe/simple_spread", '{"agents": 2, "max_cycles": 7}'

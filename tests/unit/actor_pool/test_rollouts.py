@@ -24,7 +24,7 @@ from marless.rpc.v1.actor_pool_pb2 import (
     RolloutTask,
 )
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
-from services.actor_pool.rollouts import MAX_UNDER_WAY, WINDOW, Rollouts, _Places
+from marless.services.actor_pool.rollouts import MAX_UNDER_WAY, WINDOW, Rollouts, _Places
 
 SETTINGS = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0)
 

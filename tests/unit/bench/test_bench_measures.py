@@ -225,10 +225,10 @@ def test_a_program_past_its_deadline_ends_with_its_children_and_keeps_its_lines(
 
 
 def test_roles_are_read_from_command_lines():
-    assert role(["python", "-m", "services.actor_pool.worker", "--pool", "x"]) == "actor worker"
-    assert role(command("services.learner_pool.worker", ())) == "template of learner workers"
+    assert role(["python", "-m", "marless.services.actor_pool.worker", "--pool", "x"]) == "actor worker"
+    assert role(command("marless.services.learner_pool.worker", ())) == "template of learner workers"
     assert role(command("services", ())) == "template of services"
-    assert role(["python", "-m", "services.actor_pool", "--listen", "x"]) == "actor_pool"
+    assert role(["python", "-m", "marless.services.actor_pool", "--listen", "x"]) == "actor_pool"
     assert role(["/a/redis-server", "unixsocket:/b"]) == "redis-server"
     assert role(["python", "/a/marless", "train"]) == "marless train"
 

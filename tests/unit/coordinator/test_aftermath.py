@@ -7,10 +7,10 @@ import pytest
 
 from marless.core.errors import UnavailableError
 from marless.core.machine import FACTS, Kept, MachineRecord
-from services.coordinator.execution import machines as execution_machines
-from services.coordinator.execution.machines import PoolMachines
-from services.coordinator.jobs import failover
-from services.coordinator.jobs.failover import Aftermath
+from marless.services.coordinator.execution import machines as execution_machines
+from marless.services.coordinator.execution.machines import PoolMachines
+from marless.services.coordinator.jobs import failover
+from marless.services.coordinator.jobs.failover import Aftermath
 
 ROW = MachineRecord(
     id="m",

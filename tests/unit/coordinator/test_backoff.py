@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from marless.core.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
-from services.coordinator.execution import backoff
-from services.coordinator.execution.backoff import PASSING, Backoff, doing
+from marless.services.coordinator.execution import backoff
+from marless.services.coordinator.execution.backoff import PASSING, Backoff, doing
 
 TROUBLE = UnreachableError("store: gone")
 

@@ -10,8 +10,8 @@ from marless.core.errors import SpecError, UnavailableError, UnreachableError
 from marless.jobs import spec as specs
 from marless.jobs.job import prepare
 from marless.learning.data.returns import EpisodeReturns
-from services.coordinator.execution.evaluations import MOST_FAILURES, Baseline
-from services.coordinator.execution.pools import Played
+from marless.services.coordinator.execution.evaluations import MOST_FAILURES, Baseline
+from marless.services.coordinator.execution.pools import Played
 
 RANDOM = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}, "actors": {"envs": 10}}
 

@@ -25,13 +25,13 @@ from marless.core.errors import (
     NotFoundError,
     UnreachableError,
 )
+from marless.services.coordinator.state import bucket_state
+from marless.services.coordinator.state.bucket_folder import BucketFolder
+from marless.services.coordinator.state.bucket_state import BucketState
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.runs import BucketRuns
 from marless.storage.bucket.reading import everything, read_head
 from marless.storage.places import Address
-from services.coordinator.state import bucket_state
-from services.coordinator.state.bucket_folder import BucketFolder
-from services.coordinator.state.bucket_state import BucketState
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.runs import BucketRuns
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
 from tests.unit.jobs.test_record import record
 from tests.unit.storage.bucket.memory import MemoryObjects

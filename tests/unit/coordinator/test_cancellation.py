@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from marless.core.errors import CancelledJobError
-from services.coordinator.execution import cancellation
-from services.coordinator.execution.cancellation import Cancellation
+from marless.services.coordinator.execution import cancellation
+from marless.services.coordinator.execution.cancellation import Cancellation
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ import pytest
 from marless.core.errors import SpecError
 from marless.cost.billing.ledger import Ledger
 from marless.jobs import prices
-from services.coordinator.execution.planning import cost_reached, ending, spent_up
-from services.coordinator.state import journal
-from services.coordinator.state.journal import MOST_DUE, Costs, Journal, check_costs
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.execution.planning import cost_reached, ending, spent_up
+from marless.services.coordinator.state import journal
+from marless.services.coordinator.state.journal import MOST_DUE, Costs, Journal, check_costs
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from tests.unit.cost.billing.rounds import invocation, job, round_of
 
 BUDGET = {"stop": {"rounds": 100, "cost_usd": 1.0}, "bill": {"accounting": "paper"}}

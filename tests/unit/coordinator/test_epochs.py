@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.coordinator.execution.recovery import Recovery, SavedEpoch
+from marless.services.coordinator.execution.recovery import Recovery, SavedEpoch
 
 
 @pytest.mark.parametrize(("overlapping", "saved"), [(True, [6, 7]), (False, [])])

@@ -6,9 +6,9 @@ from dataclasses import asdict
 import pytest
 
 from marless.core.errors import UnavailableError
-from services.coordinator.state.run_folder import DELETED, RunFolder
-from services.coordinator.state.runs import Index, Runs
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.state.run_folder import DELETED, RunFolder
+from marless.services.coordinator.state.runs import Index, Runs
+from marless.services.coordinator.state.status import JobStatus
 
 
 def write(runs, job: str, state: str, accepted_s: float) -> None:

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from marless.core.errors import SpecError
-from services.coordinator.state import job_log
-from services.coordinator.state.job_log import JobLog, lines, tail
-from services.coordinator.state.ownership import Ownership, beat_of
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state import job_log
+from marless.services.coordinator.state.job_log import JobLog, lines, tail
+from marless.services.coordinator.state.ownership import Ownership, beat_of
+from marless.services.coordinator.state.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from marless.core.group import LaneRecord
-from services.coordinator.state.pending_rollouts import LanePublisher
+from marless.services.coordinator.state.pending_rollouts import LanePublisher
 
 
 async def test_carries_are_published_again_after_a_failure():

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from services.coordinator.state import ownership
-from services.coordinator.state.ownership import LOCK, Ownership, beat_of, inherit
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.state import ownership
+from marless.services.coordinator.state.ownership import LOCK, Ownership, beat_of, inherit
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.jobs.test_record import record
 
 WRITER = """
 import dataclasses, pathlib, sys
 from marless.core.errors import FencedError
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import PendingRollout
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import PendingRollout
 from tests.unit.jobs.test_record import record
 folder = RunFolder(pathlib.Path(sys.argv[1]))
 assert folder.own()

@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from marless.core.errors import UnavailableError
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.journal import Journal
+from marless.services.coordinator.state.pending_rollouts import LanePublisher, PendingRollouts
+from marless.services.coordinator.state.run_folder import RunFolder
 from tests.unit.coordinator.test_run_folder import PENDING, taken_over
 
 JOURNAL = cast("Journal", SimpleNamespace(rounds=PENDING.round, env_steps=0, last=None))

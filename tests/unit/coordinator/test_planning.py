@@ -12,10 +12,10 @@ from marless.jobs.record import from_json
 from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.sharing.base import SharingDecision
 from marless.jobs.spec import parse
-from services.coordinator.execution.planning import Planner
-from services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.execution.planning import Planner
+from marless.services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from tests.unit.jobs.test_record import record
 
 DOCUMENT = {

@@ -17,7 +17,7 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.execution.service_pools import ServicePools
 
 JOB = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}}
 

@@ -1,7 +1,7 @@
 """What is told of a round that is otherwise than the one before."""
 
 from marless.jobs.record import Decision, GroupRecord
-from services.coordinator.execution.recording import changes
+from marless.services.coordinator.execution.recording import changes
 from tests.unit.jobs.test_record import record
 
 WHY = (

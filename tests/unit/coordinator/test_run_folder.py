@@ -12,10 +12,10 @@ import yaml
 
 from marless.core.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
 from marless.jobs import spec
+from marless.services.coordinator.state.ownership import Ownership, beat_of
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus, PendingRollout
 from marless.storage.checkpoint import Checkpoint, CheckpointProgress, SavedPolicy
-from services.coordinator.state.ownership import Ownership, beat_of
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus, PendingRollout
 from tests.unit.jobs.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")

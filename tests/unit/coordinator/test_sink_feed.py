@@ -12,10 +12,10 @@ from marless.jobs.record import Evaluation, RoundRecord
 from marless.jobs.sinks.contract import sample_round
 from marless.jobs.spec import JobSpec, parse
 from marless.learning.data.returns import EpisodeReturns
-from services.coordinator.jobs import sink_feed
-from services.coordinator.jobs.sink_feed import SinkFeed
-from services.coordinator.state.job_log import JobLog, lines
-from services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.jobs import sink_feed
+from marless.services.coordinator.jobs.sink_feed import SinkFeed
+from marless.services.coordinator.state.job_log import JobLog, lines
+from marless.services.coordinator.state.run_folder import RunFolder
 
 SPEC = {
     **{"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo"},

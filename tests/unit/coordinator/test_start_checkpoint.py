@@ -15,9 +15,9 @@ from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext
 from marless.learning.nets import serial
+from marless.services.coordinator.state.checkpoints import find_start, load_start, start_checkpoint
+from marless.services.coordinator.state.uploads import FileUploads
 from marless.storage.checkpoint import PARTS, Checkpoint, CheckpointProgress, DiskCheckpoints, SavedPolicy
-from services.coordinator.state.checkpoints import find_start, load_start, start_checkpoint
-from services.coordinator.state.uploads import FileUploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
 NAMES = ("agent_0", "agent_1")

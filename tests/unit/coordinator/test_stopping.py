@@ -6,11 +6,11 @@ import pytest
 
 from marless.jobs.record import Evaluation
 from marless.jobs.sections import StopSpec
-from services.coordinator.execution.evaluations import outstanding
-from services.coordinator.execution.planning import ending, may_end
-from services.coordinator.state.journal import Costs, Journal
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.execution.evaluations import outstanding
+from marless.services.coordinator.execution.planning import ending, may_end
+from marless.services.coordinator.state.journal import Costs, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.jobs.test_record import RETURNS, record
 

@@ -7,11 +7,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from marless.jobs.spec import parse
-from services.coordinator.jobs import job_queue
-from services.coordinator.jobs import jobs as jobs_module
-from services.coordinator.jobs.jobs import MOST_TAKEOVERS, Jobs, JobsOptions
-from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.status import JobStatus
+from marless.services.coordinator.jobs import job_queue
+from marless.services.coordinator.jobs import jobs as jobs_module
+from marless.services.coordinator.jobs.jobs import MOST_TAKEOVERS, Jobs, JobsOptions
+from marless.services.coordinator.state.run_folder import RunFolder
+from marless.services.coordinator.state.status import JobStatus
 
 DOCUMENT = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 3}}
 STATUS = JobStatus(job="j", state="RUNNING", reason="runs", accepted_s=1.0)

@@ -4,7 +4,7 @@ import pytest
 
 from marless.core import stopwatch
 from marless.jobs.record import RoundRecord
-from services.coordinator.execution.timing import Timing
+from marless.services.coordinator.execution.timing import Timing
 from tests.unit.jobs.test_record import record
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from marless.core.errors import UnreachableError
-from services.coordinator.execution.reservations import Prewarming
+from marless.services.coordinator.execution.reservations import Prewarming
 
 
 class ActorPool:

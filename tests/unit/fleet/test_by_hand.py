@@ -37,8 +37,8 @@ def test_a_mistake_on_the_command_line_is_one_sentence(capsys, given, sentence):
     ],
 )
 def test_what_is_found_later_is_one_sentence_too(given, sentence):
-    command = [sys.executable, "-m", "services.actor_pool.worker", *given]
+    command = [sys.executable, "-m", "marless.services.actor_pool.worker", *given]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"python -m services.actor_pool.worker: {sentence}")
+    assert ended.stderr.startswith(f"python -m marless.services.actor_pool.worker: {sentence}")
     assert len(ended.stderr.splitlines()) == 1

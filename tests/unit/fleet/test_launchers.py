@@ -19,11 +19,11 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersResponse
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.common_pb2 import WorkerInfo
-from services.actor_pool import __main__ as actors
-from services.learner_pool import config as learners
+from marless.services.actor_pool import __main__ as actors
+from marless.services.learner_pool import config as learners
 from tests import tokens
 
-PROGRAM = WorkerProgram("services.actor_pool.worker", (), {}, lambda: "")
+PROGRAM = WorkerProgram("marless.services.actor_pool.worker", (), {}, lambda: "")
 
 
 class Their(ExternalLauncher):

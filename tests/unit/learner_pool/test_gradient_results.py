@@ -11,7 +11,7 @@ from marless.learning.aggregation import gradient_file
 from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import encode_acting
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.learner_pool import stored_results
+from marless.services.learner_pool import stored_results
 
 
 def version(policy: str, number: int) -> common_pb2.PolicyVersion:

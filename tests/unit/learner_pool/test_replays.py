@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from marless.core.errors import OverloadedError, TooLargeError, UnavailableError
-from services.learner_pool.replays import Replays
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from marless.services.learner_pool.replays import Replays
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer
 
 LIMIT = 1000
 

@@ -8,9 +8,9 @@ from marless.jobs.spec import parse, spaces_to_json
 from marless.learning.envs import registry as environments
 from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from services.learner_pool.tasks import LearnTasks
-from services.learner_pool.trajectory_buffer import TrajectoryFile
-from services.learner_pool.updates import Updates
+from marless.services.learner_pool.tasks import LearnTasks
+from marless.services.learner_pool.trajectory_buffer import TrajectoryFile
+from marless.services.learner_pool.updates import Updates
 
 SPEC = parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "job")
 

@@ -12,9 +12,9 @@ from marless.rpc.param_store import PolicyWrite
 from marless.rpc.refs import write_new
 from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
 from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
-from services.learner_pool import stored_results
-from services.learner_pool.tasks import UpdateResultCache, check_published
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from marless.services.learner_pool import stored_results
+from marless.services.learner_pool.tasks import UpdateResultCache, check_published
+from marless.services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
 BLOBS = {"acting": b"abc", "learning": b"defg"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from marless.rpc import param_store
 from marless.rpc.v1 import common_pb2
-from services.learner_pool import stored_results
+from marless.services.learner_pool import stored_results
 
 NAMES = ("a", "b", "mixer", "replay.team")
 

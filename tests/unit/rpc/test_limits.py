@@ -8,7 +8,7 @@ import pytest
 
 from marless.rpc import client
 
-SERVICE = "-m services.param_store --listen unix:{}/store.sock"
+SERVICE = "-m marless.services.param_store --listen unix:{}/store.sock"
 CLIENT = f"{Path(sys.executable).with_name('marless')} list --coordinator unix:{{}}/coordinator.sock"
 
 

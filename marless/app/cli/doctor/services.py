@@ -27,7 +27,7 @@ from marless.fleet.launchers.registry import LAUNCHERS, Choice, launching, parse
 
 CHECK_S = 20.0
 """Seconds that the check of one launcher may take."""
-_WORKERS = "services.actor_pool.worker"
+_WORKERS = "marless.services.actor_pool.worker"
 FULL_BYTES, LOW_BYTES = 64 * 2**20, 2**30
 SPOOL_BYTES = 2 * 2**30
 """Default limit of a learner pool on trajectories that wait for their update (--spool-bytes)."""

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from marless.core import process_environment
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, WorkerProgram
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ray import launcher as ray_launcher
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.plugins.ray.clusters.autoscaling import IDLE_S, autoscaled
 from tests.plugins.ray.clusters.cluster import PATIENCE_S, WORKER, eventually, processes

@@ -70,7 +70,7 @@ async def facts(place, worker):
 
 async def test_it_passes_the_contract(one_node):
     options = {"address": one_node.address}
-    await check_launcher(lambda each: ray_launcher.make(each, options), "services.actor_pool.worker")
+    await check_launcher(lambda each: ray_launcher.make(each, options), "marless.services.actor_pool.worker")
 
 
 async def test_no_secret_is_shown_and_nothing_of_ray_reaches_the_worker(one_node, made, tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def pool(one_node):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--actor-workers", "2"]
+    command = [sys.executable, "-m", "marless.services.actor_pool", "--listen", address, "--actor-workers", "2"]
     command += ["--param-store", "127.0.0.1:9", "--launcher", f"ray,address={one_node.address}"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):  # if there is no room at first

@@ -12,9 +12,9 @@ import pytest_asyncio
 from marless.fleet.launchers.registry import Choice
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.services.actor_pool import __main__ as actor_pool
+from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ray import launcher as ray_launcher
-from services.actor_pool import __main__ as actor_pool
-from services.actor_pool.__main__ import ActorPoolConfig
 from tests.faults import scale_down
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.plugins.ray.clusters.cluster import PATIENCE_S, ray_cluster

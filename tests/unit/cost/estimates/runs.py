@@ -9,8 +9,8 @@ from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.spec import JobSpec, parse
 from marless.learning.data.returns import EpisodeReturns
-from services.coordinator.execution.planning import Planner
-from services.coordinator.state.journal import Costs, Journal
+from marless.services.coordinator.execution.planning import Planner
+from marless.services.coordinator.state.journal import Costs, Journal
 
 METRICS = ("curvature", "noise_scale", "policy_loss", "value_loss", "approx_kl")
 
