@@ -4,15 +4,15 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 
 import psutil
 import pytest
 
 from marless.core.errors import SpecError
 from marless.core.process_environment import ENV_MODULES
-from marless.jobs import examining
 from marless.jobs.examining import examine
-from tests.misbehaving_env import LONG_S, NAME
+from tests.misbehaving_env import NAME
 
 LIMIT_S = 8.0
 
@@ -84,20 +84,21 @@ def test_one_that_hangs_is_given_up(way):
         "hang_at_exit",
     ],
 )
-def test_nothing_is_left_of_it_and_it_ends_in_time(way, call):
-    before = {each.pid for each in psutil.process_iter()}
+def test_nothing_is_left_of_it_and_it_ends_in_time(way, call, monkeypatch):
+    mark = uuid.uuid4().hex  # other tests, which run at the same time, examine environments, too
+    monkeypatch.setenv("TEST_OF_EXAMINING", mark)
     try:
         examine(NAME, {"way": way, "call": call}, limit_s=LIMIT_S)
     except SpecError as error:
         assert "\n" not in str(error)  # it may be refused or not, but in one sentence
-    assert [each for each in psutil.process_iter() if each.pid not in before and sleeps(each)] == []
+    assert [each for each in psutil.process_iter() if inherits(each, mark)] == []
 
 
-def sleeps(process):
-    """Whether a process is one of those that the environment has started, and has not ended."""
+def inherits(process, mark):
+    """Whether a process was started by this test, or by one that it has started, and has not ended."""
     try:
-        return process.cmdline() == ["sleep", f"{LONG_S}"] or examining.__name__ in process.cmdline()
-    except psutil.Error:  # it has ended
+        return process.pid != os.getpid() and process.environ().get("TEST_OF_EXAMINING") == mark
+    except psutil.Error:  # it has ended, or is another user's
         return False
 
 
