@@ -141,6 +141,11 @@ class MachineRecord:
     """True if it waits, and this job was the last on it."""
 
     @property
+    def described(self) -> bool:
+        """True if anybody has told who is paid for it, or how much."""
+        return bool(self.provider or self.type or self.market) or self.usd_h is not None
+
+    @property
     def words(self) -> str:
         """The machine in words: its type and market, as far as they are known."""
         return f"{self.type or 'an unknown type'}{f' ({self.market})' if self.market else ''}"

@@ -57,9 +57,10 @@ def cost(
         made = bill(found.records, found.spec, table, found.kept)
     wanted = tuple(each for each in wanted if each in made.accountings)
     if output is Output.table:
+        of_machines = "machines" in (*accounting, found.spec.bill.accounting) or _rented(made)
         _about(found, made, table)
-        _show(made, by, wanted)
-        for line in _machine_lines(found, made, table):
+        _show(made, by, tuple(each for each in wanted if each != "machines" or of_machines))
+        for line in (*(_machine_lines(found, made, table) if of_machines else ()), *_start_lines(found)):
             say(line)
         if wasted := unused(found.records):  # by an asynchronous job
             say(
@@ -132,9 +133,16 @@ def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
     console().print(shown)
 
 
+def _rented(made: Bill) -> bool:
+    """Whether any machine may cost by the second: not this one, whose workers were started here, and are told nothing.
+
+    On a workstation, the accounting of machines has no amounts, and its lines would only say so.
+    """
+    return any(each.launcher != "local" or each.described for each in made.machines)
+
+
 def _machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
-    """Machine-minutes, prices that are missing, machines that still cost, and how long workers took to start."""
-    from marless.cost.billing.ledger import starts
+    """Machine-minutes, prices that are missing, and machines that still cost."""
     from marless.cost.billing.machines import problem
 
     if not made.machines:
@@ -152,6 +160,12 @@ def _machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
         yield f"machines: {without}"
     if found.kept and found.kept.held:
         yield f"machines: when last seen, {found.kept.held} still waited for tasks; what they cost since is not known"
+
+
+def _start_lines(found: Recorded) -> Iterator[str]:
+    """How long workers took to start."""
+    from marless.cost.billing.ledger import starts
+
     for each in starts(found.records):
         launcher = f" by launcher {each.launcher}" if each.launcher else ""
         yield (

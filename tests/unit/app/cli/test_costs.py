@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from marless.core.machine import MachineRecord
 from marless.cost.billing.bill import bill
 from marless.cost.estimates.calibration import Calibration, FunctionSeconds
 from marless.jobs import prices
@@ -62,8 +64,28 @@ def test_a_running_job_by_kind_for_people(marless, folder):
     assert err.splitlines() == [
         "marless: job six, running, 4 rounds so far; its cost counts as billed",
         "marless: billed by lambda, list prices of us-east-1 as of 2026-06-30; serverful: modelled, on c6a.16xlarge",
-        "marless: machines: not recorded",
     ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({}, False),  # a workstation, of which nobody was told anything
+        ({"type": "lab-server"}, True),
+        ({"usd_h": 0.0}, True),
+        ({"launcher": "external"}, True),  # workers that dialled in, perhaps from many machines
+    ],
+)
+def test_machines_are_told_where_some_may_be_rented(marless, folder, facts, shown):
+    machine = MachineRecord(
+        **{"id": "m", "began_s": 1e9, "launcher": "local", "present_s": 60.0, "work_s": 60.0} | facts
+    )
+    lines = [replace(record, machines=(machine,)).to_json() + "\n" for record in RECORDS]
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    _, out, err = marless("cost", "six")
+    assert ("machines USD" in out, "marless: machines:" in err) == (shown, shown)
+    _, out, err = marless("cost", "six", "--accounting", "machines")  # who asks gets them in any case
+    assert ("machines USD" in out, "marless: machines:" in err) == (True, True)
 
 
 def test_a_job_of_a_coordinator(marless, tmp_path, monkeypatch):
