@@ -96,7 +96,13 @@ class BillSpec(Strict):
 class EvaluationSpec(Strict):
     """Periodic greedy evaluation, and the random baseline, evaluated once per job, concurrently with training."""
 
-    every: int = Field(10, ge=0, le=MOST_ROUNDS, description="rounds between evaluations; 0: only at the end")
+    every: int = Field(
+        10,
+        ge=0,
+        le=MOST_ROUNDS,
+        description="rounds between evaluations; 0: only at the end; default: 10, or a tenth of the rounds that `stop` "
+        "allows if these are fewer than 100",
+    )
     episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
     random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes of the random baseline, at most")
     limit_s: float | None = Field(

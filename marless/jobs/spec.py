@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from marless.learning.envs.base import EnvSpaces
 
 MOST_SINKS = 8
+CURVE_POINTS = 10
+"""Greedy evaluations that a job has at least, as far as its rounds allow, unless it says how often."""
 _PLACES = [each / "examples" for each in Path(__file__).parents[1:3]]
 EXAMPLES = next((each for each in _PLACES if (each / "spread.yaml").is_file()), _PLACES[0])
 """Jobs that come with marless: in the package as it is installed, or beside it in a checkout."""
@@ -210,10 +213,23 @@ def parse(document: object, source: str) -> JobSpec:
         given = "nothing" if document is None else shown(document)
         raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
     try:
-        return JobSpec.model_validate(dict(document))
+        spec = JobSpec.model_validate(dict(document))
     except ValidationError as error:
         found = validation_sentences(error, JobSpec, _inner_types(document))
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
+    return spec if "every" in spec.evaluation.model_fields_set else _with_curve(spec)
+
+
+def _with_curve(spec: JobSpec) -> JobSpec:
+    """The spec with greedy evaluations close enough that a job of few rounds has `CURVE_POINTS` of them, too."""
+    actors = spec.actors
+    bounds = [spec.stop.rounds] if spec.stop.rounds else []
+    if spec.stop.env_steps:
+        bounds.append(math.ceil(spec.stop.env_steps / (actors.count * actors.envs * actors.steps)))
+    if not bounds:
+        return spec
+    every = min(spec.evaluation.every, max(1, min(bounds) // CURVE_POINTS))
+    return spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"every": every})})
 
 
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], AnySection]:  # Any: YAML

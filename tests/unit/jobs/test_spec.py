@@ -464,3 +464,25 @@ def test_a_mask_among_the_options_is_refused():
     document = {"env": {"name": "x", "options": {"env.mask": "none"}}, "algorithm": "ippo", "stop": {"rounds": 1}}
     with pytest.raises(SpecError, match=r"env\.mask is a field beside options"):
         spec.parse(document, "job")
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("stop: {env_steps: 40_000}", 1),  # 2 · 80 · 25 = 4,000 env steps a round: 10 rounds
+        ("stop: {env_steps: 120_001}", 3),  # 31 rounds
+        ("stop: {env_steps: 1_000_000}", 10),  # 250 rounds
+        ("stop: {rounds: 59}", 5),
+        ("stop: {rounds: 59, env_steps: 100_000}", 2),  # 25 rounds: the first bound ends it
+        ("stop: {rounds: 3}", 1),
+        ("stop: {wall_s: 60}", 10),
+        ("stop: {rounds: 20}\nevaluation: {every: 10}", 10),
+        ("stop: {rounds: 20}\nevaluation: {every: 0}", 0),
+        ("stop: {rounds: 20}\nevaluation: {episodes: 7}", 2),
+    ],
+)
+def test_a_short_job_is_evaluated_ten_times_unless_it_says_how_often(text, every):
+    job = spec.parse(document(text), "job.yaml")
+    assert job.evaluation.every == every
+    assert spec.from_json(job.to_json()) == job
+    assert spec.with_stop(job, {"rounds": 1000}, "stop").evaluation.every == every  # a resumed job goes on as it began

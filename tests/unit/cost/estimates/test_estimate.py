@@ -194,10 +194,11 @@ def test_minimum_charges_are_paid_once_not_per_round():
 
 
 def test_shape_is_what_makes_a_round():
-    one = job(actors={"count": 8})
+    one = job(actors={"count": 8}, stop={"rounds": 100})
     assert same_shape(
-        one, job(actors={"count": 8}, stop={"rounds": 99}, seed=3, name="other", bill={"accounting": "paper"})
+        one, job(actors={"count": 8}, stop={"rounds": 999}, seed=3, name="other", bill={"accounting": "paper"})
     )
+    assert not same_shape(one, job(actors={"count": 8}, stop={"rounds": 10}))  # it is evaluated more often
     assert not same_shape(one, job(actors={"count": 9}))
     assert not same_shape(one, job(actors={"count": 8}, sharing={"name": "fixed", "groups": "shared"}))
 
