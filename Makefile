@@ -101,10 +101,10 @@ lock: .venv/.security
 audit: .venv/.security
 	$(TOOLS)/python -m requirements.audit
 
-# Builds dist/, installs the wheel in an empty environment of each Python (`make release PYTHONS="python3.12 python3.13"`), trains
-# there, and says what a release still lacks. A person then uploads: `twine upload dist/*`.
-release: .venv/.dev
-	$(BIN)/python -m tests.release $(PYTHONS:%=--python %)
+# Builds dist/ and checks it, installs the wheel in an empty environment of each Python (`make release PYTHONS="python3.12 python3.13"`)
+# and trains there. For a commit that has the tag of its version, dist/ is then signed, and the command that a person gives to publish it printed.
+release: .venv/.dev .venv/.release
+	$(BIN)/python -m tests.release $(foreach each,$(PYTHONS),--python $(each))
 
 # The software bill of materials (CycloneDX) of what runs jobs: dist/marless.cdx.json.
 sbom: .venv/.security
@@ -198,6 +198,11 @@ clean:
 .venv/.docs: requirements/docs.txt | .venv/bin/python
 	$(BIN)/python -m venv .venv/docs
 	.venv/docs/bin/python $(LOCKED) -r requirements/docs.txt
+	@touch $@
+
+.venv/.release: requirements/release.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv/release
+	.venv/release/bin/python $(LOCKED) -r requirements/release.txt
 	@touch $@
 
 .venv/.kubernetes: requirements/kubernetes.txt | .venv/bin/python

@@ -5,8 +5,9 @@ One resolution serves all locks of the project's own environment, so that they n
   `make test-cloud`, `make test-slow`, `make test-ray` and `make fuzz` add.
 - torch has two locks, of which one is installed: torch-cpu.txt names a build without CUDA packages that only some
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
-- security.txt: the tools of `make lock`, `make audit` and `make sbom`; docs.txt: those of `make docs`; kubernetes.txt:
-  that of `make test-kubernetes`; localstack.txt: a server of S3 for `make test-cloud`; peer-*.txt: the peers of bench/.
+- security.txt: the tools of `make lock`, `make audit` and `make sbom`; docs.txt: those of `make docs`; release.txt:
+  that of `make release`; kubernetes.txt: that of `make test-kubernetes`; localstack.txt: a server of S3 for
+  `make test-cloud`; peer-*.txt: the peers of bench/.
   These are installed in environments of their own.
 - image-*.txt: what the images and machines of deploy/ install, at the versions of the locks above.
 """
@@ -132,7 +133,7 @@ def _image_locks(
 def locks_apart(options: tuple[str, ...]) -> dict[str, tuple[Pin, ...]]:
     """The locks of environments that marless itself is not in: tools of make targets, and each peer of bench/."""
     groups = tomllib.loads(PYPROJECT.read_text())["dependency-groups"]
-    wanted = {name: tuple(groups[name]) for name in ("security", "docs", "kubernetes", "localstack")}
+    wanted = {name: tuple(groups[name]) for name in ("security", "docs", "release", "kubernetes", "localstack")}
     wanted |= {f"peer-{peer}": requirements for peer, requirements in PEERS.items()}
     locks = {}
     for name, requirements in wanted.items():

@@ -307,6 +307,8 @@ class Summary:
     """Cost of all rounds in US dollars, by `accounting`; None if unknown."""
     accounting: str = ""
     """`bill.accounting`: billed, paper or serverful."""
+    marless_version: str = ""
+    """The version of marless that ran the job last."""
 
     def to_json(self) -> str:
         """One JSON object. `return` and `random_return` are the mean returns per agent of the greedy policies and of

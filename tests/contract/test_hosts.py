@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -334,8 +335,11 @@ async def said_to(pool, *messages: hosts_pb2.HostMessage) -> MarlessError | None
     return None
 
 
+OURS = version("marless")
+
+
 def hello(**changed) -> hosts_pb2.HostMessage:
-    facts = {"host": "i-1", "ticket": "its own", "slots": 1, "vcpus": 2.0, "version": "0.1.0"} | changed
+    facts = {"host": "i-1", "ticket": "its own", "slots": 1, "vcpus": 2.0, "version": OURS} | changed
     return hosts_pb2.HostMessage(hello=hosts_pb2.HostHello(**facts))
 
 
@@ -352,7 +356,7 @@ STARTED = hosts_pb2.HostMessage(started=hosts_pb2.WorkerStarted(launch=9, outcom
         ([hello(slots=-1)], "up to 4096 slots"),
         ([hello(vcpus=float("nan"))], "the vCPUs of a host"),
         ([hello(ticket="")], "and a ticket"),
-        ([hello(version="9.9")], "host i-1 has marless '9.9', and its pool 0.1.0: install 0.1.0 there"),
+        ([hello(version="9.9")], f"host i-1 has marless '9.9', and its pool {OURS}: install {OURS} there"),
         ([hello(), hello()], "reports starts and ends"),
         ([hello(), hosts_pb2.HostMessage(notice=hosts_pb2.HostNotice(seconds=float("nan")))], "seconds of a notice"),
     ],

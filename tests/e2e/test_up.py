@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -107,7 +108,7 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
     assert (code, said.split(";")[0]) == (0, "marless: up")
     assert address.startswith("unix:")
     noted = json.loads((place.path / "runs" / ".stack" / "stack.json").read_text())
-    assert noted == {"pid": place.stack.supervisor(), "coordinator": address, "version": "0.1.0"}
+    assert noted == {"pid": place.stack.supervisor(), "coordinator": address, "version": version("marless")}
     family = place.family()
     assert {"server", "python"} <= {each.name().rstrip("0123456789.").rpartition("-")[2] for each in family}
 

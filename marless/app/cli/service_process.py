@@ -14,6 +14,8 @@ from marless.core import process_environment
 from marless.fleet.launchers.forking import Forked, TemplateEndedError, TemplateProcess
 from marless.fleet.launchers.template import SETTINGS, ForkOrder
 
+PACKAGE = "marless.services"
+"""The package of the services' programs."""
 UNKNOWN = 255
 """Exit code of a process whose template ended before it, so that nobody knows."""
 STARTED = ("learner_pool", "param_store", "actor_pool", "coordinator")
@@ -68,7 +70,7 @@ class Starter:
 
     def __init__(
         self,
-        package: str = "services",
+        package: str = PACKAGE,
         names: Sequence[str] = STARTED,
         longest: Sequence[str] = arguments("x" * ADDRESS_BYTES),
     ) -> None:

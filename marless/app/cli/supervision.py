@@ -20,7 +20,7 @@ from typing import BinaryIO
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.app.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter, arguments
+from marless.app.cli.service_process import PACKAGE, UNKNOWN, ServiceProcess, Start, Starter, arguments
 from marless.core import private_files, regular_files
 from marless.core.errors import MarlessError
 from marless.fleet.launchers.forking import how
@@ -263,7 +263,7 @@ class SupervisedService:
         with self._log.open() as log:
             self._process = await self._starter.start(
                 Start(
-                    module=f"marless.services.{self.name}",
+                    module=f"{PACKAGE}.{self.name}",
                     arguments=arguments(self._endpoint.listen),
                     environment=environment,
                     log=log,

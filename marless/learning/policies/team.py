@@ -7,6 +7,7 @@ and tensors, because safetensors itself does not detect damaged weights.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,6 +258,7 @@ def write_policy(path: Path, policy: Policy, origin: Origin) -> None:
         "algorithm": origin.algorithm,
         "env": origin.env,
         "env_options": json.dumps(origin.env_options),
+        "marless_version": importlib.metadata.version("marless"),
     }
     metadata["sha256"] = _digest(metadata, policy.state.acting)
     # In the same directory, because only within one file system a file takes a name at once.
@@ -280,6 +282,7 @@ def read_policy(path: Path) -> tuple[Policy, Origin]:
     metadata = dict(part.metadata)
     if metadata.pop("sha256") != _digest(metadata, part.acting):
         raise CorruptError(f"{path} was changed after the export: its sha256 differs; export the policy again")
+    metadata.pop("marless_version", None)  # it is for people
     try:
         agents = documents.from_json(metadata.pop("agents"), "agents")
         players = tuple(map(text_of, agents if isinstance(agents, list) else ()))

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from marless.core.errors import CancelledJobError, FencedError, MarlessError, UnavailableError, told
@@ -262,7 +263,7 @@ class JobRun:
             versions = await self._recovery.recover(rolled_out=bool(self._rolled_out.found), acting=self._acting())
             await self._rolled_out.drop_those_without_carries()
         if self.status.state != "RUNNING":
-            self._set(state="RUNNING", reason="training")
+            self._set(state="RUNNING", reason="training", marless_version=version("marless"))
         elif not self._backoff.waiting:
             self._show("training")
         return self._planner.plan(versions, ending(self._job.spec.stop, self._journal))

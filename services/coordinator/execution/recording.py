@@ -240,6 +240,7 @@ def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cos
         run_dir=str(path),
         cost_usd=cost_usd,
         accounting=journal.costs.accounting,
+        marless_version=status.marless_version,
     )
 
 

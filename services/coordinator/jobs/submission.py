@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from importlib.metadata import version
 
 from marless.core.errors import AlreadyExistsError, OverloadedError, SpecError, UnreachableError
 from marless.core.limits import MAX_NAME
@@ -63,6 +64,7 @@ def accepted(request: Submission, spec: JobSpec, reason: str) -> JobStatus:
         attached=request.attached,
         env=spec.env.name,
         algorithm=spec.algorithm.name,
+        marless_version=version("marless"),
     )
 
 

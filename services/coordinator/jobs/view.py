@@ -134,6 +134,7 @@ def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobS
         run_dir=str(folder.path),
         cost_usd=cost_usd,
         accounting=accounting,
+        marless_version=status.marless_version,
     )
     return replace(status, state=state, reason=reason, ended_s=now_s, summary_json=summary.to_json(), cancelling=False)
 

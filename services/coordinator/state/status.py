@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,6 +46,8 @@ class JobStatus:
     """How often the job was continued after an interruption or an end."""
     resume_request_id: str = ""
     """Id of the request that last resumed the job."""
+    marless_version: str = ""
+    """The version of marless that ran it last."""
     ended_s: float = 0.0
     """Unix seconds; 0 while it has not ended."""
     epoch: int = 0
@@ -78,7 +81,12 @@ class JobStatus:
     def taken_over(self, rounds: int) -> JobStatus:
         """The status once a further coordinator has taken the job over, with this many rounds recorded."""
         again = self.takeovers > 0 and self.takeovers_at == rounds
-        return replace(self, takeovers=self.takeovers + 1 if again else 1, takeovers_at=rounds)
+        return replace(
+            self,
+            takeovers=self.takeovers + 1 if again else 1,
+            takeovers_at=rounds,
+            marless_version=version("marless"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

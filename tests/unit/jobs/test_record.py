@@ -137,7 +137,7 @@ def summary(**changes) -> dict:
     fields = {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "greedy": RETURNS,
         "random": None, "wall_s": 1.5, "elapsed_s": 9.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j",
-        "cost_usd": 0.25, "accounting": "paper",
+        "cost_usd": 0.25, "accounting": "paper", "marless_version": "0.1.0",
     }  # fmt: skip
     return json.loads(Summary(**fields | changes).to_json())
 
@@ -147,7 +147,7 @@ def test_a_summary_says_what_was_reached_and_what_chance_scores():
     assert summary(random=random) == {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
         "elapsed_s": 9.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
-        "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,
+        "marless_version": "0.1.0", "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,
         "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
         "return_standard_error": 0.25, "random_return_standard_error": 1.0,
         "return_episodes": 4, "random_return_episodes": 9,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import venv
 from contextlib import AsyncExitStack, suppress
+from importlib import metadata
 from pathlib import Path
 
 import grpc
@@ -211,14 +212,15 @@ async def test_a_node_without_marless_or_with_another_version_is_told(one_node, 
         launch = await placed(launcher, LaunchOrder("one", "ticket"))
         await launcher.close()
     assert launch.outcome is LaunchOutcome.REFUSED
-    assert launch.reason == "a node of Ray has no marless 0.1.0: install it there, for the Python that runs Ray"
+    ours = metadata.version("marless")
+    assert launch.reason == f"a node of Ray has no marless {ours}: install it there, for the Python that runs Ray"
     python = other_python(tmp_path / "other", version="9.9")
     with further_node(one_node.address, python, other=1):
         launcher = made(one_node, resources="other:1")
         launch = await placed(launcher, LaunchOrder("one", "ticket"))
         await launcher.close()
     assert launch.outcome is LaunchOutcome.REFUSED
-    there = f"{socket.gethostname()} has marless 9.9, and this pool has 0.1.0: install 0.1.0 there, for {python}"
+    there = f"{socket.gethostname()} has marless 9.9, and this pool has {ours}: install {ours} there, for {python}"
     assert launch.reason == f"Ray's node {there}"
 
 

@@ -162,3 +162,12 @@ def test_what_was_imported_ahead_is_ended_if_no_service_is_started():
         assert forking.is_running()
         raise ValueError("the job file is wrong")
     assert not forking.is_running()
+
+
+async def test_services_are_forked_from_the_package_as_which_they_are_started(place):
+    """An installed marless has no other: a template of `services`, as in a checkout, would end at once."""
+    place.starter = Starter()
+    await (await place.start("marless.fleet.launchers.idle")).wait()
+    command = psutil.Process(place.starter.prepare(os.environ).pid).cmdline()
+    assert "--module=marless.services" in command
+    assert any("marless.services.coordinator" in word for word in command if word.startswith("--ahead="))
