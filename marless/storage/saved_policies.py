@@ -1,4 +1,4 @@
-"""`load_policy`: loads a team from a run folder, a checkpoint, a job id or an exported policy."""
+"""`load_policy`: loads a team from a run folder, a checkpoint, a job id or an exported file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.envs.allowed import MASK_OPTION
 from marless.learning.nets.serial import decode_acting
-from marless.learning.policies.team import Origin, Policy, Team, options_of, read_policy, text_of
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.policy_file import options_of, read_policies, text_of
+from marless.learning.policies.team import Team
 from marless.storage import checkpoint, places, round_file
 from marless.storage.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
 
@@ -28,10 +30,10 @@ def load_policy(
 ) -> Team:
     """Load the newest policies of a job, or those after `round` rounds, ready to act.
 
-    Takes the path of a run folder, a checkpoint or an exported policy, or a job id, which is looked up in `runs`
-    (default: $MARLESS_RUNS, else ./runs). A path takes precedence; if a job in `runs` has the same name, a warning is
-    issued. `s3://bucket/prefix` names a run folder, checkpoint or policy in a bucket, which is read with the
-    credentials that programs of AWS find (extra `aws`). Does not need torch.
+    Takes the path of a run folder, a checkpoint or an exported team or policy, or a job id, which is looked up in
+    `runs` (default: $MARLESS_RUNS, else ./runs). A path takes precedence; if a job in `runs` has the same name, a
+    warning is issued. `s3://bucket/prefix` names any of these in a bucket, which is read with the credentials that
+    programs of AWS find (extra `aws`). Does not need torch.
 
     Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged or no
     file, UnavailableError if the system refuses to read it, and SpecError for a `round` of anything but a job, or a
@@ -56,8 +58,8 @@ def load_policy(
             f"round {round} of {path}: that is a single checkpoint; to choose a round, give its job or run folder"
         )
     if not regular_files.is_directory(path):
-        policy, origin = read_policy(path)
-        return Team.of([policy], origin)
+        held = read_policies(path)
+        return Team.of(held.policies, held.origin, held.card)
     run_dir = path.resolve().parent.parent
     return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)
 

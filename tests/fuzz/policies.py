@@ -13,7 +13,8 @@ from marless.core.errors import MarlessError
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.policies.team import Team, _digest, read_policy
+from marless.learning.policies.policy_file import digest, read_policies
+from marless.learning.policies.team import Team
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, raw, text
 
@@ -114,14 +115,33 @@ def acting(choices: Choices) -> None:
 
 def policy_file(choices: Choices) -> None:
     """As `marless evaluate FILE` loads it; its digest is right, for a stranger can compute one too."""
-    arrays, metadata = _changed_arrays(choices), _metadata(METADATA | ORIGIN, choices)
+    _loaded(_changed_arrays(choices), _metadata(METADATA | ORIGIN, choices), choices)
+
+
+def team_file(choices: Choices) -> None:
+    """The same for a file of a team: arrays and metadata of each policy begin with its place."""
+    arrays: dict[str, np.ndarray] = {}
+    metadata = {key: ORIGIN[key] for key in ("job", "round", "algorithm", "env", "env_options")}
+    listed = [{"name": "a", "agents": ["a"], "version": 3}, {"name": "b", "agents": ["b"], "version": 4}]
+    for place in range(len(listed)):
+        arrays |= {f"{place}/{name}": array for name, array in _changed_arrays(choices).items()}
+        metadata |= {f"{place}/{name}": value for name, value in _metadata(METADATA, choices).items()}
+    metadata |= {
+        "policies": scratch.json_text(document(listed, choices) if choices.sometimes(2) else listed),
+        "card": scratch.json_text(document({"job": "j", "curve": [[1, 2.0]]}, choices)),
+    }
+    _loaded(arrays, _metadata(metadata, choices), choices)
+
+
+def _loaded(arrays: dict[str, np.ndarray], metadata: dict[str, Any], choices: Choices) -> None:
     plain = Choices(b"")
     try:
         decoded = serial.decode_acting(_file(arrays, metadata, plain))
-        metadata["sha256"] = _digest(decoded.metadata, decoded.acting)
+        metadata["sha256"] = digest(decoded.metadata, decoded.acting)
     except (MarlessError, TypeError, ValueError):
         metadata["sha256"] = "none"
     files = scratch.files({"policy": _file(arrays, metadata, choices if choices.sometimes(3) else plain)})
-    policy, origin = read_policy(files / "policy")
-    team = Team.of([policy], origin)
-    team.act({agent: np.zeros(policy.obs_size) for agent in team.agents})
+    held = read_policies(files / "policy")
+    team = Team.of(held.policies, held.origin, held.card)
+    sizes = {agent: policy.obs_size for policy in held.policies for agent in policy.agents}
+    team.act({agent: np.zeros(sizes[agent]) for agent in team.agents})

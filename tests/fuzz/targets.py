@@ -47,4 +47,5 @@ TARGETS = {
     "scheduler": Target(files.scheduler, 10, "files of a trained scheduler"),
     "acting": Target(policies.acting, 25, "acting parts of policies, as actors pull them"),
     "policy_file": Target(policies.policy_file, 8, "exported policies, loaded and acted with"),
+    "team_file": Target(policies.team_file, 8, "exported teams, loaded and acted with"),
 }

@@ -17,7 +17,8 @@ from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete
 from marless.learning.nets.acting import ActingState
 from marless.learning.policies.evaluation import evaluate
-from marless.learning.policies.team import Origin, Policy, write_policy
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.policy_file import write_policy
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import serving

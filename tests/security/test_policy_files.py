@@ -21,7 +21,7 @@ from marless.core.documents import yaml_of
 from marless.core.errors import CorruptError, MarlessError, SpecError
 from marless.jobs.spec import load_resolved
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.policies.team import _digest
+from marless.learning.policies.policy_file import digest
 from tests.unit.app.cli.conftest import marless
 from tests.unit.learning.policies.saved import save, state
 
@@ -35,7 +35,7 @@ SMALL_BYTES = 64 * 2**20
 def written(path: Path, arrays: dict[str, np.ndarray], metadata: object) -> Path:
     """A policy file with these contents, whose digest is right: a stranger can compute it."""
     if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
-        metadata = metadata | {"sha256": _digest(metadata, arrays)}
+        metadata = metadata | {"sha256": digest(metadata, arrays)}
     path.write_bytes(safetensors.save(arrays, {"marless": json.dumps(metadata)}))
     return path
 

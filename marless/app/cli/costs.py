@@ -57,7 +57,7 @@ def cost(
         made = bill(found.records, found.spec, table, found.kept)
     wanted = tuple(each for each in wanted if each in made.accountings)
     if output is Output.table:
-        of_machines = "machines" in (*accounting, found.spec.bill.accounting) or _rented(made)
+        of_machines = "machines" in (*accounting, found.spec.bill.accounting) or rented(made)
         _about(found, made, table)
         _show(made, by, tuple(each for each in wanted if each != "machines" or of_machines))
         for line in (*(_machine_lines(found, made, table) if of_machines else ()), *_start_lines(found)):
@@ -133,7 +133,7 @@ def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
     console().print(shown)
 
 
-def _rented(made: Bill) -> bool:
+def rented(made: Bill) -> bool:
     """Whether any machine may cost by the second: not this one, whose workers were started here, and are told nothing.
 
     On a workstation, the accounting of machines has no amounts, and its lines would only say so.

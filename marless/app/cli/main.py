@@ -157,6 +157,7 @@ app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
 app.command(rich_help_panel=JOBS)(connected(explain.plot))
 app.command(rich_help_panel=POLICIES)(for_data_alone(policies.evaluate))
 app.command(rich_help_panel=POLICIES)(policies.export)
+app.command(rich_help_panel=POLICIES)(policies.card)
 
 
 def _say_version(asked: bool) -> None:

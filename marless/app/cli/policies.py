@@ -1,7 +1,8 @@
-"""Commands for trained policies: `evaluate` and `export`. They read run folders or files, without any service."""
+"""Commands for trained policies: `evaluate`, `export` and `card`. They read run folders or files, without services."""
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, job_ids, positive, whole
-from marless.app.cli.output import console, data, percent, say, show_object
+from marless.app.cli.output import console, data, harmless, percent, say, show_object
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import SpecError, UnavailableError, denied
@@ -27,7 +28,7 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="JOB_OR_PATH",
-        help="Job id, run folder, checkpoint, or exported policy; or one of these in a bucket, s3://bucket/prefix.",
+        help="Job id, run folder, checkpoint, or exported file; or one of these in a bucket, s3://bucket/prefix.",
         autocompletion=job_ids,
     ),
 ]
@@ -76,7 +77,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
                 told=working.told,
                 limit_s=limit_s,
             )
-        before = reported(team.origin)
+        before = reported(team.origin) or _told(team)
         if render:
             with Working("filming one episode"):
                 pictures = film.film(team, render, env or None, options, seed=seed, explore=explore)
@@ -92,26 +93,60 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
 
 def export(
     source: SourceArgument,
-    to: Annotated[str, typer.Option("--to", metavar="FILE", help="The file to write, or s3://bucket/key.")],
-    policy: Annotated[str, typer.Option(help="The policy to export; needed if there are several.")] = "",
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FILE", help="The file, or s3://bucket/key; default: the job's, JOB.safetensors."),
+    ] = "",
+    policy: Annotated[str, typer.Option(help="Only this policy; default: the whole team.")] = "",
     round_: RoundOption = None,
     runs: RunsOption = RUNS,
 ) -> None:
-    """Write one policy to a single file, which `marless.load_policy` reads; print its path.
+    """Write a team to a single file, with a card of how it was trained; print the file's path.
 
-    `marless evaluate` can play the file if all agents of the environment share this policy.
+    `marless.load_policy`, `marless evaluate` and `marless card` read it.
     """
-    with _disk(), Working(f"exporting {source}"), _here(source, round_) as place:
+    with _disk(), Working(f"exporting {source}"), _here(source, round_, reported=True) as place:
         team = _loaded(place, round_, runs)
-        names = list(team.policies)
-        if not policy and len(names) > 1:
-            raise SpecError(f"{source} holds {len(names)} policies; choose one with --policy: {', '.join(names)}")
-        name = policy or names[0]
+        job = team.origin.job or Path(place).stem
+        to = to or f"{job}{f'-{policy}' if policy else ''}.safetensors"
         if is_address(to):
-            _export_to_bucket(team, name, to)
+            _export_to_bucket(team, policy, to)
         else:
-            team.export(name, Path(to))
+            _write(team, policy, Path(to))
     data(to)
+
+
+def card(source: SourceArgument, round_: RoundOption = None, runs: RunsOption = RUNS) -> None:
+    """Print how a team was trained, its returns and its cost as Markdown, to be published with its file."""
+    from marless.app.cli.card import card_of, markdown
+
+    with _disk(), Working(f"reading {source}"), _here(source, round_, reported=True) as place:
+        team = _loaded(place, round_, runs)
+        found = card_of(team)
+    if found is None:
+        raise SpecError(
+            f"{source} does not say how it was trained; give a job, its run folder, or a team of marless export"
+        )
+    data(harmless(markdown(found, team)))
+
+
+def _write(team: Team, policy: str, to: Path) -> None:
+    from marless.app.cli.card import card_of
+
+    if policy:
+        team.export(policy, to)
+    else:
+        found = card_of(team)
+        team.save(to, dataclasses.asdict(found) if found else {})
+
+
+def _told(team: Team) -> EpisodeReturns | None:
+    """The greedy evaluation of these policies that the card in their file tells."""
+    from marless.app.cli.card import card_of
+
+    found = card_of(team) if team.card else None
+    greedy = found.evaluation if found else None
+    return greedy.returns if greedy and greedy.rounds == team.origin.round else None
 
 
 @contextmanager
@@ -126,7 +161,7 @@ def _here(source: str, round_: int | None, *, reported: bool = False) -> Iterato
         yield str(copy)
 
 
-def _export_to_bucket(team: Team, name: str, to: str) -> None:
+def _export_to_bucket(team: Team, policy: str, to: str) -> None:
     from marless.storage import places
     from marless.storage.bucket.objects import S3Objects
 
@@ -135,7 +170,7 @@ def _export_to_bucket(team: Team, name: str, to: str) -> None:
         raise SpecError(f"--to {to}: name the object, s3://{place.bucket}/team.safetensors")
     with tempfile.TemporaryDirectory(prefix="marless-") as directory:
         file = Path(directory) / "policy.safetensors"
-        team.export(name, file)
+        _write(team, policy, file)
         S3Objects(place.bucket).send(place.prefix, file)
 
 

@@ -47,6 +47,8 @@ class Recorded:
     """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
     kept: Kept | None = None
     """Its machines at its end and after it; None while it runs."""
+    marless_version: str = ""
+    """The version of marless that ran it last; "" if not recorded."""
 
 
 def find(source: str, at: CoordinatorOptions) -> Recorded:
@@ -169,6 +171,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             state=known["state"],
             # A job that was resumed still has the file of its end before.
             kept=kept if known["state"] in ENDED else None,
+            marless_version=str(known.get("marless_version", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None

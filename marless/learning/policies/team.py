@@ -1,74 +1,23 @@
-"""Trained policies: as single safetensors files, and as a team, which acts on single observations or batches.
-
-A file holds the acting part of a checkpoint; its metadata also has the agents, the origin, and a SHA-256 over metadata
-and tensors, because safetensors itself does not detect damaged weights.
-"""
+"""A team of trained policies, which acts on single observations or batches."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marless.core import documents, regular_files
 from marless.core.errors import CorruptError, SpecError, unknown_name
-from marless.core.limits import MAX_AGENTS, MAX_PUBLISH_BYTES
+from marless.core.limits import MAX_AGENTS
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, FloatArray
-from marless.learning.nets import acting_heads, serial
-from marless.learning.nets.acting import Acting, ActingPolicies, ActingState, Arrays
-from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.acting import ActingPolicies
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.policy_file import write_policy, write_team
 
 MOST_BYTES = 2**32
 """Maximum total size of the weights of all agents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The job and checkpoint that policies come from; fields are empty if unknown."""
-
-    job: str = ""
-    round: int = 0
-    """Rounds done when they were saved."""
-    algorithm: str = ""
-    env: str = ""
-    env_options: Mapping[str, object] = field(default_factory=dict)
-    run_dir: Path | None = None
-    """The run folder, if they were loaded from one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """One policy at one version, and the agents that use it."""
-
-    name: str
-    agents: tuple[str, ...]
-    version: int
-    state: Acting
-
-    @property
-    def obs_size(self) -> int:
-        """O, the observation size of its agents; raises CorruptError if it does not follow from the weights."""
-        weight = self.state.acting.get("policy.0.weight")
-        if weight is None or weight.ndim != 2:
-            raise CorruptError(f"policy {self.name}: its state holds no weights to act with")
-        size = int(weight.shape[1]) - Inputs.parse(self.state.metadata).extra(self.action)
-        if size < 0:
-            raise CorruptError(f"policy {self.name}: its weights are too small for its inputs")
-        return size
-
-    @property
-    def action(self) -> Discrete | Box:
-        """The action space of its agents; raises CorruptError if its metadata lack it."""
-        try:
-            return acting_heads.parse_action(self.state.metadata.get("action", ""))
-        except ValueError as error:
-            raise CorruptError(f"policy {self.name}: {error}") from None
 
 
 class Team:
@@ -77,16 +26,29 @@ class Team:
     The memory of recurrent policies covers the time since `begin`, or since the team was loaded.
     """
 
-    def __init__(self, policies: Sequence[Policy], players: Mapping[str, ActingPolicies], origin: Origin) -> None:
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        players: Mapping[str, ActingPolicies],
+        origin: Origin,
+        card: Mapping[str, Any],  # Any: JSON
+    ) -> None:
         self.policies = {policy.name: policy for policy in policies}
         self.origin = origin
+        self.card = card
+        """How it was trained, as `marless export` has written it into the team's file; empty without such a file."""
         self._players = players
         self._rng = np.random.default_rng()
         self._begun: dict[str, int] = {}
         """Number of copies in mid-episode, by agent with memory."""
 
     @classmethod
-    def of(cls, policies: Sequence[Policy], origin: Origin) -> Team:
+    def of(
+        cls,
+        policies: Sequence[Policy],
+        origin: Origin,
+        card: Mapping[str, Any] | None = None,  # Any: JSON
+    ) -> Team:
         """Prepare policies for acting; raises CorruptError if their weights are inconsistent or too large."""
         _check_size(policies)
         players: dict[str, ActingPolicies] = {}
@@ -94,7 +56,7 @@ class Team:
             for agent in policy.agents:  # one by one: each may have its own memory and id
                 alone = AgentClass(policy.name, (agent,), policy.obs_size, policy.action)
                 players[agent] = ActingPolicies.from_states(alone, [policy.state])
-        return cls(policies, players, origin)
+        return cls(policies, players, origin, card or {})
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -161,6 +123,13 @@ class Team:
         if policy not in self.policies:
             raise SpecError(unknown_name("policy", policy, self.policies))
         write_policy(Path(path), self.policies[policy], self.origin)
+
+    def save(self, path: str | Path, card: Mapping[str, Any] | None = None) -> None:  # Any: JSON
+        """Write the whole team atomically to one file that `load_policy` reads, with its card, or another `card`.
+
+        Raises SpecError for a team or card that is too large for one file, OSError.
+        """
+        write_team(Path(path), list(self.policies.values()), self.origin, self.card if card is None else card)
 
     def acting(self, spaces: EnvSpaces) -> tuple[ActingPolicies, ...]:
         """The policies, stacked per agent class of an environment, for the functions of
@@ -244,81 +213,3 @@ def _mask(agent: str, mask: ArrayLike, batch: tuple[int, ...], action: Discrete 
     legal_1BA = legal.reshape(1, -1, action.n)
     legal_1BA[~legal_1BA.any(axis=-1), 0] = True
     return legal_1BA
-
-
-def write_policy(path: Path, policy: Policy, origin: Origin) -> None:
-    """Write a policy to a file atomically; raises OSError."""
-    metadata = {
-        **policy.state.metadata,
-        "policy": policy.name,
-        "agents": json.dumps(policy.agents),
-        "version": str(policy.version),
-        "job": origin.job,
-        "round": str(origin.round),
-        "algorithm": origin.algorithm,
-        "env": origin.env,
-        "env_options": json.dumps(origin.env_options),
-        "marless_version": importlib.metadata.version("marless"),
-    }
-    metadata["sha256"] = _digest(metadata, policy.state.acting)
-    # In the same directory, because only within one file system a file takes a name at once.
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(serial.encode_acting(ActingState(policy.state.acting, metadata)))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_policy(path: Path) -> tuple[Policy, Origin]:
-    """Read a file of `write_policy`; raises SpecError for a file of another kind, and what `regular_files` lists."""
-    data = regular_files.read(path, MAX_PUBLISH_BYTES)
-    try:
-        part = serial.decode_acting(data)
-    except CorruptError as error:
-        raise CorruptError(f"{path} is not a policy, or it is damaged: {error}") from None
-    if "sha256" not in part.metadata:
-        raise SpecError(f"{path} holds no exported policy; give a checkpoint's directory or a file of marless export")
-    metadata = dict(part.metadata)
-    if metadata.pop("sha256") != _digest(metadata, part.acting):
-        raise CorruptError(f"{path} was changed after the export: its sha256 differs; export the policy again")
-    metadata.pop("marless_version", None)  # it is for people
-    try:
-        agents = documents.from_json(metadata.pop("agents"), "agents")
-        players = tuple(map(text_of, agents if isinstance(agents, list) else ()))
-        name, version = text_of(metadata.pop("policy")), int(metadata.pop("version"))
-        origin = Origin(
-            job=text_of(metadata.pop("job")),
-            round=int(metadata.pop("round")),
-            algorithm=text_of(metadata.pop("algorithm")),
-            env=text_of(metadata.pop("env")),
-            env_options=options_of(documents.from_json(metadata.pop("env_options"), "env_options")),
-        )
-    except (SpecError, KeyError, TypeError, ValueError):
-        raise CorruptError(
-            f"{path} is not a policy, or it is damaged: its header lacks something of marless export"
-        ) from None
-    return Policy(name=name, agents=players, version=version, state=ActingState(part.acting, metadata)), origin
-
-
-def text_of(value: object) -> str:
-    """Return untrusted `value` if it is printable text; raises TypeError for anything else."""
-    if not isinstance(value, str) or not value.isprintable():
-        raise TypeError(value)
-    return value
-
-
-def options_of(value: object) -> Mapping[str, object]:
-    """Return untrusted `value` if it is a mapping with text keys; raises TypeError for anything else."""
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise TypeError(value)
-    return value
-
-
-def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:
-    # Shapes and types count, because equal bytes may be another matrix.
-    shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    digest = hashlib.sha256(json.dumps([dict(metadata), shapes], sort_keys=True).encode())
-    for name in sorted(arrays):
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()

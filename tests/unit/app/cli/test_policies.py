@@ -70,9 +70,16 @@ def test_evaluate_says_how_many_episodes_were_won(marless):
 def test_export_and_evaluate_what_was_exported(marless):
     assert marless("export", "job-1", "--policy", "agent_1", "--to", "one") == (0, "one\n", "")
     assert load_policy("one").agents == ("agent_1",)
-    assert marless("export", "shared", "--to", "all")[0] == 0
-    found = json.loads(marless("evaluate", "all", "-o", "json")[1])
-    assert found["return"] == json.loads(marless("evaluate", "shared", "-o", "json")[1])["return"]
+    assert marless("export", "job-1", "--policy", "agent_1")[1] == "job-1-agent_1.safetensors\n"
+    assert load_policy("job-1-agent_1.safetensors").agents == ("agent_1",)
+
+
+@pytest.mark.parametrize("job", ["job-1", "shared"])
+def test_a_whole_team_is_exported_and_evaluated(marless, job):
+    assert marless("export", job) == (0, f"{job}.safetensors\n", "")
+    assert list(load_policy(f"{job}.safetensors").policies) == list(load_policy(job).policies)
+    found = json.loads(marless("evaluate", f"{job}.safetensors", "-o", "json")[1])
+    assert found["return_per_agent"] == json.loads(marless("evaluate", job, "-o", "json")[1])["return_per_agent"]
 
 
 MISTAKES = {
@@ -92,8 +99,8 @@ MISTAKES = {
         2,
         "film.mp4: a film is an animated GIF or a PNG; give it a name that ends",
     ),
-    ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies; choose one with --policy: agent_0, agent_1"),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
+    ("card", "job-1"): (2, "job-1 does not say how it was trained; give a job, its run folder, or a team of"),
     ("export", "shared", "--to", "none/one"): (1, "none/.one.partial: No such file or directory"),
 }
 

@@ -10,7 +10,7 @@ from marless.jobs.spec import JobSpec
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.model import ModelSpec
-from marless.learning.policies.team import Policy
+from marless.learning.policies.policy import Policy
 from tests.unit.learning.algos.solving import Trained, episode_return
 
 AGENTS = ("a", "b")

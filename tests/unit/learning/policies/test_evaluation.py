@@ -12,7 +12,7 @@ from marless.learning.data.rollout import play
 from marless.learning.envs import registry
 from marless.learning.envs.base import Discrete
 from marless.learning.policies.evaluation import evaluate
-from marless.learning.policies.team import Origin
+from marless.learning.policies.policy import Origin
 from marless.storage.saved_policies import reported
 from tests.unit.jobs.test_record import EARLIER, RETURNS, WON, record
 from tests.unit.learning.policies.saved import save, state

@@ -10,7 +10,8 @@ from marless.core.errors import SpecError
 from marless.learning.data.rollout import play
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, FloatArray
 from marless.learning.nets.inputs import Inputs
-from marless.learning.policies.team import Origin, Policy, Team
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.team import Team
 from tests.scripted_env import ScriptedEnv
 from tests.unit.learning.nets.acting_states import state
 
