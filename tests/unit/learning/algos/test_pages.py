@@ -1,21 +1,11 @@
-"""The pages on algorithms name all that there is to choose and to set."""
+"""The page that compares settings with those of other libraries has our defaults; docs/settings.md has all others."""
 
 import re
 from pathlib import Path
 
-import pytest
-
-from marless.learning.algos.off_policy.config import OffPolicyConfig, ReplaySpec
-from marless.learning.algos.registry import ALGORITHMS, algorithm
+from marless.learning.algos.registry import algorithm
 
 DOCS = Path(__file__).parents[4] / "docs"
-OVERVIEW = (DOCS / "algorithms.md").read_text("utf-8")
-
-
-def page_of(name):
-    """The page of an algorithm's family, as the overview links it."""
-    [link] = set(re.findall(rf"\[`{name}`\]\(([\w/.]+)\)", OVERVIEW))
-    return (DOCS / link).read_text("utf-8")
 
 
 def settings(page):
@@ -46,25 +36,6 @@ def same(text, value):
     if isinstance(value, int | float):
         return float(text) == value
     return text == value or not isinstance(value, str)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS.modules)
-def test_every_setting_is_explained_with_its_default(name):
-    config = algorithm(name).config_type()
-    shared = settings(OVERVIEW) if isinstance(config, OffPolicyConfig) else {}
-    explained = shared | settings(page_of(name))
-    assert config.model_dump().keys() - {"name"} <= explained.keys()
-    wrong = {
-        field: value
-        for field, value in config.model_dump().items()
-        if field in explained and not same(default_of(explained[field], name), value)
-    }
-    assert not {field: value for field, value in wrong.items() if field != "name"}
-
-
-def test_every_setting_of_the_replay_is_explained_with_its_default():
-    explained = settings((DOCS / "algorithms/replay.md").read_text("utf-8"))
-    assert not [field for field, value in ReplaySpec().model_dump().items() if not same(explained[field], value)]
 
 
 def test_what_is_compared_with_others_has_the_defaults_that_are():
