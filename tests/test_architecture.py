@@ -42,6 +42,7 @@ PLUGINS = {
     "marless_docker": ("core", "fleet", "rpc"),
     "marless_ec2": ("core", "fleet", "rpc"),
     "marless_minions": ("core", "learning", "jobs", "cost", "app"),
+    "marless_mujoco": ("core", "learning"),
     "marless_ray": ("core", "fleet", "rpc"),
     "marless_smac": ("core", "learning"),
 }

@@ -1,0 +1,1 @@
+"""MuJoCo tasks of Gymnasium, stepped in compiled batches: environments `mujoco/<task>`."""
