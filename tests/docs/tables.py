@@ -136,6 +136,11 @@ TREATMENTS: Mapping[str, Treatment] = {
         learned=("marless explain runs/four",),
         slow=True,
     ),
+    "docs/plots.md": Treatment(
+        before=("marless compare examples/spread.yaml --sweep algorithm.name=ippo,vdn --seeds 2",),
+        named={"runs/spread-*": "runs/compare-spread/runs/spread-*"},
+        slow=True,
+    ),
     "docs/replay.md": Treatment(
         before=(
             f"marless train examples/spread6.yaml --job plain6 {_BY_ROUNDS} --set stop.rounds=2",

@@ -49,7 +49,7 @@ def test_a_comparison_is_interrupted_goes_on_and_explains_itself(tmp_path):
     assert again.returncode == 0, said
     assert "1 of 2 runs exist already" in said
     assert (runs / "tiny-vanilla-seed0" / "rounds.jsonl").read_bytes() == before
-    presets = json.loads(out)["presets"]
+    presets = json.loads(out)["variants"]
     assert [presets[name]["runs"][0]["rounds"] for name in ("vanilla", "no-sharing")] == [3, 3]
     assert presets["no-sharing"]["cost_ratio"]["vanilla"]["mean"] > 0
     assert presets["vanilla"]["learners"]["mean"] == 4.0

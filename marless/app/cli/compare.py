@@ -1,4 +1,6 @@
-"""The command `compare`: one job run with several presets and seeds, in one table with confidence intervals.
+"""The command `compare`: variants of one job, each run with several seeds, in one table with confidence intervals.
+
+Variants are presets of scaling and sharing, or values of any settings, as in a sweep.
 
 Runs are made one after another, here, each on a stack of its own, or on a coordinator. Finished ones are not repeated,
 and interrupted ones are resumed.
@@ -36,14 +38,13 @@ from marless.core.errors import JobStateError, MarlessError, NotFoundError, Spec
 if TYPE_CHECKING:
     from marless.app.cli.train import Show
     from marless.app.client import Client
-    from marless.cost.comparison.runs import Run
+    from marless.cost.comparison.runs import Run, Variant
     from marless.cost.comparison.table import Comparison
-    from marless.jobs.presets import Preset
     from marless.jobs.spec import JobSpec
     from marless.learning.policies.evaluation import Side
 
 ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
-_KEPT, _PICTURE = "comparison.json", "comparison.png"
+_KEPT, _PICTURE, _PROFILE = "comparison.json", "comparison.png", "profile.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class _Asked:
     """The parsed arguments: what to compare, and where to store it."""
 
     job: JobSpec
-    presets: tuple[Preset, ...]
+    variants: tuple[Variant, ...]
     seeds: int
     slots: int
     folder: Path
@@ -60,20 +61,27 @@ class _Asked:
     """The command line, for documents."""
 
 
+PresetsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help=f"Presets, of marless or of a file as FILE.yaml:NAME; default: {ALL}.",
+        autocompletion=preset_names,
+    ),
+]
+
+
 def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     at: CoordinatorOptions,
     job_file: JobFileArgument,
-    presets: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,…",
-            help="Presets, of marless or of a file as FILE.yaml:NAME.",
-            autocompletion=preset_names,
-        ),
-    ] = ALL,
+    presets: PresetsOption = None,
+    sweep: Annotated[
+        list[str],
+        typer.Option(metavar="A.B=C,D", help="Compare these values instead; repeated: each combination of them."),
+    ] = [],  # noqa: B006  # typer's way
     seeds: Annotated[
         int,
-        typer.Option(parser=positive, metavar="N", help="Runs per preset: the job's seed and the next ones."),
+        typer.Option(parser=positive, metavar="N", help="Runs per variant: the job's seed and the next ones."),
     ] = 5,
     rounds: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Short for --set stop.rounds=N.")
@@ -91,24 +99,25 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Run a job with several presets and seeds; compare return, cost and time.
+    """Run a job with several presets, or algorithms and other settings, and seeds; compare return, cost and time.
 
-    Presets are paired by seed; intervals are 95 % Student t. Runs that train identically are made once. Each runs here,
-    one after the other; with --coordinator, that one runs them.
+    Variants are paired by seed; intervals are 95 %. Runs that train identically are made once. Each runs here, one
+    after the other; with --coordinator, that one runs them. `marless plot` draws their folder's curves.
     """
-    from marless.jobs import presets as ways
-    from marless.jobs import spec as specs
-
     overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
-    job = specs.load(job_file, overrides)
+    if sweep and presets is not None:
+        raise SpecError("--presets and --sweep exclude each other: give a preset's sections with --set")
+    variants = _swept(job_file, overrides, sweep) if sweep else _presets(job_file, overrides, presets or ALL)
+    chosen = [word for each in sweep for word in ("--sweep", each)] or ["--presets", presets or ALL]
+    job = variants[0].spec
     asked = _Asked(
         job=job,
-        presets=ways.presets(presets),
+        variants=variants,
         seeds=seeds,
         slots=slots,
         folder=out or at.runs / f"compare-{job.name}",
         document=document,
-        command=_command(job_file, presets, seeds, slots, overrides),
+        command=_command(job_file, chosen, seeds, slots, overrides),
     )
     with Working("checking the runs"):
         runs = _planned(asked, at)
@@ -120,18 +129,54 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     _report(asked, comparison, output)
 
 
-def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Sequence[str]) -> str:
+def _presets(job_file: Path, overrides: Sequence[str], names: str) -> tuple[Variant, ...]:
+    from marless.cost.comparison.runs import preset_variants
+    from marless.jobs import presets as ways
+    from marless.jobs import spec as specs
+
+    return preset_variants(specs.load(job_file, overrides), ways.presets(names))
+
+
+def _swept(job_file: Path, overrides: Sequence[str], sweep: Sequence[str]) -> tuple[Variant, ...]:
+    """A variant for each combination of the values of a sweep; raises SpecError with the errors of all."""
+    from marless.app.cli import sweep as sweeps
+    from marless.cost.comparison.runs import Variant
+    from marless.jobs import spec as specs
+    from marless.jobs.presets import own_settings
+
+    axes = sweeps.axes(sweep)
+    if any(axis.field == "seed" for axis in axes):
+        raise SpecError("--sweep seed=…: every variant is run with the same seeds; say with --seeds how many")
+    if any(axis.field in ("env", "env.name") for axis in axes):
+        raise SpecError(
+            "--sweep env.name=…: returns of different environments cannot be compared; make a comparison of each"
+        )
+    source = documents.name_of(job_file)
+    found = sweeps.settings(specs.job_document(job_file), source, overrides=overrides, sweep=axes)
+    return tuple(
+        Variant(
+            name=each.told,
+            label=each.label,
+            counts=each.spec.bill.accounting,
+            settings=own_settings(each.spec),
+            spec=each.spec,
+        )
+        for each in found
+    )
+
+
+def _command(job_file: Path, variants: Sequence[str], seeds: int, slots: int, overrides: Sequence[str]) -> str:
     """The command line that repeats the comparison, without directories of this machine."""
     file = job_file.name if job_file.is_absolute() else str(job_file)
     chosen = [word for override in overrides for word in ("--set", override)]
-    words = ["marless", "compare", file, "--presets", presets, "--seeds", str(seeds), "--slots", str(slots), *chosen]
+    words = ["marless", "compare", file, *variants, "--seeds", str(seeds), "--slots", str(slots), *chosen]
     return shlex.join(words)
 
 
 def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     """The runs to make; everything is validated before the first run begins."""
     from marless.cost.comparison import report
-    from marless.cost.comparison.runs import planned_runs, preset_jobs
+    from marless.cost.comparison.runs import planned_runs
     from marless.jobs.examining import examined
     from marless.jobs.job import advice, prepare
     from marless.jobs.sinks.base import check_sinks
@@ -142,14 +187,14 @@ def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     if asked.document:
         report.check_document(asked.document, asked.job.name)
     notes: dict[str, None] = {}
-    for name, spec in preset_jobs(asked.job, asked.presets).items():
+    for variant in asked.variants:
         try:
-            notes[advice(prepare(spec, examined))] = None
+            notes[advice(prepare(variant.spec, examined))] = None
         except SpecError as error:
-            raise SpecError(f"preset {name}: {error}") from None
+            raise SpecError(f"variant {variant.name}: {error}") from None
     for note in filter(None, notes):
         say(f"note: {note}")
-    return planned_runs(asked.job, asked.presets, asked.seeds)
+    return planned_runs(asked.job, asked.variants, asked.seeds)
 
 
 def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
@@ -185,8 +230,7 @@ def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
 
 def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     from marless.cost.comparison import table
-    from marless.cost.comparison.runs import figures, preset_jobs
-    from marless.jobs import presets as ways
+    from marless.cost.comparison.runs import figures
     from marless.learning.envs import registry
     from marless.learning.policies.evaluation import against_chance, competitive
     from marless.storage.saved_policies import load_policy
@@ -194,22 +238,22 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     # In a competitive job, each side is evaluated against random opponents, too.
     compete = competitive(registry.spaces(asked.job.env.name, asked.job.env.arguments))
     sides: Mapping[str, Side] = {}
-    place, specs = ComparisonFolder((asked.folder / "runs").resolve()), preset_jobs(asked.job, asked.presets)
+    place = ComparisonFolder((asked.folder / "runs").resolve())
+    specs = {variant.name: variant.spec for variant in asked.variants}
     found = []
     for run in runs:
         recorded = place.read(run)
         if compete:
             team, episodes = load_policy(place.runs / run.id), asked.job.evaluation.episodes
             sides = against_chance(team, episodes=episodes, seed=run.seed)
-        for name in run.presets:
+        for name in run.variants:
             spec = specs[name].model_copy(update={"seed": run.seed})
-            found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots, sides=sides))
-    settings = {name: ways.own_settings(spec) for name, spec in specs.items()}
-    return table.compared(asked.job.name, asked.slots, asked.presets, settings, found)
+            found.append(figures(recorded.records, spec, recorded.random, variant=name, slots=asked.slots, sides=sides))
+    return table.compared(asked.job.name, asked.slots, asked.variants, found)
 
 
 def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
-    from marless.app.cli.picture import draw_comparison
+    from marless.app.cli.picture import draw_comparison, draw_profiles
     from marless.cost.comparison import report, table
 
     said = report.statements(comparison)
@@ -217,6 +261,7 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
     (asked.folder / _KEPT).write_text(json.dumps(fields), encoding="utf-8")
     try:
         draw_comparison(comparison, asked.folder / _PICTURE)
+        draw_profiles(comparison, asked.folder / _PROFILE)
     except MarlessError as error:  # it is only said, because the table is the result that matters
         say(f"not drawn: {error}")
     if asked.document:
@@ -235,7 +280,7 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
         _show(comparison, said)
     else:
         show_object(fields, asked.job.name, output)
-    say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
+    say(f"runs, {_KEPT}, {_PICTURE} and {_PROFILE} are in {asked.folder}")
 
 
 def _show(comparison: Comparison, statements: Sequence[str]) -> None:
@@ -343,7 +388,7 @@ def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
     from marless.app.cli.progress import TrainingProgress
     from marless.app.cli.train import Show
 
-    say(f"run {number}: {run.id} for {', '.join(run.presets)}")
+    say(f"run {number}: {run.id} for {', '.join(run.variants)}")
     with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
         return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
 

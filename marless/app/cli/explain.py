@@ -1,4 +1,4 @@
-"""The commands `explain`, why a job had its actors and groups, and `plot`, training curves of jobs in one picture."""
+"""The command `explain`: why a job had its actors and groups."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, job_ids, positive
+from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, positive
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
 from marless.app.cli.working import Working
@@ -249,38 +248,3 @@ def _short(value: Any) -> Any:  # Any: JSON
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_short(inner) for inner in value]
     return value
-
-
-class Over(StrEnum):
-    """Quantities for the horizontal axis."""
-
-    env_steps = "env-steps"
-    rounds = "rounds"
-    seconds = "seconds"
-
-
-def plot(
-    at: CoordinatorOptions,
-    jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB_OR_FOLDER...", help="Job ids or run folders.", autocompletion=job_ids)
-    ],
-    to: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Or .svg, .pdf; default: JOB.png, or curves.png for several jobs."),
-    ] = None,
-    over: Annotated[Over, typer.Option(help="What the horizontal axis counts.")] = Over.env_steps,
-) -> None:
-    """Draw the returns of one or several jobs and of the random policy; print the picture's path."""
-    from marless.app.cli import picture
-
-    sources = list(dict.fromkeys(jobs))
-    picture.check(to or Path("curves.png"))
-    with Working("reading", "jobs") as working:
-        found = []
-        for done, source in enumerate(sources):
-            working.told(done, len(sources), source)
-            found.append(find(source, at))
-    target = to or Path("curves.png" if len(found) > 1 else f"{found[0].job}.png")
-    with Working("drawing"):
-        picture.draw_returns(found, target, over)
-    data(str(target))

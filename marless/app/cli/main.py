@@ -29,6 +29,7 @@ from marless.app.cli import (
     jobs,
     local,
     output,
+    plot,
     policies,
     services,
     simulate,
@@ -154,7 +155,7 @@ app.command(rich_help_panel=JOBS)(connected(jobs.download))
 app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
-app.command(rich_help_panel=JOBS)(connected(explain.plot))
+app.command(rich_help_panel=JOBS)(connected(plot.plot))
 app.command(rich_help_panel=POLICIES)(for_data_alone(policies.evaluate))
 app.command(rich_help_panel=POLICIES)(policies.export)
 app.command(rich_help_panel=POLICIES)(policies.card)

@@ -1,5 +1,5 @@
-"""Draws a run's training curve; learners, actors, return and cost over rounds, of one run or of compared presets; and
-returns of several jobs.
+"""Draws a run's training curve; learners, actors, return and cost over rounds, of one run or of compared variants;
+performance profiles; and returns of several jobs.
 
 The panels of a run are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
 distinguishable for colour-blind people; lines also differ in their dashes.
@@ -23,8 +23,10 @@ from marless.jobs.prices import ACCOUNTINGS
 from marless.storage.round_file import read
 
 if TYPE_CHECKING:
-    from marless.app.cli.explain import Over
+    from marless.app.cli.plot import Look
     from marless.app.cli.recorded import Recorded
+    from marless.cost.comparison.courses import RunGroup
+    from marless.cost.comparison.profiles import Profile
     from marless.cost.comparison.runs import RunCurves
     from marless.cost.comparison.table import Comparison
 
@@ -32,11 +34,14 @@ Axes = Any  # matplotlib has no types
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _COST_LABELS = {"paper": "paper accounting", "billed": "billed", "serverful": "serverful, modelled"}
-_OVER = {
+_X_LABELS = {
     "env-steps": "env steps (all agents act once in one copy)",
     "rounds": "round",
     "seconds": "seconds of rounds",
+    "usd": "cost so far (US $)",
 }
+_MARKED = 50
+"""Most points that a line shows as points."""
 _STRETCH = 20
 """Versions over which the idle time of actors is averaged."""
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -62,7 +67,7 @@ def draw_curve(folder: Path) -> Path | None:
     status = json.loads(regular_files.read(folder / "job.json", MAX_STATUS_BYTES))
     figure = Figure(figsize=(8, 4.5))
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.12, top=0.92)  # computing a layout takes longer than drawing
-    axes = figure.add_subplot(xlabel=_OVER["env-steps"], ylabel="return per agent")
+    axes = figure.add_subplot(xlabel=_X_LABELS["env-steps"], ylabel="return per agent")
     if exploring:
         axes.plot(*zip(*exploring, strict=True), color="tab:blue", alpha=0.5, linewidth=1, label="while exploring")
     if greedy:
@@ -109,7 +114,7 @@ def draw_run(run: Recorded, target: Path) -> None:
 
 
 def draw_comparison(comparison: Comparison, target: Path) -> None:
-    """Draw several presets: means over seeds, with bands from minimum to maximum. Raises as `draw_run`."""
+    """Draw several variants: means over seeds, with bands from minimum to maximum. Raises as `draw_run`."""
     seeds = len(comparison.columns[0].figures)
     shown = f"mean and range over {seeds} seeds" if seeds > 1 else "one seed"
     figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
@@ -119,7 +124,7 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
         _band(learners, [each.learners for each in lines], style)
         _band(actors, [each.actors for each in lines], style)
         _band(returns, [each.exploring for each in lines], style)
-        label = f"{column.preset} ({_COST_LABELS[column.counts]})"
+        label = f"{column.variant} ({_COST_LABELS[column.counts]})"
         _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=label)
     chance = [each.random for column in comparison.columns for each in column.figures]
     _draw_random(returns, sum(chance) / len(chance))
@@ -130,41 +135,70 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
     _save(figure, target)
 
 
-def draw_returns(runs: Sequence[Recorded], target: Path, over: Over) -> None:
-    """Draw the returns of jobs over env steps, rounds or seconds of training. Raises as `draw_run`."""
-    if empty := [run.job for run in runs if not run.records]:
-        raise SpecError(f"{', '.join(empty)}: no round has been recorded yet: there is nothing to draw")
+def draw_profiles(comparison: Comparison, target: Path) -> None:
+    """Draw the performance profiles of variants, a panel for each side where sides compete. Raises as `draw_run`."""
     check(target)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel=_OVER[over], ylabel="return per agent")
-    for number, run in enumerate(runs):
-        _draw_course(axes, run, number, over)
-    for mean in sorted({round(run.random.mean, 2) for run in runs if run.random}):
+    from marless.cost.comparison.table import profiles
+
+    found = profiles(comparison)
+    results = list(comparison.reference.results)
+    figure = Figure(figsize=(6 * len(results), 4.5), layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, len(results), squeeze=False)[0].tolist()
+    for panel, what in zip(panels, results, strict=True):
+        for number, column in enumerate(comparison.columns):
+            _draw_profile(panel, found[column.variant][what], _style(number), column.variant)
+        panel.set_xlabel(f"{what}, τ")
+        panel.set_ylabel("fraction of runs that reach τ")
+        panel.set_ylim(0, 1.02)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+    _write(figure, target)
+
+
+def _draw_profile(panel: Axes, profile: Profile, style: Mapping[str, Any], label: str) -> None:
+    """Draw a profile as steps: all runs reach what is below the lowest result, and none what is above the best."""
+    edge = 0.05 * (profile.thresholds[-1] - profile.thresholds[0]) or 1.0
+    places = (profile.thresholds[0] - edge, *profile.thresholds, profile.thresholds[-1] + edge)
+    panel.step(places, (1.0, *profile.fraction, 0.0), where="pre", label=label, **style)
+    if profile.low:
+        low, high = (1.0, *profile.low, 0.0), (1.0, *profile.high, 0.0)
+        panel.fill_between(places, low, high, step="pre", color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _style(number: int) -> dict[str, Any]:  # Any: matplotlib's
+    """The colour and dash of a line; dashes change when the colours are used up."""
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
+    }
+
+
+def draw_groups(groups: Sequence[RunGroup], chance: Sequence[float], target: Path, look: Look) -> None:
+    """Draw groups of runs, each as a line with its band, and random policies as lines across. Raises as `draw_run`."""
+    check(target)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=look.inches, layout="constrained")
+    axes: Axes = figure.add_subplot(title=look.title, xlabel=_X_LABELS[look.x_label], ylabel=look.y_label)
+    several = any(len(group.courses) > 1 for group in groups)
+    mixed = len({group.returns for group in groups}) > 1
+    for number, group in enumerate(groups):
+        seeds = f" ({len(group.courses)} seed{'s' if len(group.courses) > 1 else ''})" if several else ""
+        label = f"{group.label}{', exploring' if mixed and group.returns == 'exploring' else ''}{seeds}"
+        style = _style(number)
+        line = group.line
+        marker = "o" if len(line.places) <= _MARKED else None
+        axes.plot(line.places, line.center, marker=marker, markersize=3, label=label, **style)
+        if line.low:
+            axes.fill_between(line.places, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
+    for mean in chance:
         _draw_random(axes, mean)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each label once
     axes.legend(handles.values(), handles.keys(), fontsize="small")
     axes.grid(alpha=0.3)
     _write(figure, target)
-
-
-def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
-    """Draw a job's returns while exploring (faint) and in its greedy evaluations."""
-    style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
-    exploring, greedy, seconds = [], [], 0.0
-    places: dict[int, float] = {}
-    for record in run.records:
-        seconds += record.spent_s
-        place = {"env-steps": record.env_steps, "rounds": record.round + 1, "seconds": seconds}[over]
-        places[record.round + 1] = place
-        exploring += [(place, record.returns.mean)] if record.returns else []
-        greedy += [(places[each.rounds], each.returns.mean) for each in record.evaluations if each.rounds in places]
-    if exploring:
-        label = None if greedy else f"{run.job}, exploring"
-        axes.plot(*zip(*exploring, strict=True), alpha=0.4, linewidth=1, label=label, **style)
-    if greedy:
-        axes.plot(*zip(*greedy, strict=True), marker="o", markersize=3, label=run.job, **style)
 
 
 def check(target: Path) -> None:
@@ -253,8 +287,11 @@ def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
 
 
 def _write(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    from matplotlib import rc_context
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, dpi=120)
+        with rc_context({"pdf.fonttype": 42}):  # conferences refuse the fonts of type 3 that are matplotlib's default
+            figure.savefig(target, dpi=120)
     except OSError as error:
         raise UnavailableError(f"{target}: cannot be written ({error.strerror}); choose another file") from None

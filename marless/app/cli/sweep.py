@@ -7,13 +7,15 @@ The results of a sweep in one table: its jobs, and the mean of each setting over
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import hashlib
 import itertools
 import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,7 @@ from marless.core.errors import SpecError
 from marless.core.limits import check_id, is_id
 from marless.jobs import spec as specs
 from marless.jobs.spec import JobSpec
+from marless.learning.algos import registry
 
 _NO_ID = re.compile(r"[^a-z0-9]+")
 _DIGEST = 8
@@ -66,6 +69,24 @@ class SweepRun:
     spec: JobSpec
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweptSetting:
+    """One combination of the values of a sweep, for all its seeds."""
+
+    values: Mapping[str, str]
+    """Field → value, as they were given."""
+    label: str
+    """Part of job ids: "lr1e-3"; "" without a swept field."""
+    shown: str
+    """For display: "lr=1e-3"."""
+    spec: JobSpec
+
+    @property
+    def told(self) -> str:
+        """The values with whole fields, as they were given: "algorithm.lr=1e-3"."""
+        return " ".join(f"{field}={value}" for field, value in self.values.items())
+
+
 def axes(given: Sequence[str]) -> tuple[Axis, ...]:
     """Parse `--sweep section.field=a,b,c` options; raises SpecError, naming the invalid option."""
     found = [_axis(each) for each in given]
@@ -81,27 +102,67 @@ def runs(
 
     Raises SpecError with the errors of all settings, each once.
     """
-    if clash := [axis.field for axis in sweep if any(each.partition("=")[0] == axis.field for each in overrides)]:
-        raise SpecError(f"--sweep and --set both give {', '.join(clash)}; leave one out")
     if seeds and any(axis.field == "seed" for axis in sweep):
         raise SpecError("--seeds and --sweep seed=… both give seeds; leave one out")
+    found: list[SweepRun] = []
+    for setting in settings(document, source, overrides=overrides, sweep=sweep):
+        found += _seeded(setting, prefix or setting.spec.name, seeds)
+    return tuple(found)
+
+
+def settings(
+    document: object, source: str, *, overrides: Sequence[str], sweep: Sequence[Axis]
+) -> tuple[SweptSetting, ...]:
+    """All combinations of the axes' values; raises SpecError with the errors of all, each once."""
+    if clash := [axis.field for axis in sweep if any(each.partition("=")[0] == axis.field for each in overrides)]:
+        raise SpecError(f"--sweep and --set both give {', '.join(clash)}; leave one out")
     names = _names(sweep)
     mistakes: dict[str, None] = {}
-    found: list[SweepRun] = []
+    found: list[SweptSetting] = []
     for chosen in itertools.product(*(zip(axis.values, axis.labels, strict=True) for axis in sweep)):
         values = {axis.field: value for axis, (value, _) in zip(sweep, chosen, strict=True)}
-        own = tuple(f"{field}={value}" for field, value in values.items())
+        own = [f"{field}={value}" for field, value in values.items()]
         try:
-            spec = specs.of_document(document, [*overrides, *own], source)
+            base = document
+            if "algorithm.name" in values and isinstance(document, dict):
+                base = _of_algorithm(document, overrides, values["algorithm.name"], source)
+            spec = specs.of_document(base, [*([] if base is not document else overrides), *own], source)
         except SpecError as error:
             mistakes |= dict.fromkeys(str(error).splitlines())
             continue
-        labels = [f"{_label(names[axis.field])}{label}" for axis, (_, label) in zip(sweep, chosen, strict=True)]
-        setting = " ".join(f"{names[field]}={value}" for field, value in values.items())
-        found += _seeded(spec, prefix or spec.name, labels, setting, seeds)
+        # The name of an algorithm or policy says what it is.
+        labels = [
+            label if axis.field.endswith(".name") else f"{_label(names[axis.field])}{label}"
+            for axis, (_, label) in zip(sweep, chosen, strict=True)
+        ]
+        shown = " ".join(f"{names[field]}={value}" for field, value in values.items())
+        found.append(SweptSetting(values=values, label="-".join(labels), shown=shown, spec=spec))
     if mistakes:
         raise SpecError("\n".join(list(mistakes)[:_MOST_MISTAKES]))
     return tuple(found)
+
+
+def _of_algorithm(document: dict[str, Any], overrides: Sequence[str], name: str, source: str) -> dict[str, Any]:
+    """The job's document for another algorithm, without those settings of its own that this one does not have.
+
+    Such a setting must have its default; raises SpecError, naming it, for one that was chosen.
+    """
+    document = copy.deepcopy(document)
+    for override in overrides:
+        specs.override_field(document, override)
+    given = document.get("algorithm")
+    if not isinstance(given, dict) or given.get("name") in (None, name) or name not in registry.ALGORITHMS.names():
+        return document  # an unknown name is refused with all other mistakes
+    own, theirs = specs.parse(document, source).algorithm, registry.algorithm(name).config_type
+    defaults = type(own).model_validate({"name": own.name})
+    lost = given.keys() - {field.name for field in dataclasses.fields(theirs)}
+    if chosen := sorted(field for field in lost if getattr(own, field) != getattr(defaults, field)):
+        raise SpecError(
+            f"{source}: algorithm.name={name} has no setting {', '.join(chosen)}, which the job sets for {own.name}; "
+            "leave it out of the job, or compare the two in jobs of their own"
+        )
+    document["algorithm"] = {field: value for field, value in given.items() if field not in lost}
+    return document
 
 
 def check_count(sweep: Sequence[Axis], seeds: int | None, allowed: int, source: str) -> None:
@@ -190,15 +251,15 @@ def _labels(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(told(value, label) for value, label in zip(values, plain, strict=True))
 
 
-def _seeded(spec: JobSpec, prefix: str, labels: Sequence[str], setting: str, seeds: int | None) -> list[SweepRun]:
+def _seeded(setting: SweptSetting, prefix: str, seeds: int | None) -> list[SweepRun]:
     found = []
-    for seed in range(spec.seed, spec.seed + (seeds or 1)):
-        run_id = "-".join([prefix, *labels, *([f"seed{seed}"] if seeds else [])])
+    for seed in range(setting.spec.seed, setting.spec.seed + (seeds or 1)):
+        run_id = "-".join(filter(None, [prefix, setting.label, f"seed{seed}" if seeds else ""]))
         if not is_id(run_id) and is_id(prefix):  # it is too long
             run_id = f"{prefix[:_LONGEST_PREFIX]}-{hashlib.sha256(run_id.encode()).hexdigest()[:_DIGEST]}-seed{seed}"
         check_id(run_id)
-        seeded = spec.model_copy(update={"seed": seed})
-        found.append(SweepRun(id=run_id, setting=setting, seed=seed, spec=seeded))
+        seeded = setting.spec.model_copy(update={"seed": seed})
+        found.append(SweepRun(id=run_id, setting=setting.shown, seed=seed, spec=seeded))
     return found
 
 

@@ -1,1 +1,1 @@
-"""Comparisons of presets: the same job run with several presets and seeds, in one table with confidence intervals."""
+"""Comparisons of runs: variants of one job over the same seeds, in a table; and courses of any runs, for pictures."""

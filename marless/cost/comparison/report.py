@@ -15,7 +15,7 @@ from pathlib import Path
 from marless.core.errors import SpecError, UnavailableError
 from marless.cost.comparison import statistics
 from marless.cost.comparison.statistics import MeanInterval
-from marless.cost.comparison.table import Comparison, PresetColumn, cost_ratio, honest_ratio, markdown
+from marless.cost.comparison.table import Comparison, VariantColumn, cost_ratio, honest_ratio, markdown
 
 EQUAL = (
     "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
@@ -36,19 +36,19 @@ def statements(comparison: Comparison) -> list[str]:
             for sentence in _returns(column, comparison.reference)
         ),
         *_costs(comparison),
-        *(f"{each.preset} was run with {', '.join(each.settings)}." for each in comparison.columns if each.settings),
+        *(f"{each.variant} was run with {', '.join(each.settings)}." for each in comparison.columns if each.settings),
         *_lengths(comparison),
         _labels(comparison),
     ]
 
 
-def equal(column: PresetColumn, reference: PresetColumn) -> bool | None:
+def equal(column: VariantColumn, reference: VariantColumn) -> bool | None:
     """True if returns are equal as defined by `EQUAL`, of each side where sides compete; None with one seed."""
     found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
     return None if None in found else all(found)
 
 
-def above_random(column: PresetColumn) -> bool | None:
+def above_random(column: VariantColumn) -> bool | None:
     """True if the whole interval of greedy − random lies above 0; None with one seed.
 
     In a competitive environment, this must hold for each side against random opponents, because the mean over sides
@@ -61,7 +61,7 @@ def above_random(column: PresetColumn) -> bool | None:
 def _once(comparison: Comparison) -> Iterator[str]:
     by_run: dict[str, list[str]] = {}
     for column in comparison.columns:
-        by_run.setdefault(column.figures[0].run, []).append(column.preset)
+        by_run.setdefault(column.figures[0].run, []).append(column.variant)
     for names in by_run.values():
         if len(names) > 1:
             times = "twice" if len(names) == 2 else f"{len(names)} times"
@@ -71,19 +71,19 @@ def _once(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def _above_random(column: PresetColumn) -> str:
+def _above_random(column: VariantColumn) -> str:
     verdict = {
         None: "one seed gives no interval",
         True: "clearly above random",
         False: "NOT clearly above random: its costs compare nothing",
     }[above_random(column)]
     gains = ", ".join(f"{what} {gain.text('+.2f')}" for what, gain in _gains(column).items())
-    return f"{column.preset}: {gains}: {verdict}."
+    return f"{column.variant}: {gains}: {verdict}."
 
 
-def _returns(column: PresetColumn, reference: PresetColumn) -> Iterator[str]:
+def _returns(column: VariantColumn, reference: VariantColumn) -> Iterator[str]:
     for what, found, learned in _differences(column, reference):
-        begin = f"{column.preset} − {reference.preset}: {what} {found.text('+.2f')}"
+        begin = f"{column.variant} − {reference.variant}: {what} {found.text('+.2f')}"
         if found.low is None or found.high is None:
             yield f"{begin}: one seed gives no interval."
         elif column.figures[0].run == reference.figures[0].run:
@@ -92,19 +92,22 @@ def _returns(column: PresetColumn, reference: PresetColumn) -> Iterator[str]:
             yield f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
         else:
             loss = max(-found.low, 0.0)
-            share = f", {loss / learned * 100:.0f} % of what {reference.preset} learned" if learned > 0 else ""
+            share = f", {loss / learned * 100:.0f} % of what {reference.variant} learned" if learned > 0 else ""
             yield f"{begin}: equal within the 95 % interval; it could hide a loss of {loss:.2f}{share}."
 
 
 def _costs(comparison: Comparison) -> Iterator[str]:
     for reference in comparison.cost_references:
         for column in comparison.columns:
-            if column is not reference and column.preset != comparison.reference.preset:
+            if column is not reference and column.variant != comparison.reference.variant:
                 counted, charged = cost_ratio(column, reference), honest_ratio(column, reference)
-                yield (
-                    f"{column.preset} costs {_less(counted)} than {reference.preset} ({column.counts} against "
-                    f"{reference.counts}); as charged, {_less(charged)} ({column.honest} against {reference.honest})."
+                said = (
+                    f"{column.variant} costs {_less(counted)} than {reference.variant} ({column.counts} against "
+                    f"{reference.counts})"
                 )
+                if (column.counts, reference.counts) != (column.honest, reference.honest):
+                    said += f"; as charged, {_less(charged)} ({column.honest} against {reference.honest})"
+                yield f"{said}."
 
 
 def _less(ratio: MeanInterval) -> str:
@@ -118,7 +121,7 @@ def _less(ratio: MeanInterval) -> str:
 
 
 def _lengths(comparison: Comparison) -> Iterator[str]:
-    lengths = {column.preset: {each.rounds for each in column.figures} for column in comparison.columns}
+    lengths = {column.variant: {each.rounds for each in column.figures} for column in comparison.columns}
     if len(set.union(*lengths.values())) > 1:
         told = (f"{name} {min(found)} to {max(found)}" for name, found in lengths.items())
         yield f"Runs had different numbers of rounds: {', '.join(told)}."
@@ -135,27 +138,25 @@ def _labels(comparison: Comparison) -> str:
     )
 
 
-def _gains(column: PresetColumn) -> dict[str, MeanInterval]:
-    """The estimates that must be above 0 for a preset to have learned, by description."""
+def _gains(column: VariantColumn) -> dict[str, MeanInterval]:
+    """The estimates that must be above 0 for a variant to have learned, by description."""
     sides = column.figures[0].sides
     if not sides:
         return {"greedy return minus random policy": _gain(column)}
     return {f"{side} against chance, minus chance there": column.side(side) for side in sides}
 
 
-def _gain(column: PresetColumn) -> MeanInterval:
+def _gain(column: VariantColumn) -> MeanInterval:
     greedy, random = (column.values(lambda each: each.greedy), column.values(lambda each: each.random))
     return statistics.difference(greedy, random)
 
 
-def _differences(column: PresetColumn, reference: PresetColumn) -> Iterator[tuple[str, MeanInterval, float]]:
-    """Yield what is compared, the preset's difference to the reference, and the reference's gain over random."""
-    for side in column.figures[0].sides:
-        gains = [[each.sides[side] for each in of.figures] for of in (column, reference)]
-        yield f"{side} against chance", statistics.difference(*gains), reference.side(side).mean
-    if not column.figures[0].sides:
-        greedy = [column.values(lambda each: each.greedy), reference.values(lambda each: each.greedy)]
-        yield "greedy return", statistics.difference(*greedy), _gain(reference).mean
+def _differences(column: VariantColumn, reference: VariantColumn) -> Iterator[tuple[str, MeanInterval, float]]:
+    """Yield what is compared, the variant's difference to the reference, and the reference's gain over random."""
+    learned = [gain.mean for gain in _gains(reference).values()]
+    theirs = reference.results
+    for (what, values), gain in zip(column.results.items(), learned, strict=True):
+        yield what, statistics.difference(values, theirs[what]), gain
 
 
 def marks(name: str) -> tuple[str, str]:

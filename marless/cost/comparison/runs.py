@@ -1,6 +1,6 @@
-"""The runs of a comparison: every preset with every seed; and the results of a run, as totals and per round.
+"""The runs of a comparison: every variant with every seed; and the results of a run, as totals and per round.
 
-Presets that train identically share a run.
+Variants that train identically share a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marless.cost.billing.ledger import Ledger
 from marless.cost.estimates import overlapping
 from marless.cost.simulation.cluster import modelled_run
 from marless.jobs import prices as price_tables
-from marless.jobs.presets import PRESETS, Preset, training_key
+from marless.jobs.presets import PRESETS, Preset, own_settings, training_key
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import made
@@ -37,33 +37,61 @@ class Run:
     """Job id, and name of its run folder."""
     seed: int
     spec: JobSpec
-    presets: tuple[str, ...]
-    """Names of the presets that share this run."""
+    variants: tuple[str, ...]
+    """Names of the variants that share this run."""
 
 
-def preset_jobs(job: JobSpec, presets: Sequence[Preset]) -> dict[str, JobSpec]:
-    """The job with each preset applied, by name; raises SpecError, naming the preset, if the result is invalid."""
-    return {preset.name: preset.applied(job) for preset in presets}
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One of the ways to run a job that are compared: a preset, or values of some settings."""
+
+    name: str
+    """As tables and pictures show it: "marless", or "algorithm.name=vdn"."""
+    label: str
+    """Part of its runs' ids."""
+    about: str = ""
+    counts: Accounting
+    """The accounting by which its cost is counted."""
+    settings: tuple[str, ...] = ()
+    """Settings of its scaling and sharing policies that are not the defaults."""
+    spec: JobSpec
 
 
-def planned_runs(job: JobSpec, presets: Sequence[Preset], seeds: int) -> tuple[Run, ...]:
+def preset_variants(job: JobSpec, presets: Sequence[Preset]) -> tuple[Variant, ...]:
+    """The job with each preset applied; raises SpecError, naming the preset, if the result is invalid."""
+    return tuple(
+        Variant(
+            name=preset.name,
+            label=_label(job, preset.name, spec),
+            about=preset.about,
+            counts=preset.accounting,
+            settings=own_settings(spec),
+            spec=spec,
+        )
+        for preset in presets
+        for spec in [preset.applied(job)]
+    )
+
+
+def planned_runs(job: JobSpec, variants: Sequence[Variant], seeds: int) -> tuple[Run, ...]:
     """The runs to make, seed by seed, so that an interrupted comparison has complete pairs.
 
-    Seeds count up from the job's and are the same for all presets. The order of presets rotates with the seed, so that
-    none benefits from its position. Ids do not depend on which other presets are compared.
+    Seeds count up from the job's and are the same for all variants. The order of variants rotates with the seed, so
+    that none benefits from its position. Ids do not depend on which other variants are compared.
     """
     found: list[Run] = []
-    specs = preset_jobs(job, presets)
-    labels = {training_key(spec): _label(job, name, spec) for name, spec in specs.items()}
+    shared: dict[str, list[Variant]] = {}
+    for variant in variants:
+        shared.setdefault(training_key(variant.spec), []).append(variant)
+    sharing = list(shared.values())
     for offset in range(seeds):
         seed = job.seed + offset
-        turn = offset % len(labels)
-        for key, label in (*list(labels.items())[turn:], *list(labels.items())[:turn]):
-            names = tuple(name for name, spec in specs.items() if training_key(spec) == key)
-            run_id = f"{job.name}-{label}-seed{seed}"
+        turn = offset % len(sharing)
+        for members in (*sharing[turn:], *sharing[:turn]):
+            run_id = f"{job.name}-{members[0].label}-seed{seed}"
             check_id(run_id)
-            spec = specs[names[0]].model_copy(update={"seed": seed})
-            found.append(Run(id=run_id, seed=seed, spec=spec, presets=names))
+            spec = members[0].spec.model_copy(update={"seed": seed})
+            found.append(Run(id=run_id, seed=seed, spec=spec, variants=tuple(each.name for each in members)))
     return tuple(found)
 
 
@@ -93,12 +121,12 @@ class RunCurves:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The results of one run, for one preset."""
+    """The results of one run, for one variant."""
 
-    preset: str
+    variant: str
     seed: int
     run: str
-    """Job id of the run; presets that train identically share a run."""
+    """Job id of the run; variants that train identically share a run."""
     rounds: int
     env_steps: int
     greedy: float
@@ -167,24 +195,24 @@ def figures(
     spec: JobSpec,
     random: EpisodeReturns | None,
     *,
-    preset: str,
+    variant: str,
     slots: int,
     sides: Mapping[str, Side] | None = None,
 ) -> Figures:
-    """The results of a finished run, billed according to a preset's `spec`.
+    """The results of a finished run, billed according to a variant's `spec`.
 
     Raises CorruptError if there are no records, no final evaluation, or no random baseline.
     """
     last = records[-1] if records else None
     if last is None or last.evaluation is None or random is None:
-        raise CorruptError(f"run of {preset}, seed {spec.seed}: it has no final evaluation; run the comparison again")
+        raise CorruptError(f"run of {variant}, seed {spec.seed}: it has no final evaluation; run the comparison again")
     line = curves(records, spec)
     if spec.schedule.overlapping:  # the time of overlapping rollouts follows from their rule, not from rounds
         modelled_s = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
     else:
         modelled_s = modelled_run(records, spec.functions, slots, made(spec.schedule))
     return Figures(
-        preset=preset,
+        variant=variant,
         seed=spec.seed,
         run=last.job,
         rounds=len(records),

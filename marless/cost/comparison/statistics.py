@@ -1,14 +1,14 @@
 """Means over seeds with confidence intervals.
 
-Student's t intervals for values, differences and ratios. Presets are compared seed by seed (paired), so that effects of
-a seed on all presets cancel. Also the interquartile mean with its stratified bootstrap interval, which is robust
-against single outlier seeds.
+Student's t intervals for values, differences and ratios. Variants are compared seed by seed (paired), so that effects
+of a seed on all variants cancel. Also the interquartile mean with its stratified bootstrap interval, which is robust
+against single outlier seeds, and the probability that one variant is better than another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,19 +98,86 @@ def interquartile_mean(tasks: Sequence[Sequence[float]]) -> MeanInterval:
 
     Implemented here, because rliable, the authors' library, requires arch, pandas, seaborn and statsmodels.
     """
+    return _bootstrapped(tasks, _middle)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Interquartile mean of some values; raises ValueError for none."""
+    import numpy as np
+
+    if not values:
+        raise ValueError("no value, no mean")
+    return float(_middle(np.array(values)))
+
+
+def median_interval(values: Sequence[float]) -> MeanInterval:
+    """Median, as `mean`, and its bootstrap percentile interval over seeds; raises ValueError for no value."""
+    import numpy as np
+
+    return _bootstrapped([values], lambda drawn: np.median(drawn, axis=-1))
+
+
+def mean_interval(values: Sequence[float]) -> MeanInterval:
+    """Mean and its bootstrap percentile interval, for fractions of runs; raises ValueError for no value."""
+    return _bootstrapped([values], lambda drawn: drawn.mean(axis=-1))
+
+
+def improvement(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
+    """Probability that a run is better than one of the reference, and its interval (Agarwal et al. 2021, §4.3).
+
+    It is the fraction of pairs in which the value is greater; pairs of equal values count half. 0.5 means that neither
+    is better. The interval is of a bootstrap in which the seeds of both are drawn with replacement, each on their own;
+    there is none if both have one run. Raises ValueError if one has no run.
+    """
+    import numpy as np
+
+    if not values or not reference:
+        raise ValueError("no value, no probability")
+
+    def fraction(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+        # Run by run, because all pairs of many seeds in all samples would take gigabytes.
+        signs = [np.sign(ours[..., run, None] - theirs).mean(axis=-1) for run in range(ours.shape[-1])]
+        better: NDArray[np.float64] = (1 + np.mean(signs, axis=0)) / 2
+        return better
+
+    rng = np.random.default_rng(_BOOTSTRAP_SEED)
+    ours, theirs = np.array(values), np.array(reference)
+    mean, n = float(fraction(ours, theirs)), len(values)
+    if len(values) == len(reference) == 1:
+        return MeanInterval(mean=mean, low=None, high=None, n=n)
+    low, high = _percentiles(fraction(_resampled(ours, rng), _resampled(theirs, rng)))
+    return MeanInterval(mean=mean, low=low, high=high, n=n)
+
+
+def _bootstrapped(
+    tasks: Sequence[Sequence[float]], of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> MeanInterval:
+    """A statistic of all values, over the last axis, with its stratified bootstrap interval."""
     import numpy as np
 
     if not tasks or not all(tasks):
         raise ValueError("no value, no mean")
     rng = np.random.default_rng(_BOOTSTRAP_SEED)
-    drawn = [np.array(task)[rng.integers(len(task), size=(RESAMPLES, len(task)))] for task in tasks]
-    mean = float(_middle(np.concatenate(tasks)))
+    drawn = [_resampled(np.array(task), rng) for task in tasks]
+    mean = float(of(np.concatenate(tasks)))
     count = sum(map(len, tasks))
     if all(len(task) == 1 for task in tasks):
         return MeanInterval(mean=mean, low=None, high=None, n=count)
+    low, high = _percentiles(of(np.concatenate(drawn, axis=1)))
+    return MeanInterval(mean=mean, low=low, high=high, n=count)
+
+
+def _resampled(values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """`RESAMPLES` samples of as many values, drawn with replacement: [sample, value]."""
+    return values[rng.integers(len(values), size=(RESAMPLES, len(values)))]
+
+
+def _percentiles(samples: NDArray[np.float64]) -> tuple[float, float]:
+    import numpy as np
+
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(_middle(np.concatenate(drawn, axis=1)), (tail, 1 - tail))
-    return MeanInterval(mean=mean, low=float(low), high=float(high), n=count)
+    low, high = np.quantile(samples, (tail, 1 - tail))
+    return float(low), float(high)
 
 
 def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,8 +186,8 @@ def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
     count = values.shape[-1]
     cut = count // 4
-    middle: NDArray[np.float64] = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
-    return middle
+    means: NDArray[np.float64] = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return means
 
 
 def _student(freedom: int) -> float:

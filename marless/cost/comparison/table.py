@@ -1,4 +1,4 @@
-"""A comparison as one table: a column per preset, a row per quantity, with intervals over seeds."""
+"""A comparison as one table: a column per variant, a row per quantity, with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from marless.cost.comparison import statistics
-from marless.cost.comparison.runs import Figures
+from marless.cost.comparison.profiles import Profile, profile
+from marless.cost.comparison.runs import Figures, Variant
 from marless.cost.comparison.statistics import MeanInterval
-from marless.jobs.presets import Preset
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 
 REFERENCES = ("vanilla", "marless-minus")
@@ -22,10 +22,10 @@ _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetColumn:
-    """One preset over all seeds."""
+class VariantColumn:
+    """One variant over all seeds."""
 
-    preset: str
+    variant: str
     about: str
     counts: Accounting
     """The accounting by which its cost is counted."""
@@ -76,6 +76,19 @@ class PresetColumn:
         return self.estimate(lambda each: each.sides[name])
 
     @property
+    def results(self) -> Mapping[str, list[float]]:
+        """What tells how well each seed has learned, by what it is: the greedy return at the end.
+
+        Where sides compete, each side's gain over chance instead: the mean over sides says nothing about learning.
+        """
+        if not self.figures[0].sides:
+            return {"greedy return": self.values(attrgetter("greedy"))}
+        return {
+            f"{side} against chance": self.values(lambda each, side=side: each.sides[side])  # type: ignore[misc]  # mypy knows no default of a lambda
+            for side in self.figures[0].sides
+        }
+
+    @property
     def honest(self) -> Accounting:
         """The accounting by which a provider would charge for it: of the machine, or of its functions."""
         return "serverful" if self.counts == "serverful" else "billed"
@@ -83,51 +96,50 @@ class PresetColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Presets of one job over the same seeds."""
+    """Variants of one job over the same seeds."""
 
     job: str
     slots: int
     """Number of vCPUs for which wall-clock time is modelled."""
-    columns: tuple[PresetColumn, ...]
+    columns: tuple[VariantColumn, ...]
 
     @property
-    def reference(self) -> PresetColumn:
+    def reference(self) -> VariantColumn:
         """The column that returns are compared with: vanilla, else the first."""
-        return next((column for column in self.columns if column.preset == REFERENCES[0]), self.columns[0])
+        return next((column for column in self.columns if column.variant == REFERENCES[0]), self.columns[0])
 
     @property
-    def cost_references(self) -> tuple[PresetColumn, ...]:
-        """The columns that costs are compared with."""
-        return tuple(column for name in REFERENCES for column in self.columns if column.preset == name)
+    def cost_references(self) -> tuple[VariantColumn, ...]:
+        """The columns that costs are compared with: of other variants than presets, the first."""
+        presets = tuple(column for name in REFERENCES for column in self.columns if column.variant == name)
+        return presets or self.columns[:1]
 
 
-def compared(
-    job: str, slots: int, presets: Sequence[Preset], settings: Mapping[str, Sequence[str]], runs: Sequence[Figures]
-) -> Comparison:
-    """Build the comparison from the results of all runs; raises ValueError unless every preset has the same seeds."""
-    columns: list[PresetColumn] = []
-    for preset in presets:
-        own = sorted((each for each in runs if each.preset == preset.name), key=lambda each: each.seed)
+def compared(job: str, slots: int, variants: Sequence[Variant], runs: Sequence[Figures]) -> Comparison:
+    """Build the comparison from the results of all runs; raises ValueError unless every variant has the same seeds."""
+    columns: list[VariantColumn] = []
+    for variant in variants:
+        own = sorted((each for each in runs if each.variant == variant.name), key=lambda each: each.seed)
         if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
-            raise ValueError(f"preset {preset.name} was not run with the seeds of {columns[0].preset}")
+            raise ValueError(f"{variant.name} was not run with the seeds of {columns[0].variant}")
         columns.append(
-            PresetColumn(
-                preset=preset.name,
-                about=preset.about,
-                counts=preset.accounting,
-                settings=tuple(settings.get(preset.name, ())),
+            VariantColumn(
+                variant=variant.name,
+                about=variant.about,
+                counts=variant.counts,
+                settings=variant.settings,
                 figures=tuple(own),
             )
         )
     return Comparison(job=job, slots=slots, columns=tuple(columns))
 
 
-def cost_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
-    """Ratio of the costs by each preset's own accounting, paired over seeds."""
+def cost_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
+    """Ratio of the costs by each variant's own accounting, paired over seeds."""
     return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
 
 
-def honest_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
+def honest_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
     """Ratio of what a provider would charge for each, paired over seeds."""
     return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
 
@@ -135,7 +147,7 @@ def honest_ratio(column: PresetColumn, reference: PresetColumn) -> MeanInterval:
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """The table's cells: a header row, then a row per quantity, beginning with its name and unit."""
     columns, references = comparison.columns, comparison.cost_references
-    table: list[tuple[str, ...]] = [("", *(column.preset for column in columns))]
+    table: list[tuple[str, ...]] = [("", *(column.variant for column in columns))]
 
     def mean(name: str, figure: str, digits: int) -> None:
         table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
@@ -152,13 +164,15 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         table.append(
             (f"{side} against chance, above chance", *(plus_minus(column.side(side), 4) for column in columns))
         )
+    table += _improvement(comparison)
     for name, accounting in zip(_COSTS, ACCOUNTINGS, strict=True):
         table.append((name, *(plus_minus(statistics.interval(column.costs(accounting)), 4) for column in columns)))
     table.append(("cost that counts", *(column.counts for column in columns)))
     for other in references:
-        table.append((f"that / {other.preset}'s", *(cost_ratio(column, other).text(".2f") for column in columns)))
-    for other in references:
-        name = f"as charged / {other.preset}'s ({other.honest})"
+        table.append((f"that / {other.variant}'s", *(cost_ratio(column, other).text(".2f") for column in columns)))
+    # Costs that count as they are charged have been told by now.
+    for other in references if any(column.counts != column.honest for column in columns) else ():
+        name = f"as charged / {other.variant}'s ({other.honest})"
         table.append((name, *(honest_ratio(column, other).text(".2f") for column in columns)))
     mean(f"wall-clock modelled on {comparison.slots} slots, s", "modelled_s", 4)
     mean("wall-clock measured, s", "measured_s", 4)
@@ -177,8 +191,34 @@ def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
     above = [statistics.difference(each, reference.exploring) for each in found]
     return [
         ("return while exploring, last tenth", *(plus_minus(statistics.interval(each), 4) for each in found)),
-        (f"that − {reference.preset}'s", *(_spanned(each, 3) for each in above)),
+        (f"that − {reference.variant}'s", *(_spanned(each, 3) for each in above)),
     ]
+
+
+def _improvement(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The rows with the probability that a run of a variant is better than one of the reference; none for it alone."""
+    if len(comparison.columns) == 1:
+        return []
+    reference = comparison.reference
+    found = []
+    for what, values in reference.results.items():
+        cells = (
+            "" if each is reference else statistics.improvement(each.results[what], values).text(".2f")
+            for each in comparison.columns
+        )
+        of = f", {what}" if len(reference.results) > 1 else ""
+        found.append((f"probability of improvement over {reference.variant}{of}", *cells))
+    return found
+
+
+def profiles(comparison: Comparison) -> dict[str, dict[str, Profile]]:
+    """Variant → what tells how well it has learned → its performance profile, at the values that any run has."""
+    found: dict[str, dict[str, Profile]] = {column.variant: {} for column in comparison.columns}
+    for what in comparison.reference.results:
+        thresholds = sorted({value for column in comparison.columns for value in column.results[what]})
+        for column in comparison.columns:
+            found[column.variant][what] = profile(column.results[what], thresholds)
+    return found
 
 
 def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
@@ -206,12 +246,12 @@ def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]
         "job": comparison.job,
         "slots": comparison.slots,
         "seeds": [each.seed for each in comparison.columns[0].figures],
-        "presets": {column.preset: _column(comparison, column) for column in comparison.columns},
+        "variants": {column.variant: _column(comparison, column) for column in comparison.columns},
         "statements": list(statements),
     }
 
 
-def _column(comparison: Comparison, column: PresetColumn) -> dict[str, Any]:  # Any: JSON
+def _column(comparison: Comparison, column: VariantColumn) -> dict[str, Any]:  # Any: JSON
     greedy, random = column.values(attrgetter("greedy")), column.values(attrgetter("random"))
     reference = comparison.reference.values(attrgetter("greedy"))
     return {
@@ -220,15 +260,20 @@ def _column(comparison: Comparison, column: PresetColumn) -> dict[str, Any]:  # 
         "settings": list(column.settings),
         **{name: _plain(column.estimate(attrgetter(name))) for name in _MEANS},
         "cost_usd": {accounting: _plain(statistics.interval(column.costs(accounting))) for accounting in ACCOUNTINGS},
-        "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
-        "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
+        "cost_ratio": {other.variant: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
+        "charged_ratio": {other.variant: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
         "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},
         "exploring": column.exploring and _plain(statistics.interval(column.exploring)),
         "greedy_interquartile_mean": _plain(column.middle),
         "win_rate": column.won and _plain(column.won),
         "random_win_rate": column.random_won and _plain(column.random_won),
         "greedy_above_random": _plain(statistics.difference(greedy, random)),
-        f"greedy_above_{comparison.reference.preset}": _plain(statistics.difference(greedy, reference)),
+        f"greedy_above_{comparison.reference.variant}": _plain(statistics.difference(greedy, reference)),
+        f"probability_of_improvement_over_{comparison.reference.variant}": {
+            what: _plain(statistics.improvement(values, comparison.reference.results[what]))
+            for what, values in column.results.items()
+        },
+        "profile": {what: dataclasses.asdict(found) for what, found in profiles(comparison)[column.variant].items()},
         "runs": [dataclasses.asdict(each) for each in column.figures],
     }
 

@@ -82,6 +82,7 @@ def machine(monkeypatch):
 def unseen(monkeypatch):
     """Leave the picture out, which takes longer than all else."""
     monkeypatch.setattr(picture, "draw_comparison", lambda *_: None)
+    monkeypatch.setattr(picture, "draw_profiles", lambda *_: None)
 
 
 def test_every_run_is_made_once_and_set_side_by_side(place, machine, unseen, marless):
@@ -102,6 +103,38 @@ def test_every_run_is_made_once_and_set_side_by_side(place, machine, unseen, mar
     assert by_name["actors per round"].split()[-3:] == ["2.00", "±", "0.00"]
     assert "- vanilla and marless-minus train identically" in out
     assert "- no-sharing − vanilla: greedy return +0.01 [+0.01, +0.01]: better, NOT equal" in out
+
+
+ALGORITHMS = ("--sweep", "algorithm.name=ippo,vdn", "--seeds", 2)
+
+
+def test_algorithms_are_compared_under_the_names_that_the_user_gave(place, machine, unseen, marless):
+    code, out, err = marless("compare", "job.yaml", *ALGORITHMS, "--set", "algorithm={name: ippo, gamma: 0.9}")
+    assert code == 0
+    assert machine.begun == ["tiny-ippo-seed0", "tiny-vdn-seed0", "tiny-vdn-seed1", "tiny-ippo-seed1"]
+    assert "run 2 of 4: tiny-vdn-seed0 for algorithm.name=vdn\n" in err
+    header, *rows = out.splitlines()
+    assert header.split() == ["algorithm.name=ippo", "algorithm.name=vdn"]
+    by_name = {row.partition("  ")[0]: row.split("  ")[-1].strip() for row in rows}
+    assert by_name["probability of improvement over algorithm.name=ippo"] == "0.50 [0.00, 1.00]"
+    assert by_name["that / algorithm.name=ippo's"].startswith("1.00 [")
+    assert not any("as charged" in row for row in rows)  # that is what counts
+    assert "- algorithm.name=vdn − algorithm.name=ippo: greedy return +0.00 [+0.00, +0.00]: equal" in out
+    found = json.loads((place / "runs/compare-tiny/comparison.json").read_text())
+    assert list(found["variants"]) == ["algorithm.name=ippo", "algorithm.name=vdn"]
+    vdn = found["variants"]["algorithm.name=vdn"]
+    assert vdn["probability_of_improvement_over_algorithm.name=ippo"]["greedy return"]["mean"] == 0.5
+    assert vdn["profile"]["greedy return"]["fraction"] == [1.0, 0.5]
+    assert found["command"].startswith("marless compare job.yaml --sweep algorithm.name=ippo,vdn --seeds 2")
+    spec = yaml.safe_load((place / "runs/compare-tiny/runs/tiny-vdn-seed1/spec.yaml").read_text())
+    assert (spec["algorithm"]["name"], spec["algorithm"]["gamma"], spec["seed"]) == ("vdn", 0.9, 1)
+
+
+def test_several_settings_are_combined(place, machine, unseen, marless):
+    sweep = ("--sweep", "algorithm.lr=1e-3,2e-3", "--sweep", "actors.count=2,4", "--seeds", 1)
+    out = marless("compare", "job.yaml", *sweep)[1]
+    assert machine.begun[0] == "tiny-lr1e-3-count2-seed0" and len(machine.begun) == 4
+    assert out.splitlines()[0].strip().startswith("algorithm.lr=1e-3 actors.count=2")
 
 
 def test_what_is_finished_is_not_run_again(place, machine, unseen, marless):
@@ -171,9 +204,21 @@ def test_a_folder_that_holds_something_is_left_alone(place, machine, unseen, mar
     [
         (("--presets", "marles"), "unknown preset 'marles'; did you mean 'marless'?"),
         (("--presets", "vanilla,vanilla"), "preset vanilla is named twice"),
-        (("--presets", "marless"), "preset marless: sharing.name: marless would never share"),
+        (("--presets", "marless"), "variant marless: sharing.name: marless would never share"),
         (("--document", "nowhere.md", "--presets", "vanilla"), "nowhere.md: cannot be read"),
         (("--set", "actors.coun=3"), "job.yaml: actors.coun: unknown field"),
+        ((*ALGORITHMS, "--presets", "vanilla"), "--presets and --sweep exclude each other"),
+        (("--sweep", "seed=1,2"), "--sweep seed=…: every variant is run with the same seeds"),
+        (
+            ("--sweep", "env.name=mpe/simple_spread,mpe/simple_tag"),
+            "--sweep env.name=…: returns of different environments",
+        ),
+        (
+            ("--sweep", "algorithm.name=ippo,vnd"),
+            "job.yaml: algorithm: unknown algorithm 'vnd'; did you mean 'vdn'?",
+        ),
+        (ALGORITHMS, "job.yaml: algorithm.name=vdn has no setting epochs, minibatches, which the job sets for ippo"),
+        (("--sweep", "sharing.groups=independent,{all: [agent_7]}"), "variant sharing.groups={all: [agent_7]}: "),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(place, machine, marless, arguments, said):
@@ -195,14 +240,15 @@ def test_a_document_gets_table_and_picture(place, machine, marless):
     assert "--seeds 2 --slots 64 --set stop.rounds=4\n```" in text
     assert "](images/compare-tiny.png)" in text
     assert str(place) not in text
-    for drawn in (place / "docs/images/compare-tiny.png", place / "runs/compare-tiny/comparison.png"):
+    pictures = [place / "runs/compare-tiny" / name for name in ("comparison.png", "profile.png")]
+    for drawn in (place / "docs/images/compare-tiny.png", *pictures):
         assert image.imread(drawn)[..., :3].std() > 0.05
 
 
 def test_programs_get_everything(place, machine, unseen, marless):
     found = json.loads(marless("compare", "job.yaml", *THREE, "-o", "json")[1])
-    assert list(found["presets"]) == ["vanilla", "marless-minus", "no-sharing"]
-    assert found["presets"]["vanilla"]["runs"] != found["presets"]["no-sharing"]["runs"]
+    assert list(found["variants"]) == ["vanilla", "marless-minus", "no-sharing"]
+    assert found["variants"]["vanilla"]["runs"] != found["variants"]["no-sharing"]["runs"]
     assert found == json.loads((place / "runs/compare-tiny/comparison.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""What is drawn of compared presets: means, ranges, costs that count, and the random policy."""
+"""What is drawn of compared variants: means, ranges, costs that count, the random policy, and profiles."""
 
 import dataclasses
 
@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 from marless.app.cli import picture
 from marless.cost.comparison import table
-from marless.jobs.presets import presets
-from tests.unit.cost.comparison.test_table import run
+from tests.unit.cost.comparison.test_table import run, ways
 
 
 def lines(panel) -> list[list[float]]:
@@ -29,7 +28,7 @@ def test_each_preset_is_a_mean_and_a_range_in_each_panel(tmp_path, monkeypatch):
             runs.append(dataclasses.replace(known, curves=line))
     figures = []
     monkeypatch.setattr(picture, "_save", lambda figure, _: figures.append(figure))
-    picture.draw_comparison(table.compared("tiny", 64, presets("vanilla,marless"), {}, runs), tmp_path / "x.png")
+    picture.draw_comparison(table.compared("tiny", 64, ways("vanilla,marless"), runs), tmp_path / "x.png")
     learners, actors, returns, cost = figures[0].axes
     assert lines(learners) == [[4.0, 4.0]] * 2
     assert lines(actors) == [[8.0, 8.0]] * 2
@@ -43,3 +42,25 @@ def test_each_preset_is_a_mean_and_a_range_in_each_panel(tmp_path, monkeypatch):
         "vanilla (serverful, modelled)",
         "marless (paper accounting)",
     ]
+
+
+def test_a_profile_is_a_step_down_at_each_result(tmp_path, monkeypatch):
+    runs = [run("vanilla", 0, greedy=-2.0), run("vanilla", 1, greedy=-1.0)]
+    runs += [run("marless", 0, greedy=-2.0), run("marless", 1, greedy=0.0)]
+    figures = []
+    monkeypatch.setattr(picture, "_write", lambda figure, _: figures.append(figure))
+    picture.draw_profiles(table.compared("tiny", 64, ways("vanilla,marless"), runs), tmp_path / "x.png")
+    [panel] = figures[0].axes
+    vanilla, marless = panel.get_lines()
+    assert list(vanilla.get_xdata()) == [-2.1, -2.0, -1.0, 0.0, 0.1]
+    assert (list(vanilla.get_ydata()), list(marless.get_ydata())) == ([1, 1, 0.5, 0, 0], [1, 1, 0.5, 0.5, 0])
+    assert vanilla.get_drawstyle() == "steps-pre"  # up to and with its own result, a run counts
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["vanilla", "marless"]
+
+
+def test_sides_that_compete_have_a_panel_each(tmp_path, monkeypatch):
+    runs = [run(name, 0, greedy=0.0, sides={"hunter": 1.0, "prey": 2.0}) for name in ("vanilla", "marless")]
+    figures = []
+    monkeypatch.setattr(picture, "_write", lambda figure, _: figures.append(figure))
+    picture.draw_profiles(table.compared("tiny", 64, ways("vanilla,marless"), runs), tmp_path / "x.png")
+    assert [panel.get_xlabel() for panel in figures[0].axes] == ["hunter against chance, τ", "prey against chance, τ"]

@@ -9,6 +9,7 @@ import yaml
 
 from marless.app.cli import sweep
 from marless.app.client import Client
+from marless.core.errors import SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.unit.app.cli.conftest import JOB
 
@@ -40,6 +41,27 @@ def test_several_fields_are_combined_and_ids_say_their_values():
 def test_a_value_may_be_a_list_or_a_name():
     assert [spec["model"]["hidden"] for spec in planned("model.hidden=[64,64],[128]").values()] == [[64, 64], [128]]
     assert [spec["algorithm"]["name"] for spec in planned("algorithm=ippo,mappo").values()] == ["ippo", "mappo"]
+
+
+def test_algorithms_keep_what_they_share_and_have_their_own_defaults():
+    own = ("algorithm={name: ippo, lr: 3e-3, clip: 0.2}",)  # clip, which VDN does not have, is IPPO's default
+    found = planned("algorithm.name=ippo,vdn", overrides=own, seeds=1)
+    assert {run: spec["algorithm"]["lr"] for run, spec in found.items()} == {
+        "tiny-ippo-seed5": 0.003, "tiny-vdn-seed5": 0.003,
+    }  # fmt: skip
+    assert found["tiny-ippo-seed5"]["algorithm"]["clip"] == 0.2
+    assert "clip" not in found["tiny-vdn-seed5"]["algorithm"]
+
+
+def test_what_was_chosen_for_another_algorithm_is_not_dropped():
+    own = ("algorithm={name: ippo, clip: 0.3}",)
+    with pytest.raises(
+        SpecError, match=r"job.yaml: algorithm.name=vdn has no setting clip, which the job sets for ippo; "
+    ) as caught:
+        planned("algorithm.name=mappo,vdn", overrides=own)
+    assert str(caught.value).count("\n") == 0
+    with pytest.raises(SpecError, match=r"algorithm.clip: unknown field"):
+        planned("algorithm.name=ippo,vdn", "algorithm.clip=0.1,0.2")
 
 
 def test_ids_tell_all_jobs_apart_whatever_the_values_are_called():

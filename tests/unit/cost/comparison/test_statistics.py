@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.core.errors import UnavailableError
-from marless.cost.comparison.statistics import difference, interquartile_mean, interval, ratio
+from marless.cost.comparison.statistics import (
+    difference,
+    improvement,
+    interquartile_mean,
+    interval,
+    mean_interval,
+    median_interval,
+    middle,
+    ratio,
+)
 
 
 def test_an_interval_is_students():
@@ -127,3 +136,38 @@ def test_one_seed_has_no_bootstrap_interval_and_equal_seeds_one_of_no_width():
 def test_a_task_without_values_has_no_interquartile_mean(tasks):
     with pytest.raises(ValueError, match="no value"):
         interquartile_mean(tasks)
+
+
+def test_the_middle_half_of_values_is_that_of_the_interquartile_mean():
+    assert middle([100.0, 1.0, 3.0, -50.0]) == 2.0
+    with pytest.raises(ValueError, match="no value"):
+        middle([])
+
+
+def test_a_median_has_the_interval_of_its_resamples():
+    # Medians of three draws of (0, 1, 9): each end has a chance of 7/27.
+    found = median_interval([9.0, 0.0, 1.0])
+    assert (found.mean, found.low, found.high) == (1.0, 0.0, 9.0)
+
+
+def test_a_fraction_of_runs_has_a_binomial_interval():
+    # Four draws with 1/4 each: none with a chance of 0.32; at most 2 with 0.949, at most 3 with 0.996.
+    found = mean_interval([0.0, 1.0, 0.0, 0.0])
+    assert (found.mean, found.low, found.high) == (0.25, 0.0, 0.75)
+
+
+def test_a_probability_of_improvement_counts_pairs():
+    # 2 > 1, 2 = 2, 3 > 1, 3 > 2: (1 + 1/2 + 1 + 1) / 4. In one of 16 resamples, (2, 2) meets (2, 2): 1/2.
+    found = improvement([3.0, 2.0], [1.0, 2.0])
+    assert (found.mean, found.low, found.high, found.n) == (0.875, 0.5, 1.0, 2)
+    assert improvement([1.0, 2.0], [3.0, 2.0]).mean == 0.125
+    assert improvement([5.0], [4.0]).low is None
+    with pytest.raises(ValueError, match="no value"):
+        improvement([], [1.0])
+
+
+@given(*[st.lists(st.floats(-100, 100), min_size=2, max_size=5)] * 2)
+def test_a_probability_of_improvement_and_its_opposite_are_one(values, reference):
+    there, back = improvement(values, reference), improvement(reference, values)
+    assert there.mean + back.mean == pytest.approx(1.0)
+    assert 0.0 <= there.low <= there.high <= 1.0

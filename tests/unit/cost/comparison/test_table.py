@@ -8,7 +8,7 @@ import pytest
 from marless.core.errors import CorruptError
 from marless.cost.comparison import table
 from marless.cost.comparison.report import above_random, equal, statements
-from marless.cost.comparison.runs import Figures, RunCurves, curves, figures, learners_of
+from marless.cost.comparison.runs import Figures, RunCurves, Variant, curves, figures, learners_of
 from marless.jobs.presets import presets
 from marless.jobs.record import Evaluation
 from tests.unit.cost.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, record, returns, spec
@@ -16,8 +16,18 @@ from tests.unit.cost.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, re
 PAIRED = (("agent_0", "agent_1"),)
 
 
+def ways(names: str, **settings: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Presets as variants; only their names and accountings matter here, and what is said of their settings."""
+    return tuple(
+        Variant(
+            name=each.name, label=each.name, counts=each.accounting, settings=settings.get(each.name, ()), spec=spec()
+        )
+        for each in presets(names)
+    )
+
+
 def run(
-    preset: str,
+    variant: str,
     seed: int,
     *,
     greedy: float,
@@ -31,9 +41,9 @@ def run(
         learners=(4,) * rounds, actors=(8,) * rounds, exploring=(-20.0,) * rounds, greedy=(None,) * rounds, cost_usd={}
     )
     return Figures(
-        preset=preset,
+        variant=variant,
         seed=seed,
-        run=id_ or f"{preset}-{seed}",
+        run=id_ or f"{variant}-{seed}",
         rounds=rounds,
         env_steps=100,
         greedy=greedy,
@@ -53,7 +63,7 @@ def two(greedy: list[float], other: list[float], **usd: float) -> table.Comparis
     """`vanilla` and `marless`, a value a seed."""
     runs = [run("vanilla", seed, greedy=value) for seed, value in enumerate(greedy)]
     runs += [run("marless", seed, greedy=value, **usd) for seed, value in enumerate(other)]
-    return table.compared("tiny", 64, presets("vanilla,marless"), {"marless": ("sharing.window 5 (default 10)",)}, runs)
+    return table.compared("tiny", 64, ways("vanilla,marless", marless=("sharing.window 5 (default 10)",)), runs)
 
 
 def cells(comparison: table.Comparison) -> dict[str, list[str]]:
@@ -88,14 +98,14 @@ def test_returns_while_exploring_are_those_of_the_last_tenth_of_rounds():
     for preset, last in (("vanilla", (4.0, 6.0)), ("marless", (3.0, 3.0))):
         one = run(preset, 0, greedy=0.0, rounds=20)
         runs.append(dataclasses.replace(one, curves=dataclasses.replace(one.curves, exploring=(9.0,) * 18 + last)))
-    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    comparison = table.compared("tiny", 64, ways("vanilla,marless"), runs)
     assert cells(comparison)["return while exploring, last tenth"] == ["5.000", "3.000"]
     assert cells(comparison)["that − vanilla's"] == ["0.00", "-2.00"]
-    assert table.to_json(comparison, [])["presets"]["marless"]["exploring"]["mean"] == 3.0
+    assert table.to_json(comparison, [])["variants"]["marless"]["exploring"]["mean"] == 3.0
     without = [
         dataclasses.replace(each, curves=dataclasses.replace(each.curves, exploring=(None,) * 20)) for each in runs
     ]
-    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, without)
+    comparison = table.compared("tiny", 64, ways("vanilla,marless"), without)
     assert "return while exploring, last tenth" not in cells(comparison)
 
 
@@ -106,13 +116,13 @@ def test_wins_have_rows_where_there_are_any():
         for preset, rates in (("vanilla", (0.5, 1.0)), ("marless", (1.0, 1.0)))
         for seed, wins in enumerate(rates)
     ]
-    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    comparison = table.compared("tiny", 64, ways("vanilla,marless"), runs)
     shown = cells(comparison)
     assert shown["greedy episodes won, interquartile mean"] == ["75% [50%, 100%]", "100% [100%, 100%]"]
     assert shown["random policy won"] == ["25% [25%, 25%]"] * 2
-    found = table.to_json(comparison, [])["presets"]["vanilla"]
+    found = table.to_json(comparison, [])["variants"]["vanilla"]
     assert (found["win_rate"]["mean"], found["random_win_rate"]["low"]) == (0.75, 0.25)
-    assert table.to_json(two([-20.0], [-20.0]), [])["presets"]["vanilla"]["win_rate"] is None
+    assert table.to_json(two([-20.0], [-20.0]), [])["variants"]["vanilla"]["win_rate"] is None
 
 
 def test_small_money_keeps_its_digits():
@@ -163,7 +173,7 @@ def test_sides_that_compete_are_set_against_chance_one_by_one():
         for preset, values in gains.items()
         for seed, gain in enumerate(values)
     ]
-    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    comparison = table.compared("tiny", 64, ways("vanilla,marless"), runs)
     assert cells(comparison)["hunter against chance, above chance"] == ["1.100 ± 0.248"] * 2
     assert [above_random(column) for column in comparison.columns] == [True, False]  # prey: 0, 0.1 and 0.2
     said = statements(comparison)
@@ -187,8 +197,8 @@ def test_costs_are_said_as_savings():
 def test_runs_made_once_settings_and_lengths_are_said():
     runs = [run("vanilla", 0, greedy=-20.0, id_="a"), run("marless-minus", 0, greedy=-20.0, id_="a")]
     runs += [run("marless", 0, greedy=-20.0, rounds=3)]
-    settings = {"marless": ("sharing.window 5 (default 10)",)}
-    said = statements(table.compared("tiny", 64, presets("vanilla,marless-minus,marless"), settings, runs))
+    variants = ways("vanilla,marless-minus,marless", marless=("sharing.window 5 (default 10)",))
+    said = statements(table.compared("tiny", 64, variants, runs))
     assert said[0].startswith("vanilla and marless-minus train identically")
     assert "made once and billed twice" in said[0]
     assert "marless was run with sharing.window 5 (default 10)." in said
@@ -212,7 +222,7 @@ def test_a_document_gets_the_same_table():
 def test_programs_get_everything():
     comparison = two([-20.0, -22.0], [-21.0, -22.0], paper=1.0)
     found = json.loads(json.dumps(table.to_json(comparison, ["said"])))
-    marless = found["presets"]["marless"]
+    marless = found["variants"]["marless"]
     assert (found["seeds"], found["statements"]) == ([0, 1], ["said"])
     assert marless["cost_ratio"]["vanilla"]["mean"] == 0.25
     assert marless["greedy_above_vanilla"]["mean"] == -0.5
@@ -223,7 +233,7 @@ def test_programs_get_everything():
 
 def test_the_figures_of_a_run():
     records = [record(0, actors=4), record(1, actors=2, groups=PAIRED, greedy=-12.0)]
-    found = figures(records, spec(), returns(-30.0), preset="marless", slots=64)
+    found = figures(records, spec(), returns(-30.0), variant="marless", slots=64)
     assert (found.rounds, found.greedy, found.random, found.env_steps) == (2, -12.0, -30.0, 200)
     assert (found.wins, found.random_wins) == (None, None)
     assert (found.actors, found.learners) == (3.0, 3.0)  # 4 and 2; 2 · 2 and 2 · 1
@@ -245,7 +255,7 @@ def test_a_curve_has_an_evaluation_where_its_policies_were_published():
 def test_the_wins_of_a_run():
     won = dataclasses.replace(returns(-12.0), wins=3)
     one = dataclasses.replace(record(0), evaluation=won)
-    found = figures([one], spec(), dataclasses.replace(returns(-30.0), wins=1), preset="marless", slots=64)
+    found = figures([one], spec(), dataclasses.replace(returns(-30.0), wins=1), variant="marless", slots=64)
     assert (found.wins, found.random_wins) == (0.75, 0.25)
 
 
@@ -253,7 +263,7 @@ def test_cold_starts_are_those_of_workers():
     cold = dataclasses.replace(record(0).invocations[0], cold=True, init_s=1.0)
     inside = dataclasses.replace(record(0).invocations[-1], cold=True)
     one = dataclasses.replace(record(0, greedy=-12.0), invocations=(cold, inside))
-    assert figures([one], spec(), returns(-30.0), preset="marless", slots=64).cold_starts == 1
+    assert figures([one], spec(), returns(-30.0), variant="marless", slots=64).cold_starts == 1
 
 
 def test_a_function_that_was_tried_again_is_one_learner():
@@ -265,4 +275,4 @@ def test_a_function_that_was_tried_again_is_one_learner():
 def test_a_run_that_has_no_end_is_refused(records, random):
     chance = None if random is None else returns(random)
     with pytest.raises(CorruptError, match="no final evaluation"):
-        figures(records, spec(), chance, preset="marless", slots=64)
+        figures(records, spec(), chance, variant="marless", slots=64)
