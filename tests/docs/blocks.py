@@ -21,7 +21,7 @@ PAGES = (
 PROGRAMS = ("marless", "make", "python", "pip", "pytest")
 """What a sentence shows is a command if it begins with one of these and a space."""
 
-_FILE = re.compile(r"^`([\w./-]+)`:$")
+_FILE = re.compile(r"^(From )?`([\w./-]+)`:$")
 _COMMAND = re.compile(rf"^(?:[A-Z_]+=\S+ )?(?:{'|'.join(PROGRAMS)}) \S")
 
 
@@ -39,6 +39,8 @@ class Block:
     """That it stands under."""
     file: str
     """Which file the reader is to write with it; "" if none."""
+    excerpt: str = ""
+    """The file that it is a part of, among those that `marless new` has written; "" if none."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -66,7 +68,8 @@ def _blocks(page: str) -> tuple[Block, ...]:
             kind = token.info.strip() if token.type == "fence" else "indented"
             file = _FILE.match(paragraph) if before.type == "paragraph_close" else None
             line = (token.map or [0])[0] + 1
-            found.append(Block(page, line, kind, token.content, heading, file[1] if file else ""))
+            shown, written = (file[2], "") if file and file[1] else ("", file[2] if file else "")
+            found.append(Block(page, line, kind, token.content, heading, written, shown))
     return tuple(found)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+INSTALLS = "pip install "
 NOT_RUN = {
     "make ": "they take minutes, or are what runs this test",
     "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
@@ -17,7 +18,7 @@ NOT_RUN = {
     "python -m marless.services.relay ": "tests/integration starts relays",
     "marless evaluate s3://": "it reads a bucket; tests/cloud runs such commands",
     "marless download s3://": "it reads a bucket; tests/cloud runs such commands",
-    "pip install ": "it would change the environment that runs the tests",
+    INSTALLS: "it would change the environment that runs the tests",
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""
 
@@ -46,6 +47,8 @@ class Treatment:
     """Python that defines what the page's programs take for granted."""
     alone: bool = False
     """Whether they are typed in an empty directory with an empty home, where no stack is up."""
+    installs: bool = False
+    """Whether they are typed in a virtual environment of their own, in which they install packages."""
     slow: bool = False
     """Whether `make test-slow` runs them, not `make test`."""
     needs: str = ""
@@ -82,19 +85,31 @@ _DEPLOYING: Mapping[str, Treatment] = {
     "Three hosts": Treatment(needs="hosts"),
 }
 
+_SMALL = f"--set stop.env_steps=4_000 {_FEW}"
+_OWN = Treatment(
+    alone=True,
+    installs=True,
+    shortened={f"train {job}": f"train {job} --in-process {_SMALL}" for job in ("job.yaml", "mpe/simple_spread")},
+)
+"""A page that begins with `marless new`; most train without services, which takes half as long."""
+_CHECKED = replace(_OWN, shortened={"train job.yaml": "check job.yaml"})
+"""One whose test shows all that a training would."""
+
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
-    "docs/index.md": Treatment(
-        alone=True, shortened={"mpe/simple_spread": f"mpe/simple_spread --set stop.env_steps=4_000 {_FEW}"}
-    ),
+    "docs/index.md": Treatment(alone=True, shortened={"mpe/simple_spread": f"mpe/simple_spread {_SMALL}"}),
     "docs/tutorial.md": Treatment(
         alone=True,
         shortened={"stop.env_steps=200_000": f"stop.env_steps=4_000 {_FEW}", "--episodes 500": "--episodes 8"},
     ),
-    # `make test` runs what these pages check in tests/unit.
-    "docs/extending/algorithm.md": Treatment(slow=True),
-    "docs/extending/command.md": Treatment(slow=True),
-    "docs/extending/net.md": Treatment(slow=True),
+    **{f"docs/extending/{kind}.md": _OWN for kind in ("algorithm", "command", "net", "scaling")},
+    **{f"docs/extending/{kind}.md": _CHECKED for kind in ("schedule", "similarity", "sink")},
+    "docs/extending/launcher.md": replace(_OWN, shortened={"mpe/simple_spread": f"mpe/simple_spread {_SMALL}"}),
+    "docs/extending/environment.md": replace(
+        _OWN,
+        before=("echo 'from mpe2.simple_spread_v3 import parallel_env' > my_game.py",),  # the reader's own environment
+        shortened={"job.yaml": f"job.yaml {_SMALL}", "pettingzoo/my_game": f"pettingzoo/my_game --in-process {_SMALL}"},
+    ),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
     "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}, slow=True),
     "docs/tour.md": Treatment(

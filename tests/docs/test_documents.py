@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-import tomllib
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
+from marless.app.cli.new import ExtensionKind, write_package
 from marless.rpc.own_redis import RULES, STORE
 from marless.storage.round_file import read
 from tests import imports
-from tests.docs import commands, elsewhere, programs, reference, tour, yaml_blocks
+from tests.docs import commands, elsewhere, newcomer, programs, reference, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
 from tests.docs.workplace import Workplace, only_checked, to_run, treatment, treatment_of
 
-KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
+KINDS = {"python", "sh", "console", "yaml", "text"}
 TEXTS = {("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/cost.md", "Machines"),  # of a machine that the pool has released since, which takes half a minute
@@ -66,6 +67,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     place.close()
 
 
+@pytest.fixture(scope="module")
+def readers_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a virtual environment in which pages install what they make."""
+    return newcomer.environment(tmp_path_factory.mktemp("newcomer"))
+
+
 @pytest.mark.timeout(300)  # it starts many programs
 @pytest.mark.parametrize(
     "page",
@@ -74,12 +81,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         for page in TYPED
     ],
 )
-def test_its_commands_run(workplace, page, monkeypatch):
+def test_its_commands_run(request, page, monkeypatch):
     if not treatment(page).alone:
-        check_commands(workplace, page, monkeypatch)
+        check_commands(request.getfixturevalue("workplace"), page, monkeypatch)
         return
+    own = {"binaries": request.getfixturevalue("readers_programs")} if treatment(page).installs else {}
     with tempfile.TemporaryDirectory() as place:  # not in a directory of pytest, whose long path would part lines
-        empty = Workplace.empty(Path(place), small=True)
+        empty = Workplace.empty(Path(place), small=True, **own)
         monkeypatch.setenv("HOME", empty.variables["HOME"])
         monkeypatch.syspath_prepend(empty.path)
         check_commands(empty, page, monkeypatch)
@@ -102,7 +110,7 @@ def check_commands(workplace: Workplace, page: str, monkeypatch: pytest.MonkeyPa
 
 
 def readers_algorithm_was_trained(place: Path, _names: Mapping[str, object]) -> None:
-    [folder] = (place / "runs").glob("spo-*")
+    [folder] = (place / "spo" / "runs").glob("spo-*")
     last = list(read(folder / "rounds.jsonl"))[-1]
     assert {each.function for each in last.invocations} >= {"actor", "post_process", "critic", "policy"}
     assert last.metrics["agent_0"]["grad_norm"] > 0
@@ -147,13 +155,18 @@ def test_yaml_is_what_the_page_says(block, tmp_path, monkeypatch):
     yaml_blocks.check(block, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("block", of_kind("toml"), ids=str)
-def test_entry_points_are_of_groups_that_are_read(block):
-    source = "".join(path.read_text("utf-8") for path in (ROOT / "marless").rglob("*.py"))
-    [(group, names)] = tomllib.loads(block.text)["project"]["entry-points"].items()
-    assert f'"{group}"' in source
-    [place] = names.values()
-    assert place.startswith("my_package.")
+@pytest.mark.parametrize("kind", ExtensionKind)
+def test_a_page_shows_what_marless_new_writes(kind, tmp_path):
+    page = f"docs/extending/{kind}.md"
+    name = newcomer.name_of(page)
+    write_package(kind, name, tmp_path)
+    first, *_ = blocks(page, "sh")
+    [shown] = re.findall("```sh\n(.*?)```", (tmp_path / "README.md").read_text("utf-8"), re.DOTALL)
+    assert first.text == f"marless new {kind} {name}\ncd {name}\n{shown}"
+    for block in [block for block in blocks(page) if block.excerpt]:
+        text = (tmp_path / block.excerpt).read_text("utf-8")
+        method = textwrap.indent(block.text, " " * 4)  # pages are formatted, too: it stands at the margin there
+        assert block.text in text or method in text, f"{block} is not in {block.excerpt}"
 
 
 def test_pictures_name_what_is_there():

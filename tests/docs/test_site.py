@@ -32,8 +32,10 @@ def public_names() -> set[str]:
     return {f"{path}.{name}" if name else path for path, names in listed for name in names.split(", ")}
 
 
-def test_the_reference_has_every_name_that_pages_import():
-    trees = [ast.parse(block.text) for page in PAGES for block in blocks(page, "python")]
+def test_the_reference_has_every_name_that_pages_and_templates_import():
+    templates = [path.read_text("utf-8") for path in (ROOT / "examples/extensions").rglob("*.py")]
+    texts = [*templates, *(block.text for page in PAGES for block in blocks(page, "python"))]
+    trees = [ast.parse(text) for text in texts]
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert {name for name in names if name.startswith("marless.")} - {"marless.jobs.prices"} <= public_names()

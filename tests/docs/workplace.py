@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.docs import commands, programs, tables, terminal, transcripts
+from tests.docs import commands, newcomer, programs, tables, terminal, transcripts
 from tests.docs.blocks import ROOT, Block, blocks, files
 
 NEXT = "-- next --"
@@ -34,14 +34,17 @@ class Workplace:
     """Further environment variables."""
     alone: bool = False
     """Whether it is an empty directory with an empty home, in which no stack is up."""
+    binaries: Path = Path(sys.executable).parent
+    """Where `marless` and `python` are."""
 
     @classmethod
-    def empty(cls, place: Path, *, small: bool) -> Workplace:
+    def empty(cls, place: Path, *, small: bool, binaries: Path = Path(sys.executable).parent) -> Workplace:
         """One for a reader who has nothing but marless: an empty directory below `place`, with a home of its own."""
         for name in ("here", "home", "tmp", "spool"):
             (place / name).mkdir()
         own = {"HOME": f"{place}/home", "TMPDIR": f"{place}/tmp", "MARLESS_SPOOL": f"{place}/spool", "PYTHONPATH": ""}
-        return cls(place / "here", small, own, alone=True)
+        own |= newcomer.VARIABLES
+        return cls(place / "here", small, own, alone=True, binaries=binaries)
 
     def furnish(self) -> None:
         """Put the examples there."""
@@ -55,6 +58,7 @@ class Workplace:
         """Have a stack up, the reader's own files, and what the page takes for granted, or this part of it."""
         if self.alone:
             programs.install(page, self.path)
+            self._run(treatment(page).before)
             return
         for own, example in READERS_JOBS.items():
             shutil.copy(self.path / "examples" / example, self.path / own)
@@ -88,11 +92,11 @@ class Workplace:
     @property
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
-        programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"MARLESS_SPOOL": f"{self.path}/spool", "PYTHONPATH": f"{self.path}", "OMP_NUM_THREADS": "1"}
         own |= {"TMPDIR": f"{self.path}/tmp"} if self.small else {}
         own |= self.variables
-        return kept | own | {"PATH": programs, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": f"{terminal.COLUMNS}"}
+        path = f"{self.binaries}:{os.environ['PATH']}"
+        return kept | own | {"PATH": path, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": f"{terminal.COLUMNS}"}
 
     def _write(self, path: Path, job: str) -> None:
         path.write_text(yaml.safe_dump(_small(yaml.safe_load(job))) if self.small else job, "utf-8")
@@ -149,17 +153,18 @@ def treatment_of(block: Block) -> tables.Treatment:
 
 def to_run(block: Block) -> list[str]:
     """The commands of a block that run here."""
-    return [line for line in _lines(block) if not is_only_checked(line)]
+    return [line for line in _lines(block) if not _is_only_checked(block, line)]
 
 
 def only_checked(block: Block) -> list[str]:
     """Those that do not."""
-    return [line for line in _lines(block) if is_only_checked(line)]
+    return [line for line in _lines(block) if _is_only_checked(block, line)]
 
 
-def is_only_checked(line: str) -> bool:
+def _is_only_checked(block: Block, line: str) -> bool:
     """Whether tables.py says why a command is not run."""
-    return line.startswith(tuple(tables.NOT_RUN))
+    why = tables.NOT_RUN.keys() - ({tables.INSTALLS} if treatment_of(block).installs else set())
+    return line.startswith(tuple(why))
 
 
 def _lines(block: Block) -> list[str]:

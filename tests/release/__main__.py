@@ -25,7 +25,7 @@ TWINE = ROOT / ".venv/release/bin/twine"
 
 
 def tried(wheel: Path, python: str, place: Path) -> Row:
-    """Install the wheel in an empty environment of this Python, train, and load the policies."""
+    """Install the wheel in an empty environment of this Python, train, load the policies, and make an environment."""
     home, environment, work = place / "home", place / "environment", place / "work"
     for each in (home, work):
         each.mkdir(parents=True)
@@ -44,6 +44,9 @@ def tried(wheel: Path, python: str, place: Path) -> Row:
     if ended["state"] != "SUCCEEDED":
         raise RuntimeError(f"{python}: the job ended {ended['state']}: {ended['reason']}")
     run(own, "-c", f"import marless; assert len(marless.load_policy({ended['job']!r}).policies) == 3")
+    run(own, "-m", "marless", "new", "environment", "meeting")
+    run(own, "-m", "pip", "install", "--quiet", "-e", "./meeting[test]")
+    run(own, "-m", "pytest", "--quiet", "meeting")
     size = sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         "Python": run(own, "-c", "import platform; print(platform.python_version())").strip(),

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import programs
+from tests.docs import newcomer
 
 
 @pytest.fixture
 def package(request, tmp_path, monkeypatch) -> Iterator[Path]:
-    """The package of the test module's `PAGE`, installed while a test runs."""
-    programs.install(request.module.PAGE, tmp_path)
+    """The package that `marless new` makes of the test module's `KIND`, installed while a test runs."""
+    name = newcomer.install(request.module.KIND, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        del sys.modules[name]
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]

@@ -28,6 +28,7 @@ from marless.app.cli import (
     explain,
     jobs,
     local,
+    new,
     output,
     plot,
     policies,
@@ -130,6 +131,7 @@ app = typer.Typer(
 FIRST, HERE, JOBS, POLICIES = "First steps", "On this machine", "Jobs of a coordinator", "Policies"
 
 app.command(rich_help_panel=FIRST)(discover.init)
+app.command(rich_help_panel=FIRST)(new.new)
 app.command(rich_help_panel=FIRST)(discover.envs)
 app.command(rich_help_panel=FIRST)(discover.algorithms)
 app.command(rich_help_panel=FIRST)(discover.settings)

@@ -94,9 +94,9 @@ class GatedUnitsKind:
 
 MLP, GRU = "mlp", "gru"
 OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind()}
-_KINDS: Registry[NetKind] = Registry("net", "marless.nets", "", dict.fromkeys(OURS, __name__))
+KINDS: Registry[NetKind] = Registry("net", "marless.nets", "", dict.fromkeys(OURS, __name__))
 
 
 def kind_of(name: str) -> NetKind:
     """The kind of this name, of marless or of an entry point "marless.nets"; raises SpecError for an unknown name."""
-    return OURS[name] if name in OURS else _KINDS.find(name)
+    return OURS[name] if name in OURS else KINDS.find(name)

@@ -1,12 +1,14 @@
-"""The page that teaches how to add a launcher does what it says; its last snippet runs the contract test."""
+"""The launcher that `marless new` makes; tests/docs runs its page."""
+
+import importlib
 
 import pytest
 
 from marless.core.errors import SpecError
-from tests.docs import programs
+
+KIND = "launcher"
 
 
-def test_its_launcher_passes_the_contract_and_refuses_options():
-    page = programs.run("docs/extending/launcher.md")
-    with pytest.raises(SpecError, match="it has no options, and zone was given"):
-        page["PlainLauncher"](None, {"zone": "b"})
+def test_it_refuses_options(package):
+    with pytest.raises(SpecError, match="launcher plain: it has no options, and zone was given"):
+        importlib.import_module("plain.launcher").PlainLauncher(None, {"zone": "b"})

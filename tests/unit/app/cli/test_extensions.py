@@ -14,7 +14,7 @@ from marless.app.cli.main import GROUP, PANEL
 from tests.unit.cost.billing.rounds import paper_round
 from tests.unit.jobs.test_record import RETURNS
 
-PAGE = "docs/extending/command.md"
+KIND = "command"
 
 
 @pytest.fixture

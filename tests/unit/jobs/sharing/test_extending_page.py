@@ -1,19 +1,17 @@
-"""The page that teaches how to add a similarity does what it says, and its check sees what is wrong."""
+"""The similarity that `marless new` makes, and what its check sees; tests/docs runs its page."""
+
+import importlib
 
 import numpy as np
 import pytest
 
 from marless.learning.similarity.contract import check_similarity
-from tests.docs import programs
+
+KIND = "similarity"
 
 
-@pytest.fixture(scope="module")
-def page():
-    return programs.run("docs/extending/similarity.md")  # its second block runs the contract check
-
-
-def test_its_similarity_is_what_the_registry_wants(page):
-    kind = page["SIMILARITY"]
+def test_its_similarity_is_what_the_registry_wants(package):
+    kind = importlib.import_module("habits.similarity").SIMILARITY
     config = kind.config_type.model_validate({"name": "habits", "power": 2})
     assert config.samples == 256
     check_similarity(kind.make(config))

@@ -76,7 +76,7 @@ class Brought:
 def theirs(monkeypatch) -> dict[str, kinds.NetKind]:
     """Kinds that other packages have brought."""
     found: dict[str, kinds.NetKind] = {"residual": Residual(), "lstm": LSTM()}
-    monkeypatch.setattr(kinds, "_KINDS", Brought(kinds._KINDS, found))
+    monkeypatch.setattr(kinds, "KINDS", Brought(kinds.KINDS, found))
     return found
 
 

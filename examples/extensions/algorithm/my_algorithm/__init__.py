@@ -1,0 +1,1 @@
+"""An algorithm of marless: `algorithm: {name: my_algorithm}`."""

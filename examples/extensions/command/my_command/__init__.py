@@ -1,0 +1,1 @@
+"""A command of marless: `marless my_command`."""

@@ -1,0 +1,1 @@
+"""An environment of marless: `env: {name: my_environment}`."""

@@ -1,0 +1,1 @@
+"""A launcher of marless: `marless up --launcher my_launcher`."""

@@ -1,0 +1,1 @@
+"""A kind of net of marless: `model: {net: my_net}`."""

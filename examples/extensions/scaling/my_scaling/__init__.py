@@ -1,0 +1,1 @@
+"""A scaling policy of marless: `scaling: {name: my_scaling}`."""

@@ -1,0 +1,1 @@
+"""A schedule of marless: `schedule: {name: my_schedule}`."""

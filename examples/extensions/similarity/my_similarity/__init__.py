@@ -1,0 +1,1 @@
+"""A similarity of marless: `sharing: {similarity: {name: my_similarity}}`."""

@@ -1,0 +1,1 @@
+"""A metrics sink of marless: `sinks: [{name: my_sink}]`."""
