@@ -20,11 +20,11 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from marless.services.coordinator.api.servicer import CoordinatorServicer, watch
 from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
-from marless.services.coordinator.jobs.view import JobProgress, progress_of
 from marless.services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
 from marless.storage import round_file
+from marless.storage.progress import JobProgress, progress_of
 from marless.storage.round_file import BATCH_BYTES, RoundReader
 from tests.contract.test_jobs_model import NoPools
 from tests.unit.coordinator.test_run_folder import SPEC
@@ -125,7 +125,7 @@ def parsed(monkeypatch) -> list[str]:
 
 def test_asking_how_far_a_job_is_parses_one_record(runs, parsed):
     folder = RunFolder(ended_job(runs, 600))
-    assert progress_of(folder) == JobProgress().after(record(599, env_steps=100))
+    assert progress_of(folder.rounds_path) == JobProgress().after(record(599, env_steps=100))
     assert len(parsed) == 1
 
 

@@ -21,6 +21,7 @@ from marless.storage.round_file import read
 from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS, WITNESS
 
 GONE_S = 30.0
+FROM_FOLDERS = "marless: no coordinator answers; these are the runs in ./runs"
 COMMAND = (sys.executable, "-c", "from marless.app.cli import command; command()")
 
 
@@ -131,9 +132,17 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
     _, out, _ = place.type("doctor", "-o", "json")
     [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]
     assert (jobs["level"], jobs["found"], jobs["advice"]) == ("warn", "interrupted: walk-away", "`marless up`")
+    _, out, said = place.type("list", "-o", "json")
+    [listed] = json.loads(out)
+    assert (listed["state"], listed["reason"]) == ("INTERRUPTED", "interrupted; `marless up` continues it")
+    assert (listed["rounds"], said) == (place.rounds("walk-away"), FROM_FOLDERS)
 
     goes_on(place, "walk-away")
+    answered = place.type("get", "walk-away", "-o", "json")
+    lines = place.type("logs", "walk-away", "-o", "jsonl", "--tail", "3")
     assert place.type("down") == (0, "", "marless: down")
+    assert place.type("get", "walk-away", "-o", "json") == (0, answered[1], FROM_FOLDERS)
+    assert place.type("logs", "walk-away", "-o", "jsonl", "--tail", "3") == (0, lines[1], FROM_FOLDERS)
 
 
 def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):

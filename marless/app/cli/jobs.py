@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import operator
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -29,11 +30,19 @@ from marless.app.cli.options import (
 from marless.app.cli.output import console, data, log_line, say, show_job, show_jobs
 from marless.app.cli.working import Working
 from marless.core import documents
-from marless.core.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError, denied
+from marless.core.errors import (
+    CorruptError,
+    JobStateError,
+    MarlessError,
+    NotFoundError,
+    SpecError,
+    UnavailableError,
+    denied,
+)
 from marless.storage.places import is_address
 
 if TYPE_CHECKING:
-    from marless.app.client import Client, Job
+    from marless.app.client import Client, Job, LogLine
     from marless.jobs.sections import StopSpec
 
 RECENT_ROUNDS = 50
@@ -85,7 +94,8 @@ def list_(
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first: those of the coordinator or, if none answers, the run folders of --runs."""
+    from marless.app.cli.run_folders import asked_or_read, jobs_in
     from marless.app.client import JobState
 
     try:
@@ -94,16 +104,23 @@ def list_(
         raise SpecError(f"--state: {error}") from None
     # Only then are the first N of the coordinator, which lists the newest first, also the first N asked for.
     newest = not name and sort is JobOrder.accepted and not reverse
-    with to.client() as client:
-        found = client.list(states=wanted, limit=limit if newest else None)
+    found = asked_or_read(
+        to,
+        lambda client: client.list(states=wanted, limit=limit if newest else None),
+        lambda runs: [job for job in jobs_in(runs) if not wanted or job.state in wanted],
+    )
     matching = [job for job in found if name in job.job or fnmatch.fnmatchcase(job.job, name)]
     show_jobs(sort.of(matching, reverse=reverse)[:limit], output)
 
 
 def get(to: CoordinatorOptions, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
-    """Show one job, or several."""
-    with to.client() as client:
-        _show_each(jobs, client.get, output)
+    """Show one job, or several: of the coordinator or, if none answers, of the run folders of --runs."""
+    from marless.app.cli.run_folders import asked_or_read, job_in
+
+    found, refused = asked_or_read(
+        to, lambda client: _each(jobs, client.get), lambda runs: _each(jobs, functools.partial(job_in, runs))
+    )
+    _show_each(jobs, found, refused, output)
 
 
 def watch(to: CoordinatorOptions, job: JobArgument, output: OutputOption = Output.table) -> None:
@@ -121,10 +138,21 @@ def logs(
         Literal["table", "jsonl"], typer.Option("--output", "-o", help="jsonl: the lines of the log file.")
     ] = "table",
 ) -> None:
-    """Print a job's log."""
-    with to.client() as client, detachable(job):
-        for line in client.logs(job, follow=follow, tail=tail):
+    """Print a job's log; if no coordinator answers, that of its run folder in --runs."""
+    from marless.app.cli.run_folders import asked_or_read, log_of
+
+    def show(lines: Iterable[LogLine]) -> None:
+        for line in lines:
             data(log_line(line) if output == "table" else line.text)
+
+    with detachable(job):
+        if follow:
+            with to.client() as client:
+                show(client.logs(job, follow=True, tail=tail))
+        else:
+            asked_or_read(
+                to, lambda client: show(client.logs(job, tail=tail)), lambda runs: show(log_of(runs, job, tail))
+            )
 
 
 def wait(
@@ -159,7 +187,8 @@ def cancel(to: CoordinatorOptions, jobs: JobsArgument, output: OutputOption = Ou
         return found
 
     with to.client() as client:
-        _show_each(jobs, cancelled, output)
+        found, refused = _each(jobs, cancelled)
+    _show_each(jobs, found, refused, output)
 
 
 def resume(
@@ -337,7 +366,7 @@ def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Re
     for job in dict.fromkeys(jobs):
         try:
             done.append(action(job))
-        except (NotFoundError, JobStateError) as error:
+        except (NotFoundError, JobStateError, CorruptError) as error:
             if len(set(jobs)) == 1:
                 raise
             say(str(error))
@@ -345,8 +374,7 @@ def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Re
     return done, refused
 
 
-def _show_each(jobs: Sequence[str], action: Callable[[str], Job], output: Output) -> None:
-    found, refused = _each(jobs, action)
+def _show_each(jobs: Sequence[str], found: Sequence[Job], refused: Sequence[MarlessError], output: Output) -> None:
     if len(set(jobs)) == 1:
         show_job(found[0], output)
     else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -199,18 +199,22 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
     for path in sorted(runs.glob("*/job.json")):
         try:
             status = json.loads(regular_files.read(path, MAX_STATUS_BYTES))
-            if status["state"] in _UNFINISHED:
-                found.append(
-                    Unfinished(
-                        job=path.parent.name,
-                        attached=bool(status.get("attached")),
-                        cancelling=bool(status.get("cancelling")),
-                        run_by_somebody=_is_locked(path.with_name("owner.lock")),
-                    )
-                )
+            found.append(unfinished_of(status, path.parent))
         except (MarlessError, ValueError, KeyError, TypeError, RecursionError):
             continue  # not a readable job, so nothing to resume
-    return tuple(found)
+    return tuple(each for each in found if each)
+
+
+def unfinished_of(status: Mapping[str, Any], folder: Path) -> Unfinished | None:  # Any: JSON
+    """The job of a run folder with this content of job.json; None if it has ended."""
+    if status["state"] not in _UNFINISHED:
+        return None
+    return Unfinished(
+        job=folder.name,
+        attached=bool(status.get("attached")),
+        cancelling=bool(status.get("cancelling")),
+        run_by_somebody=_is_locked(folder / "owner.lock"),
+    )
 
 
 def _is_locked(path: Path) -> bool:

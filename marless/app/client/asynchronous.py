@@ -163,9 +163,12 @@ class AsyncClient:
 
     async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
         """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
-        wanted = [states] if isinstance(states, str) else states
+        given = [JobState.named(state) for state in ([states] if isinstance(states, str) else states)]
+        wanted = [state for state in given if state is not JobState.INTERRUPTED]
+        if given and not wanted:
+            return ()
         request = pb.ListJobsRequest(
-            states=[pb.JobState.Value(f"JOB_STATE_{JobState.named(state)}") for state in wanted],
+            states=[pb.JobState.Value(f"JOB_STATE_{state}") for state in wanted],
             page_size=0 if limit is None else min(max(limit, 1), PAGE),
         )
         jobs: tuple[Job, ...] = ()

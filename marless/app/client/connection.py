@@ -43,8 +43,8 @@ Response = TypeVar("Response")
 def find_coordinator(coordinator: str | None = None, runs: Path | str | None = None) -> str:
     """The given address, else $MARLESS_COORDINATOR, else that of the stack that `marless up` started in `runs`.
 
-    `runs` defaults to $MARLESS_RUNS, else "runs". Raises UnavailableError if no address is found, or if the stack file
-    or the socket that it names was created by another user, CorruptError if the stack file is no file.
+    `runs` defaults to $MARLESS_RUNS, else "runs". Raises UnreachableError if no address is found, UnavailableError if
+    the stack file or the socket that it names was created by another user, CorruptError if the stack file is no file.
     """
     if named := coordinator or os.environ.get("MARLESS_COORDINATOR"):
         return named
@@ -61,7 +61,7 @@ def find_coordinator(coordinator: str | None = None, runs: Path | str | None = N
             "--coordinator or $MARLESS_COORDINATOR"
         ) from None
     except (OSError, NotFoundError, ValueError, KeyError, TypeError, RecursionError):
-        raise UnavailableError(
+        raise UnreachableError(
             f"no coordinator is known: {stack} is not there; start one with `marless up`, or name yours with "
             "--coordinator or $MARLESS_COORDINATOR"
         ) from None

@@ -21,11 +21,13 @@ class JobState(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    INTERRUPTED = "INTERRUPTED"
+    """It has not ended, and nobody runs it; coordinators, which run theirs, never answer this."""
 
     @property
     def ended(self) -> bool:
         """True for final states; only resuming the job changes them."""
-        return self not in (JobState.PENDING, JobState.RUNNING)
+        return self not in (JobState.PENDING, JobState.RUNNING, JobState.INTERRUPTED)
 
     @classmethod
     def named(cls, name: str) -> JobState:
@@ -90,8 +92,11 @@ class LogLine:
 
     @property
     def fields(self) -> dict[str, Any]:  # Any: JSON
-        """The parsed line: timestamp, level, event, and the fields of the event."""
-        found = json.loads(self.text)
+        """The parsed line: timestamp, level, event, and the fields of the event; what is no JSON is an event."""
+        try:
+            found = json.loads(self.text)
+        except (ValueError, RecursionError):
+            found = self.text
         return found if isinstance(found, dict) else {"event": found}
 
 

@@ -16,10 +16,11 @@ from marless.jobs.record import RoundRecord
 from marless.services.coordinator.execution.job_run import JobRun
 from marless.services.coordinator.execution.pools import Pools
 from marless.services.coordinator.jobs.sink_feed import SinkFeed
-from marless.services.coordinator.jobs.view import JobProgress, JobView, Tally, ended, view_of
+from marless.services.coordinator.jobs.view import JobView, Tally, ended, view_of
 from marless.services.coordinator.state.job_log import JobLog
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
+from marless.storage.progress import JobProgress
 
 MAX_WAITING = 1000
 WAITING_RETRY_S = 60.0

@@ -24,7 +24,7 @@ from marless.services.coordinator.jobs import view
 from marless.services.coordinator.jobs.failover import Aftermath, Failover
 from marless.services.coordinator.jobs.job_queue import JobQueue, LiveJob
 from marless.services.coordinator.jobs.submission import Preparing, Submission, accepted, answered, check_request_id
-from marless.services.coordinator.jobs.view import JobProgress, JobView, Tally
+from marless.services.coordinator.jobs.view import JobView, Tally
 from marless.services.coordinator.state.checkpoints import start_checkpoint
 from marless.services.coordinator.state.journal import Costs, Journal
 from marless.services.coordinator.state.run_folder import RunFolder
@@ -32,6 +32,7 @@ from marless.services.coordinator.state.runs import Index, Runs
 from marless.services.coordinator.state.status import JobStatus
 from marless.services.coordinator.state.uploads import FileUploads
 from marless.storage.bucket import reading
+from marless.storage.progress import JobProgress, progress_of
 
 T = TypeVar("T")
 MOST_TAKEOVERS = 10
@@ -275,7 +276,7 @@ class Jobs:
         status = status.resumed(request_id, reason=self.queue.prospect, attached=attached)
         await asyncio.to_thread(folder.write_status, status)
         await asyncio.to_thread(folder.flush)
-        progress = await asyncio.to_thread(view.progress_of, folder)
+        progress = await asyncio.to_thread(progress_of, folder.rounds_path)
         return self._enqueue_job(job, folder, status, progress, "job.resumed")
 
     async def _delete(self, job: str, *, allow_missing: bool) -> None:
@@ -373,7 +374,7 @@ class Jobs:
             return
         progress, reason = JobProgress(), ""
         try:
-            progress = await asyncio.to_thread(view.progress_of, folder)
+            progress = await asyncio.to_thread(progress_of, folder.rounds_path)
         except CorruptError as error:
             reason = str(error)
         if status.attached and status.job != self._options.only:

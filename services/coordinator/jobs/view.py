@@ -15,32 +15,11 @@ from typing import Any
 
 from marless.core.errors import CorruptError, MarlessError
 from marless.jobs.record import RoundRecord, Summary
-from marless.learning.data.returns import EpisodeReturns
 from marless.services.coordinator.state.journal import Costs, Journal
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
-from marless.storage.round_file import lines_backwards, may_be_evaluated, parse, spent_s
-
-LOOK_BACK_ROUNDS = 512
-"""An evaluation older than this many rounds is not searched for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobProgress:
-    """The progress of a job."""
-
-    rounds: int = 0
-    """Recorded rounds."""
-    env_steps: int = 0
-    """Env steps sampled for training in the recorded rounds."""
-    greedy: EpisodeReturns | None = None
-    """Returns of the newest evaluation."""
-
-    def after(self, record: RoundRecord) -> JobProgress:
-        """The progress after one more round."""
-        return JobProgress(
-            rounds=record.round + 1, env_steps=record.env_steps, greedy=record.newest_evaluation or self.greedy
-        )
+from marless.storage.progress import JobProgress, progress_of
+from marless.storage.round_file import lines_backwards, spent_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +35,6 @@ class JobView:
     win_rate: float | None
     """Fraction of the newest evaluation's episodes that were won; None if the environment has no wins."""
     random_win_rate: float | None
-
-
-def progress_of(folder: RunFolder) -> JobProgress:
-    """Read a job's progress from its records; raises CorruptError."""
-    newest: RoundRecord | None = None
-    for looked, line in enumerate(lines_backwards(folder.rounds_path)):
-        if newest is None or may_be_evaluated(line):
-            record = parse(folder.rounds_path, line)
-            newest = newest or record
-            if record.evaluations:
-                return replace(JobProgress().after(newest), greedy=record.newest_evaluation)
-        if looked >= LOOK_BACK_ROUNDS:
-            break
-    return JobProgress().after(newest) if newest else JobProgress()
 
 
 def view_of(status: JobStatus, run_dir: Path, progress: JobProgress) -> JobView:
@@ -90,7 +55,7 @@ def read(folder: RunFolder) -> JobView:
     """Read the view of a job from its folder; raises NotFoundError, CorruptError."""
     status = folder.read_status()
     if not status.summary_json:
-        return view_of(status, folder.path, progress_of(folder))
+        return view_of(status, folder.path, progress_of(folder.rounds_path))
     try:
         summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
         return JobView(
@@ -117,7 +82,7 @@ def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobS
     """The final status of a job that ends while it is not running; records that cannot be read count as none."""
     progress, trained_s, now_s = JobProgress(), 0.0, time.time()
     with suppress(CorruptError):
-        progress = progress_of(folder)
+        progress = progress_of(folder.rounds_path)
         trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
     cost_usd, accounting = _cost(folder)
     summary = Summary(

@@ -206,7 +206,7 @@ def test_a_stack_file_that_is_none_is_no_stack(run, marless, tmp_path, file, wha
     damaged(tmp_path / "runs" / ".stack", file, what)
     with patience():
         assert marless("doctor")[0] in (0, 1)
-        code, _, said = marless("list")
+        code, _, said = marless("watch", "tiny")
         assert code == 1 and said.count("\n") == 1
 
 
