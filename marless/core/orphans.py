@@ -17,15 +17,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from marless.core import process_table
+
 MARK = "MARLESS_WORKER"
 """Environment variable that holds the mark."""
 GONE_S = 5.0
 """Seconds to wait for killed processes to end; a process in uninterruptible I/O cannot be killed."""
 _POLL_S = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
-_STARTED = 19
-"""Position of the start in /proc/<pid>/stat, counted from the field after the command's name: proc(5) has it as 22."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 _adopting = False
 
 
@@ -146,8 +145,8 @@ def _orphan(seen: _Seen, running: Mapping[int, _Seen]) -> Orphan:
     marked = seen
     while not marked.dead_pool:  # what has no mark of its own was found below a process that has one
         marked = running[marked.parent]
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - seen.started / _TICKS
-    return Orphan("local", f"{seen.pid}", marked.dead_pool, b" ".join(words).decode(errors="replace"), round(age_s, 1))
+    what, age_s = b" ".join(words).decode(errors="replace"), process_table.age_s(seen.started)
+    return Orphan("local", f"{seen.pid}", marked.dead_pool, what, round(age_s, 1))
 
 
 def _end(wanted: Callable[[_Seen], bool]) -> None:
@@ -171,26 +170,20 @@ def _below(processes: Collection[_Seen], wanted: Callable[[_Seen], bool]) -> set
 
 def _others() -> list[_Seen]:
     """All running processes but this one."""
-    found = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
-    return [seen for pid in found if pid != os.getpid() and (seen := _look(pid))]
+    return [seen for pid in process_table.process_ids() if pid != os.getpid() and (seen := _look(pid))]
 
 
 def _look(pid: int) -> _Seen | None:
-    try:
-        # Split after the name in parentheses, which may contain anything.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        state, parent, _, session = fields[:4]
-    except (OSError, ValueError):
-        return None  # it has ended
-    # It has ended, and only its parent has not waited for it; killing it again and again would change nothing.
-    if state in b"ZX":
+    # One that has ended, and whose parent has not waited for it, is none: killing it again would change nothing.
+    stat = process_table.stat_of(pid)
+    if stat is None:
         return None
     mark = b""
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((each for each in environment if each.startswith(MARK.encode() + b"=")), b"")
     text = mark.partition(b"=")[2].decode(errors="replace")
-    return _Seen(pid, int(parent), int(session), text, int(fields[_STARTED]))
+    return _Seen(pid, stat.parent, stat.session, text, stat.started)
 
 
 def started(pid: int) -> int | None:

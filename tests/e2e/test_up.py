@@ -122,6 +122,7 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
     place.type("submit", "job.yaml", "--job", "walk-away", *place.endless)
     place.rounds_beyond("walk-away", 5)
     family = place.family()
+    assert_listed(place, family)
     code, _, said = place.type("down")
     assert (code, said.splitlines()) == (
         0,
@@ -143,6 +144,30 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
     assert place.type("down") == (0, "", "marless: down")
     assert place.type("get", "walk-away", "-o", "json") == (0, answered[1], FROM_FOLDERS)
     assert place.type("logs", "walk-away", "-o", "jsonl", "--tail", "3") == (0, lines[1], FROM_FOLDERS)
+
+
+def assert_listed(place: Place, family: list[psutil.Process]) -> None:
+    """`marless ps` names every process of a stack that runs the job walk-away, each below the one that started it."""
+    _, out, _ = place.type("ps", "-o", "json")
+    stack = str(place.path / "runs" / ".stack")
+    found = {each["pid"]: each for each in json.loads(out) if each["place"] == stack}
+    assert {each.pid for each in family} <= found.keys()
+    assert all(found[each.pid]["parent"] == each.ppid() for each in family[1:])
+    roles = [each["role"] for each in found.values()]
+    services = ("coordinator", "param_store", "actor_pool", "learner_pool")
+    once = (
+        "supervisor",
+        *services,
+        *(f"template of {name}" for name in ("services", "actor workers", "learner workers")),
+    )
+    assert all(roles.count(role) == 1 for role in once)
+    assert roles.count("actor worker") >= 2 and "learner worker" in roles and "redis_guard" in roles
+    assert any(role in roles for role in ("valkey-server", "redis-server"))
+    [coordinator] = [each for each in found.values() if each["role"] == "coordinator"]
+    assert coordinator["jobs"] == [str(place.path / "runs" / "walk-away")]
+    _, table, _ = place.type("ps")
+    [row] = [row for row in table.splitlines() if str(coordinator["pid"]) in row]
+    assert row.split()[:3] == ["coordinator", str(coordinator["pid"]), "runs/walk-away"]
 
 
 def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):

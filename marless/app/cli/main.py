@@ -32,6 +32,7 @@ from marless.app.cli import (
     output,
     plot,
     policies,
+    ps,
     services,
     simulate,
     submitting,
@@ -140,6 +141,7 @@ app.command(rich_help_panel=HERE)(for_data_alone(check.check))
 app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))
 app.command(rich_help_panel=HERE)(services.up)
 app.command(rich_help_panel=HERE)(services.down)
+app.command(rich_help_panel=HERE)(ps.ps)
 app.command(rich_help_panel=HERE)(credentials.tokens)
 app.command(rich_help_panel=HERE)(credentials.credentials)
 app.command(rich_help_panel=HERE)(for_data_alone(verb.doctor))
