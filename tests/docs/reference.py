@@ -29,7 +29,23 @@ file with the most important ones as comments.
 An empty default is `null`. Column "of" names the algorithms, schedules or policies that have the setting, or rules of
 `schedule.aggregation.rule` (stellaris, softsync, ssp, async, sync). Not here: the scaling policy `minions`, which needs
 a [scheduler that was trained](scaling.md), and the settings of sinks ([metrics.md](metrics.md)).
+
+*PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *DPG* iddpg and maddpg, *off-policy* Q and DPG. A *schedule*
+is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear over the first env steps of the job.
 """
+FAMILIES = {
+    "iddpg, iql, maddpg, qmix, vdn": "off-policy",
+    "impact, ippo, mappo": "PPO",
+    "iql, qmix, vdn": "Q",
+    "iddpg, maddpg": "DPG",
+}
+"""Names of algorithms in column "of", as the page's head says it."""
+SHORTER = (
+    ("whole number", "integer"),
+    (r"number (.*), or section of start, end, env_steps", r"schedule \1"),
+    (r"([≥>]) (\S+) and ([≤<]) ", r"\1 \2, \3 "),
+)
+"""What columns say in fewer words than `marless settings`, which explains each setting by itself."""
 CHOICES = {
     "algorithm": ALGORITHMS.names,
     "schedule": SCHEDULES.names,
@@ -91,7 +107,10 @@ def _table(rows: Sequence[tuple[SettingInfo, str]]) -> Iterator[str]:
     for each, of in rows:
         default = each.default if isinstance(each.default, str) else documents.to_yaml_line(each.default)
         default = "" if default in ("null", "") else f"`{default}`" if default != "required" else "required"
-        cells = [f"`{each.path}`", each.kind, default, *([of] if named else []), each.about]
+        kind = each.kind
+        for long, short in SHORTER:
+            kind = re.sub(long, short, kind)
+        cells = [f"`{each.path}`", kind, default, *([FAMILIES.get(of, of)] if named else []), each.about]
         yield f"| {' | '.join(re.sub('<(?=[a-z])', '&lt;', cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
