@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
 
+    from marless.app.result import Result as Result
+    from marless.app.training import train as train
     from marless.learning.policies.team import Team as Team
     from marless.storage.saved_policies import load_policy as load_policy
 
-_HOMES = {"Team": "marless.learning.policies.team", "load_policy": "marless.storage.saved_policies"}
+_HOMES = {
+    "Result": "marless.app.result",
+    "Team": "marless.learning.policies.team",
+    "load_policy": "marless.storage.saved_policies",
+    "train": "marless.app.training",
+}
 """Public name → module that defines it. Imported on first use, so that importing `marless` stays cheap."""
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.core import process_table
+from marless.core import process_environment, process_table
 
 MARK = "MARLESS_WORKER"
 """Environment variable that holds the mark."""
@@ -101,28 +101,30 @@ def end_below(worker: int, mark: str) -> None:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
-    """Context in which third-party code may start processes; on exit they are killed. If this process itself is killed,
-    `end_of_dead_pools` kills them, as it does for a pool.
+def contained(*, spare: bool = False) -> Iterator[None]:
+    """Context in which third-party code may start processes; on exit they are killed, but with `spare` none that ran
+    before. If this process itself is killed, `end_of_dead_pools` kills them, as it does for a pool.
     """
+    before = {(seen.pid, seen.started) for seen in _others() if _is_below(seen)} if spare else set()
     # A worker that was launched has the mark of its launcher already.
-    os.environ.setdefault(MARK, new_mark())
-    try:
-        yield
-    finally:
-        end_own()
+    ours = {} if MARK in os.environ else {MARK: new_mark()}
+    with process_environment.changed(ours):
+        try:
+            yield
+        finally:
+            _end(lambda seen: _is_below(seen) and (seen.pid, seen.started) not in before)
 
 
 def end_own() -> None:
     """Kill all processes below this one, for a worker whose pool may be gone."""
+    _end(_is_below)
+
+
+def _is_below(seen: _Seen) -> bool:
     here, own = os.getpid(), os.environ.get(MARK)
-
-    def is_below(seen: _Seen) -> bool:
-        # marks that this process gave to others begin with its own, see `new_mark_within`
-        marked = own is not None and f"{seen.mark}/".startswith(f"{own}/")
-        return marked or here in (seen.parent, seen.session)
-
-    _end(is_below)
+    # marks that this process gave to others begin with its own, see `new_mark_within`
+    marked = own is not None and f"{seen.mark}/".startswith(f"{own}/")
+    return marked or here in (seen.parent, seen.session)
 
 
 def end_of_dead_pools() -> None:

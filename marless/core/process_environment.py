@@ -9,9 +9,9 @@ import fcntl
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import thread as executors
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -63,6 +63,21 @@ def learner(threads: int) -> dict[str, str]:
     """
     kept = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM_BYTES), "MALLOC_MMAP_THRESHOLD_": str(_MMAP_BYTES)}
     return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept
+
+
+@contextmanager
+def changed(variables: Mapping[str, str]) -> Iterator[None]:
+    """Context in which this process has these variables; afterwards it has those from before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def keep_freed_memory() -> None:

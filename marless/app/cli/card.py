@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from marless.app.cli.output import duration, number, percent
 from marless.core import documents, regular_files
 from marless.core.errors import CorruptError, SpecError
-from marless.core.machine import MachineRecord
 from marless.jobs.record import Evaluation, RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 
@@ -104,7 +103,7 @@ def _parsed(card: Mapping[str, Any]) -> Card:  # Any: JSON
 
 
 def _made(run: Recorded, job: str, rounds: int) -> Card:
-    from marless.app.cli.costs import rented
+    from marless.app.cli.costs import amounts
     from marless.cost.billing.bill import bill
     from marless.jobs import prices
 
@@ -113,8 +112,8 @@ def _made(run: Recorded, job: str, rounds: int) -> Card:
     made = bill(records, spec, table, run.kept if len(records) == len(run.records) else None)
     # The round after may hold the evaluation of the last one.
     evaluations = [each for record in run.records for each in record.evaluations if each.rounds <= rounds]
-    curve_of, curve = _curve(records, evaluations)
-    vcpus = _vcpus(made.machines)
+    kind, points = curve_of(run.records, rounds)
+    vcpus = {each.id: each.vcpus for each in made.machines}
     return Card(
         job=job,
         environment=spec.env.name,
@@ -132,20 +131,21 @@ def _made(run: Recorded, job: str, rounds: int) -> Card:
         vcpus=sum(vcpus.values()),
         evaluation=evaluations[-1] if evaluations else None,
         random=run.random,
-        curve_of=curve_of,
-        curve=curve,
-        cost_usd={each: made.total_usd(each) for each in made.accountings if each != "machines" or rented(made)},
+        curve_of=kind,
+        curve=thinned(points, MOST_POINTS),
+        cost_usd=amounts(made),
         counts_as=spec.bill.accounting,
         prices=f"{table.region}, {min(each.date for each in (table.lambda_, table.fargate, table.ec2, table.redis))}",
     )
 
 
-def _curve(
-    records: Sequence[RoundRecord], evaluations: Sequence[Evaluation]
-) -> tuple[str, tuple[tuple[int, float], ...]]:
+def curve_of(records: Sequence[RoundRecord], rounds: int | None = None) -> tuple[str, list[tuple[int, float]]]:
+    """What the training curve of the first `rounds` rounds shows, greedy or exploring returns, and its points."""
+    most = len(records) if rounds is None else rounds
+    evaluations = [each for record in records for each in record.evaluations if each.rounds <= most]
     if len(evaluations) > 1:
-        return "greedy", thinned([(each.env_steps, each.returns.mean) for each in evaluations], MOST_POINTS)
-    return "exploring", thinned([(each.env_steps, each.returns.mean) for each in records if each.returns], MOST_POINTS)
+        return "greedy", [(each.env_steps, each.returns.mean) for each in evaluations]
+    return "exploring", [(each.env_steps, each.returns.mean) for each in records[:most] if each.returns]
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
@@ -153,10 +153,6 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, 
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
-
-
-def _vcpus(machines: Sequence[MachineRecord]) -> Mapping[str, float]:
-    return {each.id: each.vcpus for each in machines}
 
 
 def changed_settings(spec: JobSpec) -> Mapping[str, Any]:  # Any: JSON

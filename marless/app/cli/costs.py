@@ -141,6 +141,11 @@ def rented(made: Bill) -> bool:
     return any(each.launcher != "local" or each.described for each in made.machines)
 
 
+def amounts(made: Bill) -> dict[str, float]:
+    """US dollars by accounting; by that of machines only where some may be rented."""
+    return {each: made.total_usd(each) for each in made.accountings if each != "machines" or rented(made)}
+
+
 def _machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
     """Machine-minutes, prices that are missing, and machines that still cost."""
     from marless.cost.billing.machines import problem

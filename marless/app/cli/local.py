@@ -91,40 +91,43 @@ def train(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opti
         return
     if workers and not in_process:
         raise SpecError("--workers: it is for --in-process; on services, the job's actors.count decides")
-    if find_spec("torch") is None:  # not imported, because that takes a second
-        raise UnavailableError("training needs torch, which is not installed here: pip install 'marless[train]'")
-    with _where(workers, in_process=in_process) as where:
+    with place(workers, in_process=in_process) as where:
         if job_file:
             outcome = _begin(job_file, override, job, runs, where)
         elif replay:
             outcome = _replay(replay, job, runs, at, where)
         else:
             outcome = _resume(resume, override, runs, where)
-        if in_process and outcome.job.state == "FAILED":
-            _tell_where(Path(outcome.job.run_dir))
+        if in_process and outcome.job.state == "FAILED" and (detail := failure_detail(Path(outcome.job.run_dir))):
+            say(f"what has ended the job:\n{detail}")
     _report(outcome, output)
 
 
-def _tell_where(folder: Path) -> None:
-    """Print the traceback of what has ended a job, if its log has one: who debugs looks for the line."""
+def failure_detail(folder: Path) -> str:
+    """The traceback of what has ended a job, if its log has one: who debugs looks for the line."""
     with suppress(OSError, ValueError):
         last = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        if detail := json.loads(last).get("detail"):
-            say(f"what has ended the job:\n{detail}")
+        return str(json.loads(last).get("detail", ""))
+    return ""
 
 
 @contextmanager
-def _where(workers: int, *, in_process: bool) -> Iterator[Where]:
-    """Where the job runs; what starts services begins at once, beside the check of the job."""
+def place(workers: int, *, in_process: bool) -> Iterator[Where]:
+    """Where a job runs; what starts services begins at once, beside the check of the job.
+
+    Raises UnavailableError without torch.
+    """
+    if find_spec("torch") is None:  # not imported, because that takes a second
+        raise UnavailableError("training needs torch, which is not installed here: pip install 'marless[train]'")
     if in_process:
         # Before NumPy is imported: weights must not depend on the number of cores. A learner's own functions use them.
-        os.environ.update(process_environment.learner(len(os.sched_getaffinity(0))))
-    from marless.app.cli.train import InProcess, OnServices
+        with process_environment.changed(process_environment.learner(len(os.sched_getaffinity(0)))):
+            from marless.app.cli.train import InProcess
 
-    if in_process:
-        yield InProcess(workers)
+            yield InProcess(workers)
         return
     from marless.app.cli.service_process import ahead
+    from marless.app.cli.train import OnServices
 
     with ahead() as starter:
         yield OnServices(starter)
@@ -132,24 +135,19 @@ def _where(workers: int, *, in_process: bool) -> Iterator[Where]:
 
 def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Where) -> JobOutcome:
     from marless.app.cli.check import summary
-    from marless.app.cli.train import InProcess
+    from marless.app.cli.train import prepared
     from marless.jobs import spec as specs
-    from marless.jobs.examining import examined
-    from marless.jobs.job import advice, prepare
-    from marless.jobs.sinks.base import check_sinks
+    from marless.jobs.job import advice
 
     spec = specs.load(job_file, override)
     try:
-        check_sinks(*spec.sinks)  # the coordinator will have this process's packages and environment
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
-            # A debugger follows into the constructor of an environment only if that is called here.
-            plain = isinstance(where, InProcess) and not where.workers
-            prepared = prepare(spec, None if plain else examined)
+            seen = prepared(spec, where)
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
-    for line in summary(prepared):
+    for line in summary(seen):
         say(line)
-    if note := advice(prepared):
+    if note := advice(seen):
         say(f"note: {note}")
     return _run(spec, job, runs, where)
 

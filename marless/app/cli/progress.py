@@ -133,6 +133,21 @@ class TrainingProgress:
         self._lines.stop()
         self._bar.stop()
 
+    @property
+    def status(self) -> str:
+        """The whole status, as a line of text."""
+        return harmless(self._now)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that the job has trained."""
+        return self._recent[-1].round + 1 if self._recent else 0
+
+    @property
+    def done(self) -> float:
+        """The fraction of the job that is done, from 0 to 1."""
+        return self._course[-1][0] if self._course else 0.0
+
     def doing(self, reason: str) -> None:
         """Show the job's current activity; while it is simply training, the last round's status is shown instead."""
         if self._recent and reason == "training":

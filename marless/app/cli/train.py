@@ -1,4 +1,7 @@
-"""Runs one job on this machine, from start to summary, for the command `train`: with all services, or without them."""
+"""Runs one job on this machine, from start to end: with all services, or without them.
+
+For the command `train`, which Ctrl-C interrupts, and for the function `marless.train`, which runs it in a thread.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,20 @@ import asyncio
 import importlib
 import shutil
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -20,7 +33,10 @@ from marless.app.client import AsyncClient, Job
 from marless.app.client.asynchronous import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.core.limits import check_id
+from marless.jobs.examining import examined
+from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import RoundRecord
+from marless.jobs.sinks.base import check_sinks
 from marless.jobs.spec import JobSpec
 from marless.storage.checkpoint import DiskCheckpoints
 
@@ -52,6 +68,74 @@ class JobOutcome:
     job: Job
     interrupted: bool
     """True if the user pressed Ctrl-C."""
+
+
+class Interrupts(Protocol):
+    """What interrupts a job."""
+
+    def around(self) -> AbstractContextManager[None]:
+        """Context of the whole run, outside of its event loop."""
+
+    def calling(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]:
+        """Context in the event loop, in which each interrupt calls `interrupt` there."""
+
+
+class Signals:
+    """Ctrl-C and SIGTERM, for the main thread."""
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def calling(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed; `around` restores it
+
+
+class Requests:
+    """Interrupts that another thread of this process asks for; handlers of signals stay as they are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before = 0
+        """Interrupts before the loop ran."""
+        self._call: Callable[[], object] | None = None
+
+    def interrupt(self) -> None:
+        """Interrupt the job; without effect once it has ended."""
+        with self._lock:
+            if self._call:
+                self._call()
+            else:
+                self._before += 1
+
+    def around(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @contextmanager
+    def calling(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._call = partial(loop.call_soon_threadsafe, interrupt)
+            for _ in range(self._before):
+                loop.call_soon(interrupt)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call = None
 
 
 class Where(Protocol):
@@ -134,8 +218,23 @@ def claim_job_id(name: str, runs: Path) -> str:
         raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
 
 
+def prepared(spec: JobSpec, where: Where) -> PreparedJob:
+    """Check a job where it will run, by making its environment once; raises SpecError."""
+    check_sinks(*spec.sinks)  # the coordinator will have this process's packages and environment
+    # A debugger follows into the constructor of an environment only if that is called here.
+    plain = isinstance(where, InProcess) and not where.workers
+    return prepare(spec, None if plain else examined)
+
+
 def train(
-    spec: JobSpec, *, job_id: str, runs: Path, show: Show, where: Where | None = None, claimed: bool = False
+    spec: JobSpec,
+    *,
+    job_id: str,
+    runs: Path,
+    show: Show,
+    where: Where | None = None,
+    claimed: bool = False,
+    interrupts: Interrupts | None = None,
 ) -> JobOutcome:
     """Run a job to its end, by default on services; `claimed` ids are those of `claim_job_id`.
 
@@ -151,7 +250,7 @@ def train(
         await client.submit(spec, job=job_id, attached=True)
         return 0
 
-    return _Attended(folder, show, where or OnServices()).run(begin)
+    return _Attended(folder, show, where or OnServices(), interrupts or Signals()).run(begin)
 
 
 def resume(
@@ -161,6 +260,7 @@ def resume(
     stop: Mapping[str, Any] | None,  # Any: YAML
     show: Show,
     where: Where | None = None,
+    interrupts: Interrupts | None = None,
 ) -> JobOutcome:
     """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
 
@@ -192,7 +292,7 @@ def resume(
             await client.resume(job_id, stop=stop)
         return job.rounds
 
-    return _Attended(folder, show, where or OnServices()).run(begin)
+    return _Attended(folder, show, where or OnServices(), interrupts or Signals()).run(begin)
 
 
 @dataclass
@@ -202,19 +302,17 @@ class _Attended:
     folder: Path
     show: Show
     where: Where
+    interrupts: Interrupts
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> JobOutcome:
         """Start the coordinator, follow the job to its end; `begin` submits it and returns the round to watch from."""
-        before = signal.getsignal(signal.SIGINT)
-        try:
+        with self.interrupts.around():
             job = asyncio.run(self._attend(begin))
-        finally:
-            signal.signal(signal.SIGINT, before)
         return JobOutcome(job, self.interrupted.is_set())
 
     async def _attend(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
-        async with _interrupts(self.interrupted) as hold_off:
+        with _interrupting(self.interrupts, self.interrupted) as hold_off:
             async with AsyncExitStack() as held:
                 started = held.enter_async_context(self.where.coordinator(self.folder, self.show.trouble))
                 client, failed = await self._unless_interrupted(started)
@@ -283,14 +381,14 @@ async def _unless_failed(
         await asyncio.gather(working, failing, return_exceptions=True)
 
 
-@asynccontextmanager
-async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]:
-    """Handle Ctrl-C and SIGTERM: the first sets `event`, which cancels the job; the second cancels this task at once.
+@contextmanager
+def _interrupting(interrupts: Interrupts, event: asyncio.Event) -> Iterator[Callable[[], None]]:
+    """Handle interrupts: the first sets `event`, which cancels the job; the second cancels this task at once.
 
-    Yields a function to call when nothing is left to cancel. From then on, and after the second signal, further ones
-    are ignored: services are being stopped, and one that is not waited for would outlive this command.
+    Yields a function to call when nothing is left to cancel. From then on, and after the second one, further ones are
+    ignored: services are being stopped, and one that is not waited for would outlive this command.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     cancellable = [task] if task else []
 
     def interrupt() -> None:
@@ -298,11 +396,5 @@ async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]
             cancellable.pop().cancel()
         event.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
+    with interrupts.calling(interrupt):
         yield cancellable.clear
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed; asyncio.run's caller restores it

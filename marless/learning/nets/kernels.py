@@ -9,6 +9,7 @@ runs at 200 instead of 100 GFLOP/s, tanh takes 0.2 instead of 2 ns per element, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -229,7 +230,8 @@ def choose_device(asked: str) -> tuple[str, str]:
 
 def compute_side_by_side() -> None:
     """Let functions of an update run in parallel: torch's threads serve one function each, not parts of operations."""
-    torch.set_num_interop_threads(torch.get_num_threads())
+    with suppress(RuntimeError):  # torch takes this number once in a process: a notebook may train a second time
+        torch.set_num_interop_threads(torch.get_num_threads())
     torch.set_num_threads(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -29,12 +29,11 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
     """
     actors: ActorRunner = ProcessActors(workers) if workers else PlainActors()
     process_environment.keep_freed_memory()
-    torch = threading.Thread(target=_prepare_torch, name="torch", daemon=True)
-    torch.start()
-    pools = InProcessPools(actors, folder / "replay", torch.join)
     options = JobsOptions(only=folder.name)
-    # What an environment starts and leaves behind ends with the job, as it does with a worker.
-    with _log(folder / "logs"), orphans.contained():
+    # What an environment starts and leaves behind ends with the job, as it does with a worker; what the program around
+    # it has started does not.
+    with _torch() as ready, _log(folder / "logs"), orphans.contained(spare=True):
+        pools = InProcessPools(actors, folder / "replay", ready)
         try:
             async with Jobs(folder.parent, pools, options, Preparing(None if workers else prepare)) as jobs:
                 yield CoordinatorServicer(jobs, Readiness({}, folder.parent))
@@ -42,11 +41,32 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
             await pools.close()
 
 
-def _prepare_torch() -> None:
-    """Import torch, which takes most of a second, beside the preparation of the job."""
-    from marless.learning.nets.kernels import compute_side_by_side
+@contextmanager
+def _torch() -> Iterator[Callable[[], None]]:
+    """Import torch, which takes most of a second, beside the preparation of the job; yields what waits for it.
 
-    compute_side_by_side()
+    Afterwards torch has its threads again, for the program that this job was a part of.
+    """
+    threads: list[int] = []
+
+    def prepare() -> None:
+        import torch
+
+        from marless.learning.nets.kernels import compute_side_by_side
+
+        threads.append(torch.get_num_threads())
+        compute_side_by_side()
+
+    preparing = threading.Thread(target=prepare, name="torch", daemon=True)
+    preparing.start()
+    try:
+        yield preparing.join
+    finally:
+        preparing.join()
+        if threads:
+            import torch
+
+            torch.set_num_threads(threads[0])
 
 
 @contextmanager

@@ -88,14 +88,16 @@ COMMANDS = {
     "plot": ("plot", "tiny", "--to", "x.png"),
     "evaluate": ("evaluate", "tiny", "--episodes", "1"),
     "export": ("export", "tiny", "--to", "x.safetensors"),
+    "one policy": ("export", "tiny", "--policy", "p", "--to", "p.safetensors"),
+    "card": ("card", "tiny"),
     "dry run": ("train", "job.yaml", "--dry-run", "--from", "tiny"),
 }
 READS = {
-    "job.json": ("cost", "explain", "simulate", "plot", "dry run"),
+    "job.json": ("cost", "explain", "simulate", "plot", "dry run", "export", "card"),
     "spec.yaml": tuple(COMMANDS),
-    "rounds.jsonl": ("cost", "explain", "simulate", "plot", "dry run", "evaluate"),
-    "checkpoints/round-000001/manifest.json": ("evaluate", "export"),
-    "checkpoints/round-000001/p.acting.safetensors": ("evaluate", "export"),
+    "rounds.jsonl": ("cost", "explain", "simulate", "plot", "dry run", "evaluate", "export", "card"),
+    "checkpoints/round-000001/manifest.json": ("evaluate", "export", "one policy", "card"),
+    "checkpoints/round-000001/p.acting.safetensors": ("evaluate", "export", "one policy", "card"),
 }
 """File → the commands that read it."""
 
