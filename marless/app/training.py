@@ -1,22 +1,23 @@
 """`marless.train`: trains on this machine from Python, as the command `marless train` does.
 
 The job runs in a thread of its own, with an event loop of its own: so it runs in a notebook, whose thread has a loop
-already, and in any thread of a program. The caller's thread shows the progress and waits for Ctrl-C, without a signal
-handler of its own.
+already, and in any thread of a program. The caller's thread shows the progress, and hands on Ctrl-C if it is the main
+one, to which Python gives signals.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
+import signal
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from marless.app.cli.local import place
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from marless.jobs.spec import JobSpec
 
 _LOOK_S = 0.5
-"""Seconds after which the caller's thread looks whether the job's thread has ended, should a message be lost."""
+"""Seconds after which the caller's thread looks whether the job's thread has ended."""
 _MOST_WORKERS = 256
 _QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC logs lost connections to standard error; those that matter are errors."""
@@ -176,15 +177,18 @@ def _attended(
     from marless.app.cli.train import Requests
     from marless.app.notebook import display
 
-    requests = Requests()
+    requests, events = Requests(), SimpleQueue[Callable[[], None]]()
     outcome: Future[JobOutcome] = Future()
-    events: queue.Queue[Callable[[], None]] = queue.Queue()
     shown: AbstractContextManager[Display | None] = display(job, stop) if progress else nullcontext()
-    with shown as showing:
+    with shown as showing, _interrupts(events, requests, showing) as interrupted:
         work = partial(_work, partial(run, show=_show(showing, events), interrupts=requests), outcome)
         thread = threading.Thread(target=work, name=f"marless {job}")
         thread.start()
-        interrupted = _wait(thread, events, requests, showing)
+        try:
+            _show_until_ended(thread, events)
+        finally:  # if the display has failed, too
+            requests.interrupt()
+            thread.join()
     where = "" if runs == Path("runs") else f", runs={str(runs)!r}"
     how = f"`marless.train(resume={job!r}{where})` continues it"
     known = any(each.job == job for each in unfinished(runs))
@@ -194,7 +198,7 @@ def _attended(
         raise KeyboardInterrupt(f"interrupted; {how if known else 'the job had not begun'}") from None
     except UnavailableError as error:
         raise UnavailableError(f"{error}; {how}" if known else str(error)) from None
-    if interrupted and done.job.state == "CANCELLED":
+    if interrupted() and done.job.state == "CANCELLED":
         raise KeyboardInterrupt(f"interrupted after {done.job.rounds:,} rounds; {how}")
     return done
 
@@ -207,7 +211,7 @@ def _work(run: Callable[[], JobOutcome], outcome: Future[JobOutcome]) -> None:
         outcome.set_exception(error)
 
 
-def _show(display: Display | None, events: queue.Queue[Callable[[], None]]) -> Show:
+def _show(display: Display | None, events: SimpleQueue[Callable[[], None]]) -> Show:
     """What the job's thread calls: it leaves what is to be shown to the caller's thread."""
     from marless.app.cli.train import Show
 
@@ -225,23 +229,43 @@ def _show(display: Display | None, events: queue.Queue[Callable[[], None]]) -> S
     )
 
 
-def _wait(
-    thread: threading.Thread, events: queue.Queue[Callable[[], None]], requests: Requests, display: Display | None
-) -> bool:
-    """Show events until the job's thread has ended; returns whether it was interrupted."""
-    interrupted = False
-    while thread.is_alive():
-        try:
-            with suppress(queue.Empty):
-                events.get(timeout=_LOOK_S)()
-        except KeyboardInterrupt:
-            requests.interrupt()
-            if display and not interrupted:
-                display.note("interrupted: the job ends after its present round; once more ends it at once")
-            interrupted = True
-    while not events.empty():
-        events.get()()
-    return interrupted
+def _show_until_ended(thread: threading.Thread, events: SimpleQueue[Callable[[], None]]) -> None:
+    """Run what is to be run in the caller's thread, until the job's thread has ended."""
+    while thread.is_alive() or not events.empty():
+        with suppress(Empty):
+            events.get(timeout=_LOOK_S)()
+
+
+@contextmanager
+def _interrupts(
+    events: SimpleQueue[Callable[[], None]], requests: Requests, display: Display | None
+) -> Iterator[Callable[[], bool]]:
+    """Context in which Ctrl-C interrupts the job, if this is the main thread; yields whether it was interrupted.
+
+    No KeyboardInterrupt is raised meanwhile, which could come between any two steps of this thread, and leave the job's
+    thread behind.
+    """
+    count = 0
+
+    def interrupt() -> None:
+        requests.interrupt()
+        if display and count == 1:
+            display.note("interrupted: the job ends after its present round; once more ends it at once")
+
+    def handle(*_: object) -> None:
+        nonlocal count
+        count += 1
+        events.put(interrupt)  # the only queue that may be used in a handler
+
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: count > 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _result(outcome: JobOutcome) -> Result:
