@@ -80,6 +80,10 @@ HABITS: Mapping[str, str] = {
         ("hidden", "hidden_dim", "hidden_size", "hidden_sizes", "fcnet_hiddens", "net_arch"), "model.hidden"
     ),
     **dict.fromkeys(("fcnet_activation", "activation", "activation_fn"), "model.activation"),
+    **dict.fromkeys(
+        ("norm_obs", "normalize", "normalize_observations", "observation_filter", "obs_norm", "normalize_input"),
+        "model.normalise_observations",
+    ),
     **dict.fromkeys(("use_lstm", "use_rnn", "rnn", "lstm"), "model.recurrent: gru"),
     **dict.fromkeys(
         ("num_workers", "n_workers", "workers", "num_env_runners", "num_actors", "n_rollout_threads"), "actors.count"

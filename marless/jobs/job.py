@@ -133,6 +133,11 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     _check_trajectory(spec, spaces)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
+    if spec.model.normalise_observations and not spec.algorithm.normalises:
+        raise SpecError(
+            f"model.normalise_observations: {spec.algorithm.name} keeps no statistics of observations; leave it out, "
+            "or train with ippo, mappo or impact"
+        )
     context = _context(spec, spaces, groups)
     policy = SCALING_POLICIES.find(spec.scaling.name).make(spec.scaling, context)
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError
 from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.nets.layout import MEMORY, FloatArray, checked
+from marless.learning.nets.normalising import SEEN
 from marless.learning.nets.serial import not_finite
 
 Moments = NDArray[np.float64]
@@ -119,6 +120,8 @@ def check(state: PolicyState, gradients: Sequence[Arrays], steps: Mapping[str, N
             if (moments := state.learning.get(f"{prefix}.moments")) is None:
                 raise CorruptError(f"policy state: {prefix!r} has no moments of returns for its step to follow")
             expected[f"{prefix}.{_RETURNS}"] = moments.shape, "float64"
+        if (seen := _weights(state, prefix).get(f"{prefix}.{SEEN}")) is not None:
+            expected[f"{prefix}.{SEEN}"] = seen.shape, "float64"
     for gradient in gradients:
         found = {name: (array.shape, array.dtype.name) for name, array in gradient.items()}
         if found != expected:
@@ -139,6 +142,8 @@ class _Net:
     count: int
     moments: NDArray[np.float64] | None
     target: NDArray[np.float32] | None
+    seen: NDArray[np.float64] | None
+    """Statistics of normalised inputs; None if inputs are as they are."""
 
     @classmethod
     def of(cls, state: PolicyState, prefix: str) -> _Net:
@@ -151,7 +156,7 @@ class _Net:
             raise CorruptError(
                 f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[outputs, 3]}"
             )
-        count = learning[f"{prefix}.count"]
+        count, seen = learning[f"{prefix}.count"], weights.get(f"{prefix}.{SEEN}")
         if count.shape != () or count.dtype.kind not in "iu":
             what = f"{count.dtype}{list(count.shape)}"
             raise CorruptError(f"policy state: {prefix}.count is {what}, expected a whole number")
@@ -165,6 +170,7 @@ class _Net:
             count=int(count),
             moments=None if moments is None else moments.astype(np.float64),
             target=checked(learning, f"{prefix}.target", size) if f"{prefix}.target" in learning else None,
+            seen=None if seen is None else seen.astype(np.float64, copy=True),
         )
 
     def step(self, part: Combined, step: NetStep) -> None:
@@ -183,6 +189,8 @@ class _Net:
         adam_(self.flat, self.first, self.second, self.count, gradient_D, lr=lr, eps=step.eps)
         if step.target_steps is not None and self.count % step.target_steps == 0:
             self.target = self.flat.copy()
+        if self.seen is not None:
+            self.seen += part.gradient[f"{prefix}.{SEEN}"].astype(np.float64)
 
     def write(self, acting: dict[str, NDArray[np.generic]], learning: dict[str, NDArray[np.generic]]) -> None:
         """Put the arrays into the parts of a state, in place of the present ones."""
@@ -194,6 +202,8 @@ class _Net:
             learning[f"{prefix}.moments"] = self.moments
         if self.target is not None:
             learning[f"{prefix}.target"] = self.target
+        if self.seen is not None:
+            (acting if self.acts else learning)[f"{prefix}.{SEEN}"] = self.seen
 
 
 def _prefixes(state: PolicyState, steps: Mapping[str, NetStep]) -> list[str]:

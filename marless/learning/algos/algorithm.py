@@ -27,6 +27,8 @@ class AlgorithmConfig(Section):
     learns_from_earlier: ClassVar[bool] = False
     """True if it learns from trajectories of earlier versions of its policies: because it corrects for the policies
     that acted, as recorded, or because it learns from whatever is in its replay. Needed by schedule `pipelined`."""
+    normalises: ClassVar[bool] = False
+    """True if its learners keep statistics of observations, and so can follow `model.normalise_observations`."""
     name: str
 
     def samples(self, sampled: int, steps: int) -> int:

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_LAYERS, MAX_WIDTH
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.learning.nets import acting_heads, acting_nets
+from marless.learning.nets import acting_heads, acting_nets, normalising
 from marless.learning.nets.acting_heads import ActingHead
 from marless.learning.nets.acting_nets import ActingNet
 from marless.learning.nets.inputs import Inputs, write_action
 from marless.learning.nets.kinds import MLP, OURS, kind_of
+from marless.learning.nets.normalising import Normaliser
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.learning.nets.model import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_WAY = ("kind", "hidden", "activation", "action", "acts", "inputs", "ids")
+_WAY = ("kind", "hidden", "activation", "action", "acts", "inputs", "ids", normalising.METADATA)
 """Metadata keys that must be equal for all policies of a class."""
 _NOT_BEGUN = -1
 
@@ -56,11 +57,18 @@ class ActingPolicies:
     the caller's own.
     """
 
-    def __init__(self, agent_class: AgentClass, net: ActingNet, head: ActingHead, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        agent_class: AgentClass,
+        net: ActingNet,
+        head: ActingHead,
+        inputs: Inputs,
+        normaliser: Normaliser | None = None,
+    ) -> None:
         self.agent_class = agent_class
         self.remembers = net.remembers or inputs.last_action
         """True if actions depend on earlier steps of the episode."""
-        self._net, self._head, self._inputs = net, head, inputs
+        self._net, self._head, self._inputs, self._normaliser = net, head, inputs, normaliser
         self._batch = _NOT_BEGUN
         nothing = np.empty((0, 0, 0), np.float32)
         self._obs_NOB, self._last_NAB = nothing, nothing
@@ -90,7 +98,8 @@ class ActingPolicies:
                 outputs=action.n,
                 free=acting_heads.free_parameters(action, acts),
             )
-            return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs)
+            normaliser = Normaliser.parse(owners, metadata, agent_class.obs_size)
+            return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs, normaliser)
         except CorruptError as error:
             raise CorruptError(f"class {agent_class.name}: {error}") from None
 
@@ -178,7 +187,10 @@ class ActingPolicies:
                 )
             # Without memory nothing is lost by new buffers, so the number of copies may change at any time.
             self.begin(batch)
-        self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
+        if self._normaliser is None:
+            self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
+        else:
+            self._normaliser.write(obs_NBO.transpose(0, 2, 1), self._obs_NOB)
         # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results
         # are right (https://github.com/numpy/numpy/issues/24067). Policies that are not finite are refused when loaded.
         with np.errstate(invalid="ignore"):
@@ -201,7 +213,8 @@ def description(
     if model.kind not in OURS:  # ours tell by their weights
         found["hidden"] = ",".join(map(str, model.hidden))
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
-    return found | way | (inputs or Inputs()).metadata()
+    normalises = normalising.metadata(normalises=model.normalise_observations, clip=model.observation_clip)
+    return found | way | normalises | (inputs or Inputs()).metadata()
 
 
 def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marless.core.errors import CorruptError, NotFoundError
 from marless.learning.nets.layout import FloatArray, ParameterLayout, checked
+from marless.learning.nets.normalising import SEEN
 
 Row = Mapping[str, Tensor]
 """The state of one learner function under one name; all rows of a bank have equal keys and shapes."""
@@ -91,7 +92,8 @@ class StateCodec:
 
     A row has `flat` (parameters), `first` and `second` (the optimizer's moments), each float32 [D], and `count` (steps
     taken, float64). With `moments`, it also has the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3];
-    with `target`, the target net's parameters, float32 [D], initially equal to the net's.
+    with `target`, the target net's parameters, float32 [D], initially equal to the net's; with `seen`, the sums of
+    that many inputs, float64 [I, 3] (`marless.learning.nets.normalising`), which actors need as they need the weights.
     """
 
     prefix: str
@@ -104,6 +106,8 @@ class StateCodec:
     target: bool = False
     biased: bool = False
     """See `ParameterLayout.initial`."""
+    seen: int = 0
+    """I, the number of inputs that are normalised; 0: none are."""
 
     def fresh(self, rng: np.random.Generator) -> Row:
         """A row with initial weights and a fresh optimizer state, on the CPU."""
@@ -117,12 +121,15 @@ class StateCodec:
         weights: dict[str, NDArray[np.generic]] = {**self.layout.to_arrays(self.prefix, arrays.pop("flat"))}
         # Counted in float64 only because Adam raises its decay rates to powers of it.
         arrays["count"] = arrays["count"].astype(np.int64)
+        if self.seen:
+            weights[f"{self.prefix}.{SEEN}"] = arrays.pop(SEEN)
         memory = {f"{self.prefix}.{key}": array for key, array in arrays.items()}
         return (weights, memory) if self.acts else ({}, weights | memory)
 
     def read(self, acting: Arrays, learning: Arrays) -> Row:
         """The inverse of `write`, on the CPU; raises CorruptError, naming the array that does not fit."""
-        flat_D = self.layout.from_arrays(self.prefix, acting if self.acts else learning)
+        weights = acting if self.acts else learning
+        flat_D = self.layout.from_arrays(self.prefix, weights)
         start = len(self.prefix) + 1
         memory = {key[start:]: array for key, array in learning.items() if key.startswith(f"{self.prefix}.")}
         for key in ("first", "second", "target") if self.target else ("first", "second"):
@@ -131,6 +138,11 @@ class StateCodec:
         for key in ("count", "moments") if self.moments else ("count",):
             if key not in memory or memory[key].shape != shapes[key]:
                 raise CorruptError(f"policy state: {self.prefix}.{key} is missing or not of shape {list(shapes[key])}")
+        if self.seen:
+            seen = weights.get(f"{self.prefix}.{SEEN}")
+            if seen is None or seen.shape != (self.seen, 3):
+                raise CorruptError(f"policy state: {self.prefix}.{SEEN} is missing or not of shape [{self.seen}, 3]")
+            memory[SEEN] = seen
         return self._row(flat_D, memory)
 
     def _row(self, flat_D: FloatArray, memory: Arrays) -> Row:
@@ -144,6 +156,8 @@ class StateCodec:
         if self.moments:
             nothing = np.zeros((self.layout.outputs, 3))
             row["moments"] = torch.tensor(memory.get("moments", nothing), dtype=torch.float64)
+        if self.seen:
+            row[SEEN] = torch.tensor(memory.get(SEEN, np.zeros((self.seen, 3))), dtype=torch.float64)
         if self.target:
             row["target"] = torch.tensor(memory.get("target", flat_D))
         return row

@@ -39,6 +39,14 @@ class ModelSpec(Section):
         "share a policy",
     )
 
+    normalise_observations: bool = Field(
+        False,
+        description="observations, and the global state of critics, are normalised by their running mean and deviation",
+    )
+    observation_clip: float | None = Field(
+        10.0, gt=0, description="limit of normalised observations, in deviations; null: none"
+    )
+
     @constraint
     def _one_memory(self) -> None:
         if self.recurrent == GRU and self.net not in (MLP, GRU):

@@ -30,6 +30,7 @@ from marless.learning.algos.ppo.post_process import (
     critic_samples,
     estimate,
     log_probs,
+    normalised,
     policy_samples,
     ratios,
     upload,
@@ -41,11 +42,13 @@ from marless.learning.algos.training.passes import Graph, Pass, threads_for
 from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
 from marless.learning.algos.training.rewards import rewarded
 from marless.learning.algos.training.table import tabulate
+from marless.learning.nets import normalising
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import generator, layout
 from marless.learning.nets.learner_states import Bank, StateCodec
+from marless.learning.nets.normalising import SEEN
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,14 @@ class PPOLearner:
         acting = layout(agent_class.obs_size + known, model, action.n, free_parameters(action))
         sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
         judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
-        self._policy_codec = StateCodec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)
-        self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True)
+        # A critic of one agent's observations has the statistics of its policy; others have those of the state.
+        seen, judged = agent_class.obs_size, 0 if critic == "own" else spaces.state_size
+        if not model.normalise_observations:
+            seen = judged = 0
+        self._policy_codec = StateCodec(
+            "policy", acting, output_gain=0.01, acts=True, target=self.has_target, seen=seen
+        )
+        self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
         self._metadata = description(agent_class, model, inputs=self._inputs)
@@ -147,7 +156,14 @@ class PPOLearner:
             return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
 
         uses, minibatches = self._uses(inputs), self._config.minibatches
-        return self._run(inputs, uses, minibatches, train, self._policies.arrange, self._critics.arrange)
+        output = self._run(inputs, uses, minibatches, train, self._policies.arrange, self._critics.arrange)
+        # Only now, because the round was sampled, and is trained on, with the statistics of the version before.
+        sums = self._sums(inputs)
+        for name in PPOLearner.names(self, inputs.groups):
+            for codec, bank in self._parts(name):
+                if codec.seen:
+                    bank.row(name)[SEEN].add_(torch.from_numpy(sums[codec.prefix]).to(self._device))
+        return output
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
@@ -168,15 +184,22 @@ class PPOLearner:
         uses = (self._rewarded(inputs),)
         # On copies, because post-processing rescales critics, and held states must not change.
         output = self._run(inputs, uses, 1, differentiate, self._policies.copies, self._critics.copies)
+        sums = self._sums(inputs)
+        for name in PPOLearner.names(self, inputs.groups):
+            parts = [codec.prefix for codec, _ in self._parts(name) if codec.seen]
+            found[name] |= {f"{prefix}.{SEEN}": sums[prefix] for prefix in parts}
         return GradientOutput(found, output.metrics, output.runs, output.distances)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""
+        """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before, and
+        `prefix.seen`, float64 [I, 3], what the statistics of inputs are raised by.
+        """
         parts, config = self._parts(name), self._config
         expected: dict[str, tuple[tuple[int, ...], str]]
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
         if "critic" in expected and config.value_normalisation:
             expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
+        expected |= {f"{codec.prefix}.{SEEN}": ((codec.seen, 3), "float64") for codec, _ in parts if codec.seen}
         if (found := {key: (array.shape, array.dtype.name) for key, array in gradients.items()}) != expected:
             raise CorruptError(f"gradients of {name!r} are {found}, expected {expected}")
         given = {key: torch.tensor(array, device=self._device).unsqueeze(0) for key, array in gradients.items()}
@@ -185,10 +208,18 @@ class PPOLearner:
             if _RETURNS in given:
                 function.rescale(given[_RETURNS], decay=config.value_decay, popart=config.popart)
             function.step(given["critic"], self._settings("critic", env_steps))
+            see(function, "critic")
+
+        def step_policy(function: PolicyFunction) -> None:
+            function.step(given["policy"], self._settings("policy", env_steps))
+            see(function, "policy")
+
+        def see(function: PolicyFunction | CriticFunction, prefix: str) -> None:
+            if (sums := given.get(f"{prefix}.{SEEN}")) is not None:
+                function.tensors[SEEN].add_(sums)
 
         if "policy" in expected:
-            settings = self._settings("policy", env_steps)
-            self._policies.change(name, lambda function: function.step(given["policy"], settings))
+            self._policies.change(name, step_policy)
         if "critic" in expected:
             self._critics.change(name, step_critic)
 
@@ -285,10 +316,12 @@ class PPOLearner:
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
+        policies_of, judges = list(zip(chosen, trained, strict=True)), self._judges(chosen, critics)
         tensors = upload(table, self._device, self._inputs.known)
+        if self._context.model.normalise_observations:
+            tensors = self._normalised(tensors, policies_of, judges[0][1])
         segments = Segments.of(tensors) if self._remembers else None
-        passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
-        policies_of = list(zip(chosen, trained, strict=True))
+        passes = critic_passes(judges, self._seen(tensors), segments)
         tensors, ratio_NTB = self._corrected(policies_of, tensors, segments)
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
         advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
@@ -338,6 +371,38 @@ class PPOLearner:
             return [(names, arrange([(names, names)])[0], None)]
         functions = arrange([(stack.names, stack.starts) for stack in chosen])
         return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
+
+    def _sums(self, inputs: RoundInput) -> dict[str, NDArray[np.float64]]:
+        """The sums, by prefix, that this round adds to the statistics of inputs.
+
+        Samples of all agents of the class count, actor by actor in the order of their indexes, whoever has played them.
+        """
+        if not self._context.model.normalise_observations:
+            return {}
+        given, k = inputs.trajectories, self._class_index
+        dies = f"alive/{k}" in given[0].arrays
+        seen = [(each[f"obs/{k}"].astype(np.float32, copy=False), each.alive(k) if dies else None) for each in given]
+        found = {"policy": normalising.added(seen)}
+        if self._critic != "own":
+            found["critic"] = normalising.added((each["state"].astype(np.float32, copy=False), None) for each in given)
+        return found
+
+    def _normalised(
+        self, tensors: Tensors, policies: Sequence[tuple[Stack, PolicyFunction]], critic: CriticFunction
+    ) -> Tensors:
+        """The tensors with observations normalised by each agent's policy, and the state by the first critic.
+
+        All of a class have the same statistics, unless a policy has begun from a version of another round.
+        """
+        agents, inputs = len(self._class.agents), self._class.obs_size
+        seen_NI3 = torch.zeros(agents, inputs, 3, dtype=torch.float64, device=self._device)
+        for stack, function in policies:
+            seen_NI3[stack.agents] = function.tensors[SEEN][list(stack.owners)]
+        names = [(name, seen_NI3) for name in ("obs", "boot_obs")]
+        if self._critic != "own":
+            names += [(name, critic.tensors[SEEN][:1]) for name in ("state", "boot_state")]
+        clip = self._context.model.observation_clip
+        return {**tensors, **{name: normalised(tensors[name], seen, clip) for name, seen in names}}
 
     def _seen(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """The critics' inputs at samples and at bootstrap rows."""

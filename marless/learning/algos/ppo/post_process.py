@@ -29,6 +29,7 @@ from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training.policy_batching import Samples, Stack, weights
 from marless.learning.algos.training.table import Table
 from marless.learning.algos.training.turns import Turns
+from marless.learning.nets.normalising import centre_and_scale
 
 Tensors = Mapping[str, Tensor]
 """A `Table` on the learner's device, without the fields that are None."""
@@ -50,6 +51,17 @@ def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
         return x_NIS
     ids_NKS = torch.eye(len(known), device=x_NIS.device).unsqueeze(2).expand(-1, -1, x_NIS.shape[2])
     return torch.cat([x_NIS[:, :-1], ids_NKS, x_NIS[:, -1:]], dim=1)
+
+
+def normalised(x_NIS: Tensor, seen_NJ3: Tensor, clip: float | None) -> Tensor:
+    """A copy of inputs whose first J rows are normalised by their statistics, as actors normalise them."""
+    centre_NJ, scale_NJ = map(torch.from_numpy, centre_and_scale(seen_NJ3.cpu().numpy()))
+    found_NIS = x_NIS.clone()
+    rows_NJS = found_NIS[:, : seen_NJ3.shape[1]]
+    rows_NJS.sub_(centre_NJ.to(x_NIS.device).unsqueeze(2)).mul_(scale_NJ.to(x_NIS.device).unsqueeze(2))
+    if clip is not None:
+        rows_NJS.clamp_(-clip, clip)
+    return found_NIS
 
 
 @dataclass(frozen=True)
