@@ -153,7 +153,6 @@ TREATMENTS: Mapping[str, Treatment] = {
     ),
     "docs/plots.md": Treatment(
         before=("marless compare examples/spread.yaml --sweep algorithm.name=ippo,vdn --seeds 2",),
-        named={"runs/spread-*": "runs/compare-spread/runs/spread-*"},
         slow=True,
     ),
     "docs/replay.md": Treatment(

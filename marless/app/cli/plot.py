@@ -146,8 +146,10 @@ def plot(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     )
     drawable = _drawable(to or Path("curves.png"), needed=csv_ is None or to is not None)
     found = _found(jobs, at)
-    groups = _labelled(_groups(found, choices), label)
+    with Working("computing lines"):
+        groups = _labelled(_groups(found, choices), label)
     _say_seeds(groups, choices)
+    _say_running(groups, found)
     if csv_:
         _write_csv(groups, choices.x, csv_)
         data(str(csv_))
@@ -196,10 +198,10 @@ def _found(sources: Sequence[str], at: CoordinatorOptions) -> list[Recorded]:
     """The jobs of all sources, each once; of a folder of run folders, those that have a recorded round."""
     found: list[Recorded] = []
     with Working("reading", "jobs") as working:
-        named = [(one, one != source) for source in sources for one in _jobs_of(source, at)]
-        once = list(dict(named).items())
-        for done, (source, inside) in enumerate(once):
-            working.told(done, len(once), source)
+        # A run folder that is named twice, as an id and as a path, is one run.
+        named = {_place(one, at): (one, one != source) for source in sources for one in _jobs_of(source, at)}
+        for done, (source, inside) in enumerate(named.values()):
+            working.told(done, len(named), source)
             recorded = find(source, at)
             if recorded.records or not inside:
                 found.append(recorded)
@@ -208,6 +210,14 @@ def _found(sources: Sequence[str], at: CoordinatorOptions) -> list[Recorded]:
     if not found:
         raise SpecError(f"{', '.join(sources)}: no round has been recorded yet: there is nothing to draw")
     return found
+
+
+def _place(source: str, at: CoordinatorOptions) -> str:
+    """The path of the run folder that `find` reads for a source; the source itself if it lies elsewhere."""
+    if is_address(source):
+        return source
+    folders = (Path(source), at.runs / source)
+    return next((str(each.resolve()) for each in folders if regular_files.is_there(each / "job.json")), source)
 
 
 def _jobs_of(source: str, at: CoordinatorOptions) -> list[str]:
@@ -234,10 +244,6 @@ def _groups(found: Sequence[Recorded], choices: _Choices) -> list[RunGroup]:
             own = _courses([found[index] for index in members], choices, Returns.exploring)
         line = courses.line(own, choices.center, choices.band)
         groups.append(courses.RunGroup(label=name, courses=tuple(own), line=line))
-        running = [found[index].job for index in members if found[index].state not in ENDED]
-        if running and len(own) > 1:
-            verb = "has" if len(running) == 1 else "have"
-            say(f"note: {', '.join(running)} {verb} not ended: the line of {name} ends with its shortest run")
     return groups
 
 
@@ -290,6 +296,16 @@ def _say_seeds(groups: Sequence[RunGroup], choices: _Choices) -> None:
         if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             said = ", ".join(map(str, twice))
             say(f"note: {group.label} has several runs of seed {said}, which are not independent; see --group")
+
+
+def _say_running(groups: Sequence[RunGroup], found: Sequence[Recorded]) -> None:
+    """Say which lines of several seeds are as short as they are because a job has not ended."""
+    unfinished = {each.job for each in found if each.state not in ENDED}
+    for group in groups:
+        running = [each.run for each in group.courses if each.run in unfinished]
+        if running and len(group.courses) > 1:
+            verb = "has" if len(running) == 1 else "have"
+            say(f"note: {', '.join(running)} {verb} not ended: the line of {group.label} ends with its shortest run")
 
 
 def _write_csv(groups: Sequence[RunGroup], axis: Over, target: Path) -> None:

@@ -54,7 +54,7 @@ def legend(panel) -> list[str]:
 )  # fmt: skip
 def test_several_jobs_are_curves_of_one_picture(runs, marless, figures, x, places):
     """Each has a single evaluation, which is no curve."""
-    assert marless("plot", "one", "two", "one", "--x", x, "--group", "job") == (0, "curves.png\n", "")
+    assert marless("plot", "one", "two", "one", "runs/one", "--x", x, "--group", "job") == (0, "curves.png\n", "")
     [panel] = figures[0].axes
     one, two, chance = panel.get_lines()
     assert list(one.get_ydata()) == list(two.get_ydata()) == [-20.0, -19.0, -18.0, -17.0, -16.0, -15.0]
