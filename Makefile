@@ -157,7 +157,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.train: pyproject.toml requirements/train.txt requirements/torch.txt requirements/torch-cpu.txt | .venv/bin/python
-	@echo "installing marless and what it needs into .venv: 1.3 GB, most of it torch; one to three minutes"
+	@echo "installing marless and what it needs into .venv, most of it torch: 1.3 GB, or 5.3 GB where only torch's build with CUDA is known; two to six minutes"
 	@$(BIN)/python $(LOCKED) -r requirements/torch-cpu.txt 2>/dev/null || { \
 		echo "no CPU build of torch is known for this Python and machine, or pip's index has none: installing PyPI's build (on Linux 5 GB, with CUDA)"; \
 		$(BIN)/python $(LOCKED) -r requirements/torch.txt; }

@@ -13,6 +13,7 @@ from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, Ov
 from marless.app.cli.output import console, say, show_object
 from marless.app.cli.working import Working
 from marless.core.errors import SpecError, UnavailableError
+from marless.core.installing import how_to_install
 
 if TYPE_CHECKING:
     from marless.app.cli.recorded import Recorded
@@ -78,7 +79,8 @@ def _trained(
     try:
         from marless_minions import training
     except ModuleNotFoundError as error:
-        raise UnavailableError(f"training needs {error.name}: pip install 'marless[learner]'") from None
+        how = how_to_install(str(error.name), "marless[learner]")
+        raise UnavailableError(f"training needs {error.name}: {how}") from None
     with Working("training", "runs") as working:
         trained = training.train(model, task, episodes=episodes, seed=seed, told=working.told)
     with Working("comparing"):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from marless.core.errors import SpecError, UnavailableError
+from marless.core.installing import how_to_install
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import Condition, Launch, Launcher, LaunchOrder, LaunchOutcome, Options, WorkerProgram
 from marless_ray.driving import Driven, LostError
@@ -153,7 +154,8 @@ class RayLauncher:
 def make(program: WorkerProgram, options: Options) -> Launcher:
     """The launcher `ray`; its options are those of `marless_ray.settings.RaySettings`."""
     if importlib.util.find_spec("ray") is None:
-        raise SpecError(f"launcher {NAME}: the package `ray` is missing: pip install 'marless[ray]'")
+        how = how_to_install("ray", "marless[ray]")
+        raise SpecError(f"launcher {NAME}: the package `ray` is missing: {how}")
     return RayLauncher(program, read(program, options))
 
 

@@ -21,6 +21,7 @@ from marless.app.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.app.cli.working import Working
 from marless.core import documents, process_environment
 from marless.core.errors import MarlessError, SpecError, UnavailableError
+from marless.core.installing import how_to_install
 
 SOON_S = 0.4
 """Seconds after which progress is shown, so that the first line of output appears within two seconds."""
@@ -118,7 +119,8 @@ def place(workers: int, *, in_process: bool) -> Iterator[Where]:
     Raises UnavailableError without torch.
     """
     if find_spec("torch") is None:  # not imported, because that takes a second
-        raise UnavailableError("training needs torch, which is not installed here: pip install 'marless[train]'")
+        how = how_to_install("torch", "marless[train]")
+        raise UnavailableError(f"training needs torch, which is not installed here: {how}")
     if in_process:
         # Before NumPy is imported: weights must not depend on the number of cores. A learner's own functions use them.
         with process_environment.changed(process_environment.learner(len(os.sched_getaffinity(0)))):

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from marless.app.cli.doctor.verb import Finding, fail, ok, warn
 from marless.core.errors import SpecError, UnavailableError
+from marless.core.installing import how_to_install
 from marless.jobs.job import PreparedJob
 from marless.learning.nets.layout import Layout
 from marless.rpc import own_redis
@@ -198,9 +199,8 @@ def packages(requirements: Sequence[str], installed: Mapping[str, str]) -> Findi
 def learners(torch: str | None) -> Finding:
     """Check whether learner workers can run here, by the version of torch."""
     if torch is None:
-        return warn(
-            "learners", "torch is not installed: no policy can be trained here", "pip install 'marless[learner]'"
-        )
+        how = how_to_install("torch", "marless[learner]")
+        return warn("learners", "torch is not installed: no policy can be trained here", how)
     return ok("learners", f"torch {torch}")
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from marless.core.errors import SpecError, shown, unknown_name
+from marless.core.installing import how_to_install
 from marless.learning.envs import allowed
 from marless.learning.envs.allowed import installed, unknown_environment
 from marless.learning.envs.base import BatchedEnv
@@ -84,8 +85,8 @@ def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
     Its commands come from `_INSTALLED_BY` alone, because the module's name may be untrusted input.
     """
     module = place.module
-    known = next((extra for name, extra in _INSTALLED_BY.items() if f"{module}.".startswith(f"{name}.")), "")
-    hint = f": pip install '{known}'" if known else ""
+    known = next((name for name in _INSTALLED_BY if f"{module}.".startswith(f"{name}.")), "")
+    hint = f": {how_to_install(known, _INSTALLED_BY[known])}" if known else ""
     if not f"{module}.".startswith(f"{missing}."):
         return f"{module} needs {missing!r}, which is not installed{hint}"
     parent = missing.rpartition(".")[0]
