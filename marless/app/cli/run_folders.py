@@ -39,14 +39,14 @@ def asked_or_read(to: CoordinatorOptions, ask: Callable[[Client], Found], read: 
 
 
 def jobs_in(runs: Path) -> list[Job]:
-    """The jobs of a directory of run folders, newest first; a damaged folder is reported, and left out."""
+    """The jobs of a directory of run folders, by name; a damaged folder is reported, and left out."""
     found = []
-    for path in runs.glob("*/job.json"):
+    for path in sorted(runs.glob("*/job.json")):
         try:
             found.append(job_in(runs, path.parent.name))
         except MarlessError as error:
             say(f"note: {error}; it is left out")
-    return sorted(found, key=lambda job: job.accepted_s, reverse=True)
+    return found
 
 
 def job_in(runs: Path, name: str) -> Job:
