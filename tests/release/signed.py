@@ -21,6 +21,10 @@ def lacking(root: Path, version: str) -> list[str]:
     found = [
         ("a version in pyproject.toml that is no pre-release", not Version(version).is_prerelease),
         ("a section of CHANGELOG.md", re.search(rf"^## {re.escape(version)}$", changelog, re.M)),
+        (
+            "an end of the section Unreleased of CHANGELOG.md",
+            not re.search(r"^## Unreleased\n+[^#\n]", changelog, re.M),
+        ),
         (f"a tag v{version} at this commit{others}", f"v{version}" in tags),
         ("a checkout without changes", not _git(root, "status", "--porcelain")),
     ]

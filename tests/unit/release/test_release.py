@@ -33,6 +33,14 @@ def test_a_tagged_commit_lacks_nothing(checkout):
     assert lacking(checkout, "1.2.0") == []
 
 
+def test_lines_that_are_still_unreleased_are_refused(checkout):
+    changelog = checkout / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("## Unreleased\n", "## Unreleased\n\n- More.\n"))
+    git(checkout, "commit", "-qam", "more")
+    git(checkout, "tag", "v1.2.0")
+    assert lacking(checkout, "1.2.0") == ["an end of the section Unreleased of CHANGELOG.md"]
+
+
 def test_the_tag_of_another_version_is_refused(checkout):
     git(checkout, "tag", "v1.2.1")
     assert lacking(checkout, "1.2.0") == ["a tag v1.2.0 at this commit, which has v1.2.1"]
