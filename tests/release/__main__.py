@@ -44,10 +44,10 @@ def tried(wheel: Path, python: str, place: Path) -> Row:
     if ended["state"] != "SUCCEEDED":
         raise RuntimeError(f"{python}: the job ended {ended['state']}: {ended['reason']}")
     run(own, "-c", f"import marless; assert len(marless.load_policy({ended['job']!r}).policies) == 3")
+    size = sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
     run(own, "-m", "marless", "new", "environment", "meeting")
     run(own, "-m", "pip", "install", "--quiet", "-e", "./meeting[test]")
     run(own, "-m", "pytest", "--quiet", "meeting")
-    size = sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         "Python": run(own, "-c", "import platform; print(platform.python_version())").strip(),
         "marless": ended["marless_version"],
