@@ -31,7 +31,8 @@ An empty default is `null`. Column "of" names the algorithms, schedules or polic
 a [scheduler that was trained](scaling.md), and the settings of sinks ([metrics.md](metrics.md)).
 
 *PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *DPG* iddpg and maddpg, *off-policy* Q and DPG. A *schedule*
-is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear over the first env steps of the job.
+is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear over the first env steps of the job. Upper
+limits of 1,000,000,000 and more are left out.
 """
 FAMILIES = {
     "iddpg, iql, maddpg, qmix, vdn": "off-policy",
@@ -42,6 +43,8 @@ FAMILIES = {
 """Names of algorithms in column "of", as the page's head says it."""
 SHORTER = (
     ("whole number", "integer"),
+    ("true or false", "boolean"),
+    (r" and ≤ 1,000,000,000(,000)*", ""),
     (r"number (.*), or section of start, end, env_steps", r"schedule \1"),
     (r"([≥>]) (\S+) and ([≤<]) ", r"\1 \2, \3 "),
 )

@@ -263,10 +263,9 @@ async def perform(case: Case, seeds: Sequence[int], known: Undisturbed) -> tuple
     row: Row = {
         "id": case.id,
         "attack": case.attack,
-        "seeds": len(seeds),
-        "figures": ", ".join(f"{name} {value:,}" for name, value in figures.items()),
-        "result": problem or "pass",
-        "measured": str(machine()["measured"]),
+        "figures": (f"{len(seeds)} seeds: " if len(seeds) > 1 else "")
+        + ", ".join(f"{name} {value:,}" for name, value in figures.items()),
+        "result": f"{problem or 'pass'}, {machine()['measured']}",
     }
     return row, not problem
 
