@@ -138,3 +138,13 @@ def test_an_agent_without_an_id_cannot_act():
     stranger = Policy(name="p", agents=("z",), version=1, state=state(WALKER, 1, inputs=BOTH))
     with pytest.raises(marless.core.errors.CorruptError, match=r"class p: the policy tells a, b apart .* knows no z"):
         Team.of([stranger], Origin())
+
+
+@pytest.mark.parametrize("groups", [[("a",), ("b",)], [("a", "b")]])
+def test_a_team_from_a_file_remembers_as_the_team_does(tmp_path, groups):
+    team = _team(*groups)
+    team.save(tmp_path / "team")
+    held = marless.load_policy(tmp_path / "team")
+    did = _steps(held, 5)
+    assert did == _steps(team, 5)
+    assert did[0] != did[1]  # it remembers: the observations are the same
