@@ -14,7 +14,7 @@ from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names
 
 NAME = "ec2"
 _OPTIONS = ("group", "region", "slots", "idle_s", "boot_s", "poll_s", "lease_s", "aws_s", CONNECT_S)
-_ROLE = re.compile(r"services\.(actor|learner)_pool\b")
+_ROLE = re.compile(r"marless\.services\.(actor|learner)_pool\b")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from marless.learning.envs.contract import check_env
 
 
 def test_every_map_is_an_environment_of_its_name():
-    assert set(plugged(registry.ENTRY_POINTS)) == {f"smac/{name}" for name in smac.MAPS}
+    ours = {name for name in plugged(registry.ENTRY_POINTS) if name.startswith("smac/")}
+    assert ours == {f"smac/{name}" for name in smac.MAPS}
     for name, smac_map in smac.MAPS.items():
         assert registry.is_ours(f"smac/{name}")
         assert registry.make(f"smac/{name}", {}, 1).map is smac_map
