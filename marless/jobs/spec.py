@@ -255,6 +255,8 @@ def job_document(path: Path) -> object:
     from marless.learning.envs.registry import environments  # here, because of NumPy
 
     name = path.as_posix()
+    if "=" in name and not path.exists():
+        raise SpecError(f"{name} is no job; if it is a setting of one, name the job first: JOB --set {name}")
     if name == "-" or path.suffix or (path.exists() and not path.is_dir()):
         return documents.given(path)
     examples = {each.stem: each for each in sorted(EXAMPLES.glob("*.yaml"), key=lambda each: len(each.stem))}

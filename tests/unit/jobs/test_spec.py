@@ -80,6 +80,7 @@ def test_a_job_is_named_by_an_example_or_an_environment(name, env, job, monkeypa
         ("spred", "unknown job file or example 'spred'; did you mean 'spread'"),
         ("jobs/mine", "unknown job file or example 'jobs/mine'"),
         ("spread.yml", "spread.yml: cannot be read"),
+        ("algorithm.lr=1e-3", "is no job; if it is a setting of one, name the job first: JOB --set algorithm.lr=1e-3"),
     ],
 )
 def test_a_name_that_is_none_is_said(name, why):
