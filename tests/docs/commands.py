@@ -161,10 +161,12 @@ def _check_packages(words: Sequence[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     files = {word for flag, word in pairwise(words) if flag == "-r"}
     _check_paths(sorted(files))
+    known = project["optional-dependencies"]
+    passed = {word for flag, word in pairwise(words) if flag == "--index-url"} | files
+    pinned = {requirement for extra in known.values() for requirement in extra}
     for word in words:
-        if word.startswith("-") or word in files:
+        if word.startswith("-") or word in passed or word in pinned:
             continue
         name, _, extras = word.rstrip("]").partition("[")
-        known = project["optional-dependencies"].keys()
-        if name not in (project["name"], ".") or not set(filter(None, extras.split(","))) <= known:
+        if name not in (project["name"], ".") or not set(filter(None, extras.split(","))) <= known.keys():
             raise UnknownCommandError(f"pip install {word}: pyproject.toml knows no such package or extra")
