@@ -26,6 +26,8 @@ GROUPS = SCRIPTED | {
     "stop": {"rounds": 7},
 }
 """Agents that share in rounds 2 and 3, and again in round 6; 1 to 3 actors."""
+NORMALISED = {"model": {"normalise_observations": True}}
+"""Policies have statistics of what was observed, which neither a fault nor a change of groups may alter."""
 CARRIED = {
     "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 7}},
     "model": {"hidden": [8]},
@@ -58,8 +60,8 @@ WRAPS = {"name": "iql", "updates": 2, "batch": 8, "warmup": 20, "replay": {"capa
 SYNCHRONOUS: Mapping[str, Document] = {
     "ippo": {},
     "ippo bucket": {},
-    "ippo groups": GROUPS,
-    "mappo groups": GROUPS | {"algorithm": {"name": "mappo", **PPO}, "stop": {"rounds": 5}},
+    "ippo groups": GROUPS | NORMALISED,
+    "mappo groups": GROUPS | NORMALISED | {"algorithm": {"name": "mappo", **PPO}, "stop": {"rounds": 5}},
     "ippo splits": GROUPS | {"sharing": SCRIPTED["sharing"] | {"groups": "shared"}, "stop": {"rounds": 4}},
     "maddpg groups": GROUPS | {"env": SIDES, "algorithm": {"name": "maddpg", **LEARNS}},
     "ippo decides": DECIDES | {"sharing": DECIDES["sharing"] | {"samples": "drawn"}},
@@ -67,7 +69,7 @@ SYNCHRONOUS: Mapping[str, Document] = {
     | {"algorithm": {"name": "mappo", **PPO}, "sharing": DECIDES["sharing"] | {"samples": "pooled"}},
     "vdn decides": DECIDES | {"algorithm": {"name": "vdn", **LEARNS, "warmup": 70}},
     "ippo trends": TRENDS,
-    "ippo carried": CARRIED | {"model": {"hidden": [8], "recurrent": "gru"}},
+    "ippo carried": CARRIED | {"model": {"hidden": [8], "recurrent": "gru", **NORMALISED["model"]}},
     "vdn carried": CARRIED | {"algorithm": {"name": "vdn", **SMALL_Q}},
     "maddpg carried": CARRIED | {"algorithm": {"name": "maddpg", **SMALL_Q}},
     "iql": {"algorithm": WRAPS | {"replay": {"capacity": 500}}},
@@ -88,7 +90,7 @@ STELLARIS: Mapping[str, Document] = {
     "qmix": FRESH | {"algorithm": {"name": "qmix", **UPDATES}},
     "maddpg": FRESH | {"algorithm": {"name": "maddpg", **UPDATES}},
     "iddpg rivals": FRESH | {"env": RIVALS, "algorithm": {"name": "iddpg", **UPDATES}},
-    "ippo groups": FRESH | GRADIENTS | SCRIPTED | {"env": THREE, "stop": {"rounds": 9}},
+    "ippo groups": FRESH | GRADIENTS | SCRIPTED | NORMALISED | {"env": THREE, "stop": {"rounds": 9}},
     "vdn groups": FRESH
     | SCRIPTED
     | {"env": THREE, "algorithm": {"name": "vdn", "warmup": 0, "batch": 8}, "stop": {"rounds": 9}},
