@@ -16,7 +16,7 @@ Range = Sequence[float]
 """Two numbers, the lower one first; may be infinite."""
 RANDOMISED = ("actuator_gear", "body_mass", "dof_damping", "geom_friction")
 """Fields of MuJoCo's model that may differ between episodes."""
-MOST_STEPS = 10**6
+_MOST = {"frame_skip": 10**4, "max_episode_steps": 10**6, "threads": 256}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +194,11 @@ class InvertedDoublePendulumOptions(NoisyOptions):
     healthy_reward: float = 10.0
 
 
-_COUNTS = ("frame_skip", "max_episode_steps", "threads")
-
-
 def _check(name: str, value: object) -> None:
     """Raise SpecError unless the value of an option is of its kind, which its name tells."""
-    if name in _COUNTS:
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_STEPS:
-            raise SpecError(f"{name} must be a whole number from 1 to {MOST_STEPS:,}, got {shown(value)}")
+    if name in _MOST:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST[name]:
+            raise SpecError(f"{name} must be a whole number from 1 to {_MOST[name]:,}, got {shown(value)}")
     elif name.endswith("_range"):
         pair = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
         if len(pair) != 2 or not all(_is_number(each, finite=False) for each in pair) or not pair[0] < pair[1]:

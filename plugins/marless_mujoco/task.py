@@ -57,7 +57,10 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
     CONTACTS: ClassVar[bool] = False
     """True if it uses the forces of contacts, `contacts_BK`."""
     READS: ClassVar[tuple[str, ...]] = ()
-    """The computed quantities that it reads: MuJoCo copies out those that are known before a step."""
+    """The computed quantities that it reads. MuJoCo copies out those that were bound before a step: one that is bound
+    later is all zeros until the next."""
+    parts: Mapping[str, Numbers]
+    """The rewards of the last step by Gymnasium's names, float64 [B] each; they add up to what was earned."""
     _obs_BO: Numbers  # noqa: N815  # a shape suffix
     _place_BK: Numbers  # noqa: N815
 
@@ -65,7 +68,8 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
         self.options = options
         self.batch = batch
         self.model = _model(self.MODEL)
-        # What a model with threads of its own computes beside its state is another copy's, unless each has its data.
+        # Otherwise a thread has one set of computed quantities for all of its copies, and contacts could not be found
+        # after the step.
         self.physics = mujoco_batch.Batch(self.model, batch, options.threads, persistent=self.CONTACTS)
         self.qpos_BP: Numbers = self.physics.bind("qpos")
         self.qvel_BV: Numbers = self.physics.bind("qvel")
@@ -99,7 +103,8 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
         parts, over_B = self.outcome(self._place_BK)
         obs_BO, reward_B = self.observe(ALL), sum(parts.values(), np.zeros(self.batch))
         if broken_B.any():
-            # MuJoCo has put these back to where models begin: their last observation is the one before.
+            # MuJoCo has put these back to where models begin, or, after an error, to where they were before the step.
+            # What they observed last and can be relied on is what they observed before it.
             obs_BO[broken_B], reward_B[broken_B], over_B[broken_B] = self._obs_BO[broken_B], 0.0, False
         self._obs_BO, self._place_BK, self.parts = obs_BO, self.place(ALL), parts
         self._steps_B += 1

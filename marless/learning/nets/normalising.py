@@ -86,7 +86,11 @@ class Normaliser:
         seen = [arrays.get(f"policy.{SEEN}") for arrays in owners]
         if not all(each is not None and each.shape == (inputs, 3) and each.dtype == np.float64 for each in seen):
             raise CorruptError(f"policy state: policy.{SEEN} is missing or not float64 [{inputs}, 3]")
-        centre_NI, scale_NI = centre_and_scale(np.stack([each for each in seen if each is not None]).astype(np.float64))
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers that a stranger may have written
+            sums = np.stack([each for each in seen if each is not None]).astype(np.float64)
+            centre_NI, scale_NI = centre_and_scale(sums)
+        if (sums[..., ::2] < 0).any() or not (np.isfinite(centre_NI).all() and np.isfinite(scale_NI).all()):
+            raise CorruptError(f"policy state: policy.{SEEN} holds no sums of observations")
         return cls(centre_NI[..., None], scale_NI[..., None], clip)
 
     def write(self, x_NIB: FloatArray, out_NIB: FloatArray) -> None:

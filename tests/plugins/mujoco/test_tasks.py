@@ -154,7 +154,8 @@ def test_masses_take_their_inertia_along():
     ("options", "said"),
     [
         ({"frame_skp": 1}, "frame_skip"),
-        ({"frame_skip": 0}, "frame_skip must be a whole number from 1 to 1,000,000, got 0"),
+        ({"frame_skip": 0}, "frame_skip must be a whole number from 1 to 10,000, got 0"),
+        ({"threads": 257}, "threads must be a whole number from 1 to 256, got 257"),
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"healthy_z_range": [2, 1]}, "healthy_z_range must be two numbers, the lower one first"),
         ({"healthy_z_range": "tall"}, "healthy_z_range must be two numbers"),

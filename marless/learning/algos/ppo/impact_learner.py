@@ -122,7 +122,10 @@ class ImpactLearner(PPOLearner):
     def _corrected(
         self, policies: Sequence[tuple[Stack, PolicyFunction]], tensors: Tensors, segments: Segments | None
     ) -> tuple[Tensors, Tensor | None]:
-        """The tensors with log max(π_t, μ/ρ) in the place of log μ, and the ratios π_t/μ."""
+        """The tensors with log max(π_t, μ/ρ) in the place of log μ, and the ratios π_t/μ.
+
+        Targets see observations as the policies that they follow normalise them now.
+        """
         targets = [(stack, self._policies.built({"flat": each.tensors["target"]})) for stack, each in policies]
         target_NS = log_probs(targets, tensors, segments)
         reference_NS = impact_reference(target_NS, tensors["log_prob"].squeeze(1), self._rho)

@@ -347,7 +347,10 @@ class PPOLearner:
         return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
 
     def _peers(self, stack: Stack, inputs: RoundInput) -> list[PeerPolicies] | None:
-        """The policies of other learners by which a stack's ratios are truncated; None: they are not."""
+        """The policies of other learners by which a stack's ratios are truncated; None: they are not.
+
+        They see observations as this learner's policies normalise them: their own statistics are of a version close by.
+        """
         config = self._config
         if not isinstance(config, PPOConfig) or config.truncation == "none":
             return None

@@ -86,6 +86,11 @@ def test_without_a_clip_there_is_no_limit():
     [
         (lambda of: ActingState({**of.acting, "policy.seen": HAND[:1]}, of.metadata), "policy.seen is missing or not"),
         (lambda of: ActingState(plain(of).acting, of.metadata), "policy.seen is missing or not"),
+        (lambda of: ActingState({**of.acting, "policy.seen": -HAND}, of.metadata), "policy.seen holds no sums"),
+        (
+            lambda of: ActingState({**of.acting, "policy.seen": HAND * [[1e-300, 1e300, 1]]}, of.metadata),
+            "policy.seen holds no sums",
+        ),
         (lambda of: ActingState(of.acting, {**of.metadata, "normalise": "-1"}), "normalise is '-1'"),
         (lambda of: ActingState(of.acting, {**of.metadata, "normalise": "nan"}), "normalise is 'nan'"),
         (lambda of: ActingState(of.acting, {**of.metadata, "normalise": "ten"}), "normalise is 'ten'"),
