@@ -1,7 +1,8 @@
 """Writes benchmark results into the documents that have a place for them: `python -m bench.report FILE…`.
 
-NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`. It is
-printed if no document has this section.
+NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`. The page
+chooses the columns: those of the table that it has there stay, in its order; the file has all. Without a document that
+has this section, the whole table is printed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,25 @@ DOCUMENTS = tuple(
 )
 
 
-def render(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """A result's table and picture, if it has one, and a line on the machine and date of the measurement."""
-    m = result["machine"]
+def render(result: Mapping[str, Any], columns: Sequence[str] = ()) -> str:  # Any: JSON
+    """A result's table, of these columns or of all, its picture, if it has one, and a line on machine and date."""
+    m, rows = result["machine"], result["rows"]
+    if columns:
+        rows = [{name: row[name] for name in columns if name in row} for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     drawn = "".join(f"![{shows}]({file})\n\n*{shows}.*\n\n" for file, shows in result.get("pictures", {}).items())
     return (
-        f"{table(result['rows'])}\n\n{drawn}"
+        f"{table(rows)}\n\n{drawn}"
         f"{m['measured']}, {m['cores']} cores of {m['cpu']}, {m['memory_gib']} GiB; Python {m['python']}, {versions}; "
         f"load average before: {m['load_before']}."
     )
+
+
+def columns_of(document: str, name: str, known: Collection[str]) -> list[str]:
+    """The columns of a document's present table in the section `name`; [] if it has none, or none of those `known`."""
+    _, _, section = document.partition(f"<!-- {name} -->\n")
+    header = section.partition("\n")[0].strip()
+    return [cell.strip() for cell in header.strip("|").split("|") if cell.strip() in known]
 
 
 def insert(document: str, name: str, text: str) -> str:
@@ -47,17 +57,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     for file in parser.parse_args().files:
-        put(file.stem, render(json.loads(file.read_text(encoding="utf-8"))))
+        put(file.stem, json.loads(file.read_text(encoding="utf-8")))
 
 
-def put(name: str, text: str) -> None:
-    """Replace the section `name` of the document that has one; print the text if none has."""
+def put(name: str, result: Mapping[str, Any]) -> None:  # Any: JSON
+    """Replace the section `name` of the document that has one; print the whole result if none has."""
+    known = {column for row in result["rows"] for column in row}
     for page in DOCUMENTS:
         document = page.read_text(encoding="utf-8")
         if f"<!-- {name} -->" in document:
+            text = render(result, columns_of(document, name, known))
             page.write_text(insert(document, name, text), encoding="utf-8")
             return
-    print(f"{name}\n\n{text}\n")
+    print(f"{name}\n\n{render(result)}\n")
 
 
 if __name__ == "__main__":
