@@ -98,7 +98,7 @@ class ActingPolicies:
                 outputs=action.n,
                 free=acting_heads.free_parameters(action, acts),
             )
-            normaliser = Normaliser.parse(owners, metadata, agent_class.obs_size)
+            normaliser = Normaliser.of(owners, metadata, agent_class.obs_size)
             return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs, normaliser)
         except CorruptError as error:
             raise CorruptError(f"class {agent_class.name}: {error}") from None

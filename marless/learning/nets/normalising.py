@@ -8,6 +8,7 @@ Suffixes: P nets, I inputs, N agents, M samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,20 @@ def metadata(*, normalises: bool, clip: float | None) -> dict[str, str]:
     return {METADATA: "none" if clip is None else repr(clip)} if normalises else {}
 
 
+def parse(metadata: Mapping[str, str]) -> tuple[bool, float | None]:
+    """Whether a policy's observations are normalised, and the clip; the inverse of `metadata`. Raises CorruptError."""
+    text = metadata.get(METADATA)
+    if text is None or text == "none":
+        return text is not None, None
+    try:
+        clip = float(text)
+    except ValueError:
+        clip = 0.0
+    if not 0 < clip < math.inf:
+        raise CorruptError(f"policy state: {METADATA} is {shown(text)}, expected a number above 0, or none")
+    return True, clip
+
+
 @dataclass(frozen=True)
 class Normaliser:
     """Normalises the observations of the agents of a class, each by its policy's statistics."""
@@ -66,23 +81,17 @@ class Normaliser:
     centre: FloatArray
     """[N, I, 1], or [1, I, 1] if all agents have one policy."""
     scale: FloatArray
-    clip: float
-    """Limit of what is normalised; may be infinite."""
+    clip: float | None
+    """Limit of what is normalised; None: there is none."""
 
     @classmethod
-    def parse(
+    def of(
         cls, owners: Sequence[Mapping[str, NDArray[np.generic]]], metadata: Mapping[str, str], inputs: int
     ) -> Normaliser | None:
         """The normaliser of policy states; None if they have none. Raises CorruptError if one does not fit."""
-        text = metadata.get(METADATA)
-        if text is None:
+        normalises, clip = parse(metadata)
+        if not normalises:
             return None
-        try:
-            clip = np.inf if text == "none" else float(text)
-        except ValueError:
-            clip = 0.0
-        if not clip > 0:
-            raise CorruptError(f"policy state: {METADATA} is {shown(text)}, expected a number above 0, or none")
         seen = [arrays.get(f"policy.{SEEN}") for arrays in owners]
         if not all(each is not None and each.shape == (inputs, 3) and each.dtype == np.float64 for each in seen):
             raise CorruptError(f"policy state: policy.{SEEN} is missing or not float64 [{inputs}, 3]")
@@ -97,5 +106,5 @@ class Normaliser:
         """Write normalised observations to `out_NIB`."""
         np.subtract(x_NIB, self.centre, out=out_NIB)
         out_NIB *= self.scale
-        if np.isfinite(self.clip):
+        if self.clip is not None:
             np.clip(out_NIB, -self.clip, self.clip, out=out_NIB)

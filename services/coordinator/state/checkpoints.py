@@ -232,7 +232,13 @@ def _check_nets(checkpoint: Checkpoint, job: PreparedJob) -> None:
         except CorruptError as error:
             raise SpecError(f"start.checkpoint: {group.policy}: {error}") from None
         model = job.spec.nets
-        wanted = {"net": model.kind, "hidden": list(model.hidden), "activation": model.activation}
+        wanted = {
+            "net": model.kind,
+            "hidden": list(model.hidden),
+            "activation": model.activation,
+            "normalise_observations": model.normalise_observations,
+            "observation_clip": model.observation_clip if model.normalise_observations else None,
+        }
         if differing := [name for name in wanted if found[name] != wanted[name]]:
             theirs, ours = (", ".join(f"{name} {nets[name]}" for name in differing) for nets in (found, wanted))
             raise SpecError(
@@ -243,7 +249,8 @@ def _check_nets(checkpoint: Checkpoint, job: PreparedJob) -> None:
 
 def _nets(saved: SavedPolicy) -> dict[str, object]:
     """What a policy's nets are like, by the fields of `model`; raises CorruptError."""
-    from marless.learning.nets.acting_nets import hidden_of  # imported here: see `_is_joint`
+    from marless.learning.nets import normalising  # imported here: see `_is_joint`
+    from marless.learning.nets.acting_nets import hidden_of
     from marless.learning.nets.kinds import MLP, OURS
     from marless.learning.nets.serial import decode_acting
 
@@ -251,7 +258,14 @@ def _nets(saved: SavedPolicy) -> dict[str, object]:
     kind, units = state.metadata.get("kind", MLP), state.metadata.get("hidden", "")
     given = [int(each) for each in units.split(",") if each.isascii() and each.isdecimal()]
     hidden = list(hidden_of(state.acting, kind)) if kind in OURS else given
-    return {"net": kind, "hidden": hidden, "activation": state.metadata.get("activation", "")}
+    normalises, clip = normalising.parse(state.metadata)
+    return {
+        "net": kind,
+        "hidden": hidden,
+        "activation": state.metadata.get("activation", ""),
+        "normalise_observations": normalises,
+        "observation_clip": clip,
+    }
 
 
 def _is_joint(saved: SavedPolicy) -> bool:

@@ -147,6 +147,13 @@ NETS = {"hidden": [8, 6], "activation": "tanh"}
         ("iql", {"hidden": [6, 8]}, "hidden [8, 6]", "hidden [6, 8]"),
         ("ippo", {"activation": "relu"}, "activation tanh", "activation relu"),
         ("ippo", {"recurrent": "gru", "hidden": [8]}, "net mlp, hidden [8, 6]", "net gru, hidden [8]"),
+        (
+            "ippo",
+            {"normalise_observations": True, "observation_clip": None},
+            "normalise_observations False",
+            "normalise_observations True",
+        ),
+        ("ippo", {"observation_clip": 3.0}, "", ""),
         ("ippo", {}, "", ""),
         ("iql", {}, "", ""),
     ],
