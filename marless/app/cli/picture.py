@@ -175,8 +175,11 @@ def _style(number: int) -> dict[str, Any]:  # Any: matplotlib's
     }
 
 
-def draw_groups(groups: Sequence[RunGroup], chance: Sequence[float], target: Path, look: Look) -> None:
-    """Draw groups of runs, each as a line with its band, and random policies as lines across. Raises as `draw_run`."""
+def draw_groups(groups: Sequence[RunGroup], chance: Sequence[tuple[str, float]], target: Path, look: Look) -> None:
+    """Draw groups of runs, each as a line with its band, and named random policies as lines across.
+
+    Raises as `draw_run`, and SpecError for a formula that cannot be drawn.
+    """
     check(target)
     from matplotlib.figure import Figure
 
@@ -193,12 +196,18 @@ def draw_groups(groups: Sequence[RunGroup], chance: Sequence[float], target: Pat
         axes.plot(line.places, line.center, marker=marker, markersize=3, label=label, **style)
         if line.low:
             axes.fill_between(line.places, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
-    for mean in chance:
-        _draw_random(axes, mean)
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each label once
-    axes.legend(handles.values(), handles.keys(), fontsize="small")
+    for number, (name, mean) in enumerate(chance, start=1):
+        axes.axhline(mean, color="tab:gray", linestyle=_DASHES[number % len(_DASHES)], label=name)
+    axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
-    _write(figure, target)
+    try:
+        _write(figure, target)
+    except ValueError as error:  # of matplotlib's parser of formulas
+        if not any("$" in text for text in (look.title, look.y_label, *(group.label for group in groups))):
+            raise
+        raise SpecError(
+            "a title or label has a formula, between two $, that matplotlib cannot draw; write \\$ for a dollar sign"
+        ) from error
 
 
 def check(target: Path) -> None:

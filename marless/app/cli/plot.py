@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from marless.jobs.prices import Accounting
 
 _DEFAULT_SIZE = "8x4.5"
+_MOST_TOLD = 5
 _Y_LABELS = {
     (Quantity.returns, Returns.greedy): "return per agent",
     (Quantity.returns, Returns.exploring): "return per agent, while exploring",
@@ -148,6 +150,9 @@ def plot(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     found = _found(jobs, at)
     with Working("computing lines"):
         groups = _labelled(_groups(found, choices), label)
+    target = to or Path("curves.png" if len(found) > 1 else f"{found[0].job}.png")
+    if csv_ and csv_.resolve() == target.resolve():
+        raise SpecError(f"--csv {csv_} is the file of the picture, too; choose another")
     _say_seeds(groups, choices)
     _say_running(groups, found)
     if csv_:
@@ -155,7 +160,6 @@ def plot(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
         data(str(csv_))
     if not drawable:
         return
-    target = to or Path("curves.png" if len(found) > 1 else f"{found[0].job}.png")
     exploring = all(each.returns is Returns.exploring for each in groups)
     own = _Y_LABELS[y, Returns.exploring if exploring else Returns.greedy]
     look = Look(title=title, x_label=x, y_label=y_label or own, inches=inches)
@@ -235,7 +239,7 @@ def _jobs_of(source: str, at: CoordinatorOptions) -> list[str]:
 
 def _groups(found: Sequence[Recorded], choices: _Choices) -> list[RunGroup]:
     from marless.cost.comparison import courses
-    from marless.cost.comparison.grouping import grouped
+    from marless.cost.comparison.grouping import differing, grouped
 
     groups = []
     for name, members in grouped([(each.job, each.spec) for each in found], choices.group).items():
@@ -243,7 +247,8 @@ def _groups(found: Sequence[Recorded], choices: _Choices) -> list[RunGroup]:
         if len({each.returns for each in own}) > 1:  # one of them has too few evaluations
             own = _courses([found[index] for index in members], choices, Returns.exploring)
         line = courses.line(own, choices.center, choices.band)
-        groups.append(courses.RunGroup(label=name, courses=tuple(own), line=line))
+        apart = differing([found[index].spec for index in members], billed=choices.x is Over.usd)
+        groups.append(courses.RunGroup(label=name, courses=tuple(own), line=line, differing=tuple(apart)))
     return groups
 
 
@@ -278,7 +283,12 @@ def _labelled(groups: Sequence[RunGroup], labels: Sequence[str]) -> list[RunGrou
                 f"{', '.join(names)}"
             )
         new = dict(zip(names, labels, strict=True))
-    return [replace(group, label=new.get(group.label, group.label)) for group in groups]
+    if hidden := [text for text in new.values() if not text or text.startswith("_")]:
+        raise SpecError(f"--label: {hidden[0]!r} is no text of a legend; begin with a character other than _")
+    found = [replace(group, label=new.get(group.label, group.label)) for group in groups]
+    if twice := [text for text, often in Counter(group.label for group in found).items() if often > 1]:
+        raise SpecError(f"--label: several lines would be called {twice[0]!r}; give each a label of its own")
+    return found
 
 
 def _say_seeds(groups: Sequence[RunGroup], choices: _Choices) -> None:
@@ -296,6 +306,10 @@ def _say_seeds(groups: Sequence[RunGroup], choices: _Choices) -> None:
         if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             said = ", ".join(map(str, twice))
             say(f"note: {group.label} has several runs of seed {said}, which are not independent; see --group")
+        if group.differing:
+            more = f" and {len(group.differing) - _MOST_TOLD} more" if len(group.differing) > _MOST_TOLD else ""
+            told = ", ".join(group.differing[:_MOST_TOLD])
+            say(f"note: {group.label} joins jobs that differ in {told}{more}, not in the seed alone; see --group")
 
 
 def _say_running(groups: Sequence[RunGroup], found: Sequence[Recorded]) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,8 @@ class RunGroup:
     label: str
     courses: tuple[Course, ...]
     line: Line
+    differing: tuple[str, ...] = ()
+    """Settings, beside the seed, that are not equal in all of its runs."""
 
     @property
     def returns(self) -> Returns:
@@ -92,16 +95,16 @@ def course(
     chosen = {Returns.greedy: greedy, Returns.exploring: exploring}
     if returns is Returns.greedy and len(greedy) < 2 and len(exploring) > len(greedy):
         returns = Returns.exploring
-    if not chosen[returns]:
-        raise SpecError(f"{run}: no episode has ended yet: there is nothing to draw")
     places, steps = _places(records, spec, axis, accounting), {record.round + 1: record.env_steps for record in records}
     points: dict[float, tuple[int, float]] = {}  # of several at one place, the last
-    for rounds, each in chosen[returns]:
+    for rounds, each in sorted(chosen[returns], key=itemgetter(0)):
         value = each.mean if quantity is Quantity.returns else each.win_rate
         if value is None:
             raise SpecError(f"{run}: {spec.env.name} does not report wins; omit --y {quantity}")
         if rounds in places:
             points[places[rounds]] = steps[rounds], value
+    if not points:
+        raise SpecError(f"{run}: no episode has ended yet: there is nothing to draw")
     return Course(
         run=run,
         seed=spec.seed,
@@ -222,10 +225,14 @@ def table(groups: Iterable[RunGroup], axis: Over) -> Iterator[tuple[object, ...]
             yield group.label, "", "", place, place if axis is Over.env_steps else "", "", middle, below, above
 
 
-def chance(jobs: Iterable[tuple[JobSpec, EpisodeReturns | None]], quantity: Quantity) -> list[float]:
-    """What a random policy has: one value for each environment, the mean over its jobs' baselines."""
-    found: dict[str, list[float]] = {}
+def chance(jobs: Iterable[tuple[JobSpec, EpisodeReturns | None]], quantity: Quantity) -> list[tuple[str, float]]:
+    """The random policy's name and value in each environment, which is the mean over its jobs' baselines."""
+    found: dict[str, tuple[str, list[float]]] = {}
     for spec, random in jobs:
         if random and (value := random.mean if quantity is Quantity.returns else random.win_rate) is not None:
-            found.setdefault(spec.env.model_dump_json(), []).append(value)
-    return [math.fsum(values) / len(values) for values in found.values()]
+            found.setdefault(spec.env.model_dump_json(), (spec.env.name, []))[1].append(value)
+    several = len(found) > 1
+    return [
+        (f"random policy, {name}" if several else "random policy", math.fsum(values) / len(values))
+        for name, values in found.values()
+    ]

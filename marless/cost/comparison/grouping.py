@@ -26,7 +26,7 @@ def grouped(runs: Sequence[tuple[str, JobSpec]], by: str = SETTINGS) -> dict[str
         runs: Job ids and specs.
         by: `settings`: runs that differ in the seed alone are a group; `job`: each run is its own; `id`: runs whose ids
             differ in a last "-seedN" alone; or fields of the job, such as "algorithm.name,algorithm.lr": runs that have
-            the same values there. A section stands for its `name`.
+            the same values there. A section stands for its `name`, if it has one.
 
     Raises SpecError, naming the nearest field, if no job has a field.
     """
@@ -41,7 +41,7 @@ def grouped(runs: Sequence[tuple[str, JobSpec]], by: str = SETTINGS) -> dict[str
             keys = [_SEED.sub("", run) for run, _ in runs]
         case _:
             fields = [_field(name.strip(), known) for name in by.split(",")]
-            keys = [json.dumps([values.get(field) for field in fields]) for values in known]
+            keys = [json.dumps([_value(values, field) for field in fields]) for values in known]
     members: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         members.setdefault(key, []).append(index)
@@ -53,10 +53,17 @@ def grouped(runs: Sequence[tuple[str, JobSpec]], by: str = SETTINGS) -> dict[str
     return dict(zip(_distinct(labels), map(tuple, found), strict=True))
 
 
+def differing(specs: Sequence[JobSpec], *, billed: bool) -> list[str]:
+    """The fields, beside the seed, that are not equal in all of these jobs; its prices only if `billed`."""
+    known = [dict(_leaves(json.loads(spec.to_json()))) for spec in specs]
+    ignored = ("bill.accounting",) if billed else ("bill.",)  # a plot chooses the accounting itself
+    return [field for field in _differing(known) if not field.startswith(ignored)]
+
+
 def _leaves(document: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:  # Any: JSON
     """The fields of a job by dotted name."""
     for name, value in document.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _leaves(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
@@ -64,7 +71,10 @@ def _leaves(document: Mapping[str, Any], place: str = "") -> Iterator[tuple[str,
 
 def _field(name: str, known: Sequence[Mapping[str, Any]]) -> str:  # Any: JSON
     fields = dict.fromkeys(field for values in known for field in values)
-    if (found := next((each for each in (name, f"{name}.name") if each in fields), None)) is None:
+    found = next((each for each in (name, f"{name}.name") if each in fields), None)
+    if found is None and any(field.startswith(f"{name}.") for field in fields):
+        found = name
+    if found is None:
         near = get_close_matches(name, [*fields, SETTINGS, JOB, ID], n=1)
         hint = f"did you mean {near[0]}?" if near else "`marless settings` lists them"
         raise SpecError(f"--group: no job has a field {name!r}; {hint}")
@@ -89,12 +99,7 @@ def _labels(
 
 def _telling(groups: Sequence[Mapping[str, Any]]) -> list[str]:  # Any: JSON
     """A few fields that tell the groups apart: names first, and only such as divide them further."""
-    fields = dict.fromkeys(field for values in groups for field in values)
-    differing = [
-        field
-        for field in fields
-        if field.partition(".")[0] not in _NO_DIFFERENCE and len({_text(values, field) for values in groups}) > 1
-    ]
+    differing = _differing(groups)
     # How often a job is evaluated follows from its length, unless it is given.
     differing.sort(key=lambda field: (not field.endswith(".name"), field == "evaluation.every"))
     chosen: list[str] = []
@@ -107,6 +112,16 @@ def _telling(groups: Sequence[Mapping[str, Any]]) -> list[str]:  # Any: JSON
     return chosen
 
 
+def _differing(known: Sequence[Mapping[str, Any]]) -> list[str]:  # Any: JSON
+    """The fields that are not equal in all of these jobs, without those that change nothing on average."""
+    fields = dict.fromkeys(field for values in known for field in values)
+    return [
+        field
+        for field in fields
+        if field.partition(".")[0] not in _NO_DIFFERENCE and len({_text(values, field) for values in known}) > 1
+    ]
+
+
 def _values(groups: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[str]:  # Any: JSON
     """Each group's values of the fields: "vdn lr=0.001"; the value alone of what is a name."""
     last = [field.rpartition(".")[2] for field in fields]
@@ -117,8 +132,14 @@ def _values(groups: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[
     return [" ".join(f"{names[field]}{_text(values, field)}" for field in fields) for values in groups]
 
 
+def _value(values: Mapping[str, Any], field: str) -> Any:  # Any: JSON
+    """The value of a field, or all of a mapping; "none" where a job has neither."""
+    inside = {name[len(field) + 1 :]: value for name, value in values.items() if name.startswith(f"{field}.")}
+    return values.get(field, inside or "none")
+
+
 def _text(values: Mapping[str, Any], field: str) -> str:  # Any: JSON
-    value = values.get(field, "none")
+    value = _value(values, field)
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -132,6 +132,8 @@ def test_groups_are_chosen(seeds, marless, figures):
     err = marless("plot", "sweep", "--group", "env.name")[2]
     assert legend(figures[2].axes[0])[0] == "mpe/simple_spread (4 seeds)"
     assert "note: mpe/simple_spread has several runs of seed 0, 1, which are not independent; see --group" in err
+    assert "note: mpe/simple_spread joins jobs that differ in algorithm.name, " in err
+    assert "more, not in the seed alone; see --group" in err
 
 
 def test_points_are_written_also_without_matplotlib(seeds, marless, monkeypatch):
@@ -177,7 +179,11 @@ def test_a_folder_without_a_round_says_so(seeds, marless):
         (("--x", "usd", "--accounting", "biled"), "--accounting: unknown accounting 'biled'; did you mean 'billed'?"),
         (("--y", "win-rate"), "spread-ippo-seed0: mpe/simple_spread does not report wins; omit --y win-rate"),
         (("--label", "ipo=IPPO"), "a TEXT for each of the 2 lines; they are called: ippo, vdn"),
+        (("--label", "ippo=A", "--label", "vdn=A"), "--label: several lines would be called 'A'"),
+        (("--label", "ippo=vdn"), "--label: several lines would be called 'vdn'"),
+        (("--label", "ippo=_A"), "--label: '_A' is no text of a legend; begin with a character other than _"),
         (("--csv", "/proc/no/a.csv"), "/proc/no/a.csv: cannot be written"),
+        (("--csv", "./a.png", "--to", "a.png"), "--csv a.png is the file of the picture, too; choose another"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_a_sentence(seeds, marless, figures, arguments, said):
@@ -185,6 +191,21 @@ def test_a_mistake_is_a_sentence(seeds, marless, figures, arguments, said):
     assert code != 0
     assert (out, figures) == ("", [])
     assert said in err
+
+
+@pytest.mark.parametrize("option", [("--title",), ("--y-label",), ("--label", "B", "--label")])
+def test_a_formula_that_cannot_be_drawn_is_a_sentence(seeds, marless, option):
+    code, out, err = marless("plot", "sweep", *option, "$a_{$")
+    assert (code, out) == (2, "")
+    assert "a title or label has a formula, between two $, that matplotlib cannot draw" in err
+    assert marless("plot", "sweep", *option, r"$\gamma$")[:2] == (0, "curves.png\n")
+
+
+def test_random_policies_are_told_apart(seeds, marless, figures):
+    write(seeds / "tag", spec(env={"name": "mpe/simple_tag"}), records())
+    assert marless("plot", "tag", "sweep")[0] == 0
+    assert legend(figures[0].axes[0])[-2:] == ["random policy, mpe/simple_tag", "random policy, mpe/simple_spread"]
+    assert len({line.get_linestyle() for line in figures[0].axes[0].get_lines()[-2:]}) == 2
 
 
 def test_a_job_of_a_coordinator_is_drawn_too(runs, marless, tmp_path, monkeypatch):

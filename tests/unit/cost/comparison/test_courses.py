@@ -46,6 +46,12 @@ def test_an_evaluation_is_where_its_policies_were_published(axis, places):
     assert (found.places, found.values, found.env_steps) == (places, (-5.0, -3.0), (100, 300))
 
 
+def test_an_evaluation_that_ended_late_is_drawn_in_its_place():
+    late = Evaluation(rounds=1, env_steps=100, returns=returns(-5.0))
+    found = course([record(0), record(1, greedy=-4.0), dataclasses.replace(record(2), earlier_evaluation=late)])
+    assert (found.places, found.values) == ((100, 200), (-5.0, -4.0))
+
+
 def test_costs_are_those_of_the_accounting():
     costs = curves(EVALUATED, spec()).cost_usd
     found = course(EVALUATED, Over.usd)
@@ -65,6 +71,9 @@ def test_a_run_without_an_episode_or_without_wins_is_refused():
         course([dataclasses.replace(record(0), returns=None)])
     with pytest.raises(SpecError, match="mpe/simple_spread does not report wins; omit --y win-rate"):
         course(EVALUATED, quantity=Quantity.win_rate)
+    early = Evaluation(rounds=0, env_steps=0, returns=returns(-5.0))  # of no recorded round
+    with pytest.raises(SpecError, match="a: no episode has ended yet"):
+        course([dataclasses.replace(record(0), returns=None, earlier_evaluation=early)])
     won = [dataclasses.replace(record(n), evaluation=dataclasses.replace(returns(1.0), wins=n)) for n in (1, 3)]
     assert course(won, quantity=Quantity.win_rate).values == (0.25, 0.75)
 
@@ -172,5 +181,8 @@ def test_a_table_has_every_point_and_every_place_of_the_line():
 def test_chance_is_a_mean_for_each_environment():
     other = spec(env={"name": "mpe/simple_tag"})
     jobs = [(spec(), returns(-30.0)), (spec(seed=1), returns(-20.0)), (spec(), None), (other, returns(-5.0))]
-    assert courses.chance(jobs, Quantity.returns) == [-25.0, -5.0]
+    assert courses.chance(jobs, Quantity.returns) == [
+        ("random policy, mpe/simple_spread", -25.0), ("random policy, mpe/simple_tag", -5.0),
+    ]  # fmt: skip
+    assert courses.chance(jobs[:3], Quantity.returns) == [("random policy", -25.0)]
     assert courses.chance(jobs, Quantity.win_rate) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core.errors import SpecError
-from marless.cost.comparison.grouping import grouped
+from marless.cost.comparison.grouping import differing, grouped
 from tests.unit.cost.comparison.synthetic import JOB, spec
 
 IPPO = JOB["algorithm"]
@@ -86,6 +86,27 @@ def test_fields_group_whatever_else_differs():
     }  # fmt: skip
     assert grouped(found, "algorithm.epochs") == {"epochs=1": (0, 1, 3), "epochs=none": (2,)}
     assert list(grouped(found, "env.options.agents")) == ["agents=2"]
+
+
+def test_a_mapping_groups_by_all_that_is_in_it():
+    """That of the first job is empty, so that nothing is in it."""
+    found = runs(
+        *((name, {"env": {"name": "mpe/simple_spread", "options": options}})
+          for name, options in (("a", {}), ("b", {"agents": 2}), ("c", {"agents": 3}), ("d", {"agents": 2})))
+    )  # fmt: skip
+    assert grouped(found, "env.options") == {
+        "options=none": (0,), 'options={"agents": 2}': (1, 3), 'options={"agents": 3}': (2,),
+    }  # fmt: skip
+    assert grouped(found[1:], "env.options") == {'options={"agents": 2}': (0, 2), 'options={"agents": 3}': (1,)}
+
+
+def test_what_is_not_equal_within_a_group_is_told():
+    one, other = spec(), spec(seed=1, name="other", actors={"count": 2}, bill={"accounting": "paper"})
+    dear = spec(bill={"prices": {"lambda": {"granularity_ms": 100}}})
+    assert differing([one, other], billed=True) == ["actors.count", "actors.envs", "actors.steps"]
+    assert differing([one, dear], billed=False) == []
+    assert all(field.startswith("bill.prices") for field in differing([one, dear], billed=True))
+    assert differing([one, dear], billed=True)
 
 
 def test_equal_ids_of_two_folders_are_numbered():
