@@ -39,6 +39,11 @@ _QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC logs lost connections to standard error; those that matter are errors."""
 
 
+_LOCK = threading.Lock()
+_running: list[bool] = []  # of the whole process, as what a job in it changes
+"""For each job that this program is training, whether it runs in this process."""
+
+
 class Display(Protocol):
     """Shows the progress of a job, in the caller's thread."""
 
@@ -76,7 +81,7 @@ def train(  # noqa: PLR0913  # as many settings as the command has options
         job: The job's id; default: its name and the time.
         resume: In place of a spec, the id of a job of `runs` to be continued, however it was interrupted or ended.
         runs: The directory of run folders; default: $MARLESS_RUNS, else ./runs.
-        in_process: Run all in this process, without services.
+        in_process: Run all in this process, without services; no other job of this program may run meanwhile.
         workers: With `in_process`, so many processes play; 0: this one.
         progress: Show a bar in a notebook and on a terminal, and lines on standard error elsewhere.
 
@@ -84,12 +89,14 @@ def train(  # noqa: PLR0913  # as many settings as the command has options
     KeyboardInterrupt is raised, which says how to continue the job.
 
     Raises SpecError for invalid arguments, settings and jobs, NotFoundError for a job to be continued that does not
-    exist, JobStateError if the job has failed or cannot be continued, UnavailableError if a service cannot be started
-    or torch is not installed, KeyboardInterrupt.
+    exist, JobStateError if the job has failed or cannot be continued, UnavailableError if a service cannot be started,
+    torch is not installed, or another job runs that excludes this one, KeyboardInterrupt.
     """
     folder = _checked(spec, resume, runs, job=job, workers=workers, in_process=in_process)
+    if not isinstance(set, Mapping | None):
+        raise SpecError(f"marless.train: set= is a mapping of settings by name, got {shown(set)}")
     settings = dict(set or {}) | ({} if seed is None else {"seed": seed})
-    with process_environment.changed(_QUIET), place(workers, in_process=in_process) as where:
+    with _turn(in_process), process_environment.changed(_QUIET), place(workers, in_process=in_process) as where:
         if spec is None:
             return _resumed(resume, settings, folder, where, progress=progress)
         return _begun(_spec_of(spec, settings), job, folder, where, progress=progress)
@@ -103,12 +110,33 @@ def _checked(spec: object, resume: str, runs: str | Path | None, *, job: str, wo
         raise SpecError("marless.train: job= names a new job; resume= continues one that has its name")
     if workers and not in_process:
         raise SpecError("marless.train: workers= is for in_process=True; on services, actors.count decides")
-    if not 0 <= workers <= _MOST_WORKERS:
-        raise SpecError(f"marless.train: workers={workers}: give a number from 0 to {_MOST_WORKERS}")
+    if not isinstance(workers, int) or not 0 <= workers <= _MOST_WORKERS:
+        raise SpecError(f"marless.train: workers={shown(workers)}: give a number from 0 to {_MOST_WORKERS}")
     folder = str(runs or os.environ.get("MARLESS_RUNS") or "runs")
     if is_address(folder):
         raise SpecError(f"runs: {folder} is a place in a bucket; give a directory")
-    return Path(folder)
+    return Path(folder).absolute()  # the program may change its directory meanwhile
+
+
+@contextmanager
+def _turn(in_process: bool) -> Iterator[None]:
+    """Context of a job of this program; raises UnavailableError if the job and one that runs exclude each other.
+
+    A job in this process sets torch's threads, variables and the log for the whole process; and when it ends, it ends
+    all processes that have begun below this one meanwhile: services of another job would be among them.
+    """
+    with _LOCK:
+        if _running and (in_process or any(_running)):
+            raise UnavailableError(
+                "marless.train: this program is training another job, and a job with in_process=True runs alone in its "
+                "program; wait for the other, or train both in programs of their own"
+            )
+        _running.append(in_process)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _running.remove(in_process)
 
 
 def _spec_of(given: object, settings: Mapping[str, Any]) -> JobSpec:  # Any: YAML
@@ -132,8 +160,11 @@ def _spec_of(given: object, settings: Mapping[str, Any]) -> JobSpec:  # Any: YAM
 
 def _override(name: object, value: object) -> str:
     """A setting as `--set` takes it."""
+    import numpy as np
     from yaml import YAMLError
 
+    if isinstance(value, np.generic):  # as loops over NumPy's ranges give
+        value = value.item()
     try:
         return f"{name}={documents.to_yaml_line(value)}"
     except YAMLError:
@@ -189,7 +220,7 @@ def _attended(
         finally:  # if the display has failed, too
             requests.interrupt()
             thread.join()
-    where = "" if runs == Path("runs") else f", runs={str(runs)!r}"
+    where = "" if runs == Path("runs").absolute() else f", runs={str(runs)!r}"
     how = f"`marless.train(resume={job!r}{where})` continues it"
     known = any(each.job == job for each in unfinished(runs))
     try:

@@ -20,8 +20,9 @@ import torch
 import yaml
 
 import marless
+from marless.app.cli import train as local
 from marless.app.result import COLUMNS
-from marless.core.errors import JobStateError, NotFoundError, SpecError
+from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError
 from marless.cost.billing.bill import bill
 from marless.jobs import prices
 from marless.jobs.spec import load_resolved, parse
@@ -140,6 +141,46 @@ def test_inside_an_event_loop_and_in_a_thread():
     check_same(asyncio.run(cell()).team, found[0].team)
 
 
+def test_numbers_of_numpy_are_numbers():
+    result = here(seed=np.int64(5), set={"algorithm.lr": np.float64(0.25)})
+    spec = load_resolved(result.folder / "spec.yaml")
+    assert (spec.seed, spec.algorithm.lr) == (5, 0.25)
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+def test_a_job_in_this_process_runs_alone_in_it(monkeypatch, first, second):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def job_that_waits(*_: object, **__: object) -> None:
+        begun.set()
+        may_end.wait()
+
+    with monkeypatch.context() as waiting, ThreadPoolExecutor(1) as thread:
+        waiting.setattr("marless.app.training._begun", job_that_waits)
+        other = thread.submit(marless.train, SMALL, in_process=first)
+        try:
+            begun.wait()
+            with pytest.raises(UnavailableError, match="is training another job"):
+                marless.train(SMALL, in_process=second)
+        finally:
+            may_end.set()
+        other.result()
+    assert here().state == "SUCCEEDED"
+
+
+def test_the_directory_may_change_meanwhile(monkeypatch, place):
+    train = local.train
+
+    def moved(*given: object, **more: object) -> object:
+        monkeypatch.chdir("/")
+        return train(*given, **more)
+
+    monkeypatch.setattr(local, "train", moved)
+    result = here()
+    assert result.folder.parent == place / "runs"
+    assert result.team.agents == ("agent_0", "agent_1")
+
+
 MISTAKES = {
     "nothing": ({}, "marless.train: give a job"),
     "both": ({"spec": SMALL, "resume": "x"}, "marless.train: give a job"),
@@ -148,6 +189,8 @@ MISTAKES = {
     "an unknown name": ({"spec": "mpe/simple_spred"}, "did you mean 'mpe/simple_spread'"),
     "an unknown setting": ({"spec": SMALL, "set": {"algorithm.learning": 1}}, "spec: algorithm.learning"),
     "no setting": ({"spec": SMALL, "set": {"": 1}}, "set: '=1': write it as section.field=value"),
+    "settings that are no mapping": ({"spec": SMALL, "set": ["seed=1"]}, r"set= is a mapping of settings by name"),
+    "workers that are no number": ({"spec": SMALL, "workers": "2", "in_process": True}, "workers='2': give a number"),
     "a value that is none": ({"spec": SMALL, "set": {"seed": object()}}, "set: seed is <object object"),
     "a setting of a job that is there": ({"resume": "x", "set": {"seed": 1}}, "set: seed: only stop rules"),
     "workers of services": ({"spec": SMALL, "workers": 2}, "workers= is for in_process=True"),

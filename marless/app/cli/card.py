@@ -218,6 +218,7 @@ def markdown(card: Card, team: Team) -> str:
         "## Use",
         f'```python\nimport marless\n\nteam = marless.load_policy("{file}")\nactions = team.act(observations)  '
         "# both by agent\n```",
+        "These policies remember: call `team.begin()` when an episode starts." if team.remembers else "",
         "It needs `pip install marless` and no torch. For episodes with a table of returns: "
         f"`marless evaluate {file}`.",
         "## Licence",

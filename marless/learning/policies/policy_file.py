@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ class SavedTeam:
 
 
 def write_policy(path: Path, policy: Policy, origin: Origin) -> None:
-    """Write a policy to a file atomically; raises OSError."""
+    """Write a policy to a file atomically; raises OSError, and SpecError for a path that is no file's."""
     about = {"policy": policy.name, "agents": json.dumps(policy.agents), "version": str(policy.version)}
     _write(path, {**policy.state.metadata, **about, **_texts(origin)}, policy.state.acting)
 
@@ -55,11 +57,6 @@ def write_team(
     for place, policy in enumerate(policies):
         metadata |= {f"{place}/{name}": text for name, text in policy.state.metadata.items()}
         arrays |= {f"{place}/{name}": array for name, array in policy.state.acting.items()}
-    if (held := sum(array.nbytes for array in arrays.values())) > MAX_PUBLISH_BYTES:
-        raise SpecError(
-            f"{path}: the team has {held:,} bytes of weights, and a file holds {MAX_PUBLISH_BYTES:,} at most; export "
-            "its policies one by one, with --policy"
-        )
     _write(path, metadata, arrays)
 
 
@@ -131,14 +128,26 @@ def _by_place(held: Mapping[str, Any], places: int) -> list[dict[str, Any]]:  # 
 
 
 def _write(path: Path, metadata: Mapping[str, str], arrays: Arrays) -> None:
+    if not path.name or (path.exists() and not path.is_file()):
+        raise SpecError(f"{path} is no file, but a directory or a device; name a file, such as team.safetensors")
     signed = {**metadata, "sha256": digest(metadata, arrays)}
-    # In the same directory, because only within one file system a file takes a name at once.
-    partial = path.with_name(f".{path.name}.partial")
+    data = serial.encode_acting(ActingState(arrays, signed))
+    if len(data) > MAX_PUBLISH_BYTES:
+        raise SpecError(
+            f"{path}: the file would have {len(data):,} bytes, and one is read up to {MAX_PUBLISH_BYTES:,}; export "
+            "policies one by one, with --policy"
+        )
+    # In the same directory, because only within one file system a file takes a name at once. Unique, because another
+    # thread or process may be writing this file, too.
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        partial.write_bytes(serial.encode_acting(ActingState(arrays, signed)))
+        partial.write_bytes(data)
         partial.replace(path)
+    except OSError as error:  # it would name the other file, or none
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it is there only if something has failed
+            partial.unlink()
 
 
 def _texts(origin: Origin) -> dict[str, str]:

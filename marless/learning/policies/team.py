@@ -63,6 +63,11 @@ class Team:
         """All agents that have a policy."""
         return tuple(self._players)
 
+    @property
+    def remembers(self) -> bool:
+        """True if actions depend on earlier steps of the episode, so that `begin` must be called for each episode."""
+        return any(player.remembers for player in self._players.values())
+
     def begin(self, copies: ArrayLike | None = None, *, agents: Sequence[str] | None = None) -> None:
         """Start new episodes: reset the memory of policies; without effect for policies without memory.
 

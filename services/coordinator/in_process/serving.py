@@ -31,7 +31,7 @@ async def serving(folder: Path, *, workers: int) -> AsyncIterator[CoordinatorSer
     process_environment.keep_freed_memory()
     options = JobsOptions(only=folder.name)
     # What an environment starts and leaves behind ends with the job, as it does with a worker; what the program around
-    # it has started does not.
+    # it has started before does not.
     with _torch() as ready, _log(folder / "logs"), orphans.contained(spare=True):
         pools = InProcessPools(actors, folder / "replay", ready)
         try:

@@ -19,6 +19,7 @@ from marless.jobs import prices
 from marless.jobs.record import Evaluation
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.envs.base import Discrete
+from marless.learning.nets.acting import ActingState
 from tests.unit.cost.billing.rounds import job, paper_round
 from tests.unit.learning.policies.saved import save, state
 
@@ -169,3 +170,13 @@ def test_equal_cards_are_equal_text():
     card = card_of(team)
     again = Card(**dict(reversed(vars(card).items())))
     assert markdown(again, team) == markdown(card, team)
+
+
+def test_a_card_says_that_a_team_remembers(run):
+    assert "team.begin()" not in markdown(card_of(load_policy("pair")), load_policy("pair"))
+    held = state(12 + 5, Discrete(5), seed=0)
+    remembering = ActingState(held.acting, {**held.metadata, "inputs": "obs+last_action"})
+    save(run, {"p": remembering}, {"p": ("agent_0", "agent_1")}, round_=4)
+    (run / "spec.yaml").write_text(SPEC.to_yaml())
+    team = load_policy("pair")
+    assert "call `team.begin()` when an episode starts" in markdown(card_of(team), team)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +133,49 @@ def test_what_could_not_be_read_again_is_not_written(team, tmp_path, monkeypatch
     with pytest.raises(SpecError, match="the card: more than 20,000 values"):
         team.save(tmp_path / "team", {"curve": [[1, 2.0]] * 30_000})
     monkeypatch.setattr(policy_file, "MAX_PUBLISH_BYTES", 1000)
-    with pytest.raises(SpecError, match=r"weights, and a file holds 1,000 at most; export its policies one by one"):
+    with pytest.raises(SpecError, match=r"bytes, and one is read up to 1,000; export policies one by one"):
+        team.save(tmp_path / "team")
+    size = saved_size(team, tmp_path, monkeypatch)
+    monkeypatch.setattr(policy_file, "MAX_PUBLISH_BYTES", size - 1)  # the header counts, too
+    with pytest.raises(SpecError, match=f"would have {size:,} bytes"):
         team.save(tmp_path / "team")
     assert not (tmp_path / "team").exists()
+
+
+def saved_size(team, folder, monkeypatch) -> int:
+    with monkeypatch.context() as unlimited:
+        unlimited.setattr(policy_file, "MAX_PUBLISH_BYTES", 2**30)
+        team.save(folder / "large")
+    return (folder / "large").stat().st_size
+
+
+@pytest.mark.parametrize("path", [".", "/", "..", "folder", "pipe"])
+def test_what_is_no_file_is_not_replaced_by_one(team, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    with pytest.raises(SpecError, match="is no file, but a directory or a device"):
+        team.save(path)
+    assert {each.name for each in tmp_path.iterdir()} == {"folder", "job-1", "pipe"}
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(("path", "why"), [("none/team", "No such file"), ("file/team", "Not a directory")])
+def test_a_file_that_cannot_be_written_is_named(team, tmp_path, monkeypatch, path, why):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(OSError, match=why) as caught:
+        team.save(path)
+    assert caught.value.filename == path
+
+
+def test_many_may_write_one_file_at_once(team, tmp_path):
+    path = tmp_path / "team"
+    team.save(path)
+    with ThreadPoolExecutor(4) as threads:
+        writes = [threads.submit(team.save, path) for _ in range(200)]
+        while not all(each.done() for each in writes):
+            assert marless.load_policy(path).agents == team.agents
+    for each in writes:
+        each.result()
+    assert {each.name for each in tmp_path.iterdir()} == {"job-1", "team"}
