@@ -141,9 +141,15 @@ def logs(
     """Print a job's log; if no coordinator answers, that of its run folder in --runs."""
     from marless.app.cli.run_folders import asked_or_read, log_of
 
+    shown = 0
+
     def show(lines: Iterable[LogLine]) -> None:
+        nonlocal shown
         for line in lines:
-            data(log_line(line) if output == "table" else line.text)
+            # The run folder is read where the coordinator went away, which may have answered some lines.
+            if line.cursor > shown:
+                data(log_line(line) if output == "table" else line.text)
+                shown = line.cursor
 
     with detachable(job):
         if follow:

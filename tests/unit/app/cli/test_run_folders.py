@@ -2,10 +2,18 @@
 
 import fcntl
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from marless.app.cli import recorded
+from marless.app.cli.options import CoordinatorOptions
+from marless.app.client import LogLine
+from marless.core.errors import UnreachableError
 from tests.unit.cost.comparison.synthetic import record, spec, write
 
 NOTE = "marless: no coordinator answers; these are the runs in ./runs\n"
@@ -51,6 +59,79 @@ def test_runs_are_listed_newest_first_and_may_be_chosen_by_state(runs, marless):
         ["new", "FAILED", "3"], ["middle", "SUCCEEDED", "3"], ["old", "SUCCEEDED", "3"],
     ]  # fmt: skip
     assert marless("list", "-o", "name", "--state", "succeeded", "--limit", "1") == (0, "middle\n", NOTE)
+
+
+def test_a_run_that_has_ended_is_shown_as_its_summary_says(runs, marless):
+    """As a coordinator does, also where the newest evaluation is older than those that it looks for in the records."""
+    summary = {"rounds": 9, "env_steps": 900, "return": -2.5, "random_return": -7.0, "win_rate": 0.75}
+    made(runs, "old", summary_json=json.dumps(summary))
+    job = json.loads(marless("get", "old", "-o", "json")[1])
+    shown = {name: job[name] for name in ("rounds", "env_steps", "greedy_return", "random_return", "win_rate")}
+    assert shown == {
+        "rounds": 9, "env_steps": 900, "greedy_return": -2.5, "random_return": -7.0, "win_rate": 0.75,
+    }  # fmt: skip
+    assert (job["random_win_rate"], job["summary"]) == (None, summary)
+
+
+def test_equals_keep_the_order_of_a_coordinator(runs, marless):
+    for job, accepted_s in (("a", 1.0), ("b", 3.0), ("c", 2.0), ("d", 3.0)):
+        made(runs, job, accepted_s=accepted_s)
+    assert marless("list", "-o", "name", "--sort", "state")[1].split() == ["d", "b", "c", "a"]
+    assert marless("list", "-o", "name", "--limit", "2")[1].split() == ["d", "b"]
+
+
+def test_a_copy_has_the_name_of_its_folder_and_what_is_being_deleted_is_no_run(runs, marless):
+    made(runs, "old")
+    shutil.copytree(runs / "old", runs / "copy")
+    (runs / "old").rename(runs / ".deleted-old.0000")
+    (runs / "notes.txt").write_text("")
+    assert marless("list", "-o", "name") == (0, "copy\n", NOTE)
+    for name in (".", "..", "copy/../copy", ""):
+        assert marless("get", name)[0] == 102
+
+
+def test_a_job_that_cannot_be_opened_is_a_note(runs, marless):
+    made(runs, "good")
+    path = made(runs, "bad") / "job.json"
+    path.unlink()
+    path.symlink_to("job.json")
+    code, out, err = marless("list", "-o", "name")
+    assert (code, out) == (0, "good\n")
+    assert "runs/bad/job.json: Too many levels of symbolic links" in err and "it is left out" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may look into everything")
+def test_a_folder_that_may_not_be_looked_into_is_a_note(runs, marless):
+    made(runs, "good")
+    closed = made(runs, "closed")
+    closed.chmod(0)
+    try:
+        code, out, err = marless("list", "-o", "name")
+    finally:
+        closed.chmod(0o755)
+    assert (code, out) == (0, "good\n")
+    assert err == f"{NOTE}marless: note: runs/closed/job.json: Permission denied; it is left out\n"
+
+
+def test_a_run_that_ends_while_it_is_read_was_not_interrupted(runs, marless, monkeypatch):
+    folder = made(runs, "j", "RUNNING", attached=True)
+
+    def ended(lock: Path) -> bool:
+        status = json.loads((folder / "job.json").read_text())
+        (folder / "job.json").write_text(json.dumps(status | {"state": "SUCCEEDED", "reason": "3 rounds done"}))
+        return False
+
+    monkeypatch.setattr(recorded, "_is_locked", ended)
+    job = json.loads(marless("get", "j", "-o", "json")[1])
+    assert (job["state"], job["reason"]) == ("SUCCEEDED", "3 rounds done")
+
+
+def test_a_run_whose_cancellation_was_interrupted_is_not_said_to_continue(runs, marless):
+    made(runs, "j", "RUNNING", cancelling=True)
+    job = json.loads(marless("get", "j", "-o", "json")[1])
+    assert (job["state"], job["reason"]) == (
+        "INTERRUPTED", "its cancellation was interrupted; `marless up` ends it",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,3 +199,30 @@ def test_a_log_is_read_to_its_last_whole_line(runs, marless):
     code, out, _ = marless("logs", "old", "--tail", "1")
     assert (code, out.split()) == (0, ["no", "JSON"])
     assert marless("logs", "old", "--follow")[0] == 1
+
+
+def test_a_run_without_a_log_has_no_lines(runs, marless):
+    made(runs, "old")
+    assert marless("logs", "old") == (0, "", NOTE)
+    assert marless("logs", "other")[0] == 102
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+def test_what_a_coordinator_answered_of_a_log_before_it_went_away_is_not_repeated(runs, marless, monkeypatch, tail):
+    lines = [json.dumps({"level": "info", "event": event}) for event in ("one", "two", "three")]
+    (made(runs, "old") / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    cursors = [sum(len(line) + 1 for line in lines[: number + 1]) for number in range(3)]
+
+    class GoesAway:
+        def logs(self, job: str, *, tail: int) -> Iterator[LogLine]:
+            at = 1 if tail else 0
+            yield LogLine(cursor=cursors[at], text=lines[at])
+            raise UnreachableError("it has gone away")
+
+    @contextmanager
+    def client(to: CoordinatorOptions) -> Iterator[GoesAway]:
+        yield GoesAway()
+
+    monkeypatch.setattr(CoordinatorOptions, "client", client)
+    code, out, err = marless("logs", "old", "-o", "jsonl", "--tail", tail)
+    assert (code, out.splitlines(), err) == (0, lines[1:] if tail else lines, NOTE)
