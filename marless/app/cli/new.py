@@ -8,7 +8,9 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,7 +21,9 @@ import typer
 from marless.app.cli.output import say
 from marless.core.errors import SpecError, shown
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,38}[a-z0-9]")
+NAME = re.compile(r"(?=.{2,40}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
+UNUSABLE = frozenset({"build", "dist", "tests"})
+"""Folders of a project that are no package: build backends leave the first two out of wheels without a word."""
 
 
 class ExtensionKind(StrEnum):
@@ -83,14 +87,20 @@ def _check_name(kind: ExtensionKind, package: str, taken: Collection[str]) -> No
     """Raise SpecError unless a package, an entry point and a job can have this name, and none has it yet."""
     if not NAME.fullmatch(package) or keyword.iskeyword(package):
         raise SpecError(
-            f"{shown(package)} cannot be the name of a package: choose 2 to 40 lower-case letters, digits and _ that "
-            "begin with a letter, such as my_game"
+            f"{shown(package)} cannot be the name of a package: choose 2 to 40 lower-case letters, digits and single _ "
+            "that begin with a letter, such as my_game"
         )
+    if package in UNUSABLE:
+        raise SpecError(f"{package} is a folder that projects have for another purpose; choose another name")
     if package in taken:
         raise SpecError(f"{kind} {package}: the name is taken; choose another one")
     found = find_spec(package)
     if found and found.origin:  # a folder without modules is no package
         raise SpecError(f"Python has a module {package} already ({found.origin}); choose another name")
+    with suppress(PackageNotFoundError):
+        # Its modules have other names, as PyYAML's `yaml`; installing this one would remove them.
+        version = distribution(package).version
+        raise SpecError(f"a package {package} {version} is installed already; choose another name")
 
 
 def write_package(kind: ExtensionKind, package: str, folder: Path) -> None:

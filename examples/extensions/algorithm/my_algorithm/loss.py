@@ -16,6 +16,6 @@ def loss(log_prob_PM: Tensor, old_PM: Tensor, advantage_PM: Tensor, weight_PM: T
 
 
 def gradient(log_prob_PM: Tensor, old_PM: Tensor, advantage_PM: Tensor, weight_PM: Tensor, epsilon: float) -> Tensor:
-    """Its gradient with respect to the log-probabilities, [P, M]: −w · ρ · (A − |A| / ε · (ρ − 1))."""
+    """Gradient of the loss with respect to the log-probabilities, [P, M]: −w · ρ · (A − |A| / ε · (ρ − 1))."""
     ratio_PM = (log_prob_PM - old_PM).exp()
     return -weight_PM * ratio_PM * (advantage_PM - advantage_PM.abs() / epsilon * (ratio_PM - 1))
