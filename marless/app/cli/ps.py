@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from marless.core.process_table import RunningProcess
 
 _SUPERVISOR, _TEMPLATE = "marless.app.cli.background", "marless.fleet.launchers.template"
-_ENVIRONMENT_OPTIONS = ("-X", "-W")
-"""Options of Python that a word of their own follows."""
+_WITH_A_VALUE = re.compile(r"-[A-Za-z]*?([mcXW])(.*)", re.DOTALL)
+"""An option of Python that has a value, in the same word or the next one, after others that have none: -Pm marless."""
 _HELD = ("owner", "services")
 """Locks in the directory `store` of a run folder or a stack, which its processes hold open."""
 _JOB = "owner.lock"
@@ -125,14 +127,18 @@ def _program(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     at = 0
     while at < len(words):
         word = words[at]
-        if word == "-m":
-            return (words[at + 1] if at + 1 < len(words) else ""), words[at + 2 :]
+        at += 1
         if not word.startswith("-"):
             # The program that pip installs, named by its path.
-            return ("marless" if Path(word).name == "marless" else ""), words[at + 1 :]
-        if word.startswith("-c"):
-            return "", ()
-        at += 2 if word in _ENVIRONMENT_OPTIONS else 1
+            return ("marless" if Path(word).name == "marless" else ""), words[at:]
+        option = _WITH_A_VALUE.fullmatch(word)
+        if not option:
+            continue
+        letter, value = option.groups()
+        if not value:
+            value, at = next(iter(words[at : at + 1]), ""), at + 1
+        if letter in "mc":
+            return (value if letter == "m" else ""), words[at:]
     return "", ()
 
 
@@ -192,15 +198,20 @@ def _show(found: Sequence[MarlessProcess]) -> None:
 
     works_for = [", ".join(map(_brief, each.jobs or (each.place or each.address,))) for each in found]
     columns = [
-        TableColumn(title="process", cells=[harmless("  " * each.depth + each.role) for each in found]),
+        TableColumn(title="process", cells=[_one_line("  " * each.depth + each.role) for each in found]),
         TableColumn(title="pid", cells=[str(each.pid) for each in found], right=True),
-        TableColumn(title="works for", cells=list(map(harmless, works_for)), goes=4),
+        TableColumn(title="works for", cells=list(map(_one_line, works_for)), goes=4),
         TableColumn(title="up", cells=[duration(each.up_s) for each in found], right=True, goes=1),
         TableColumn(title="CPU", cells=[duration(each.cpu_s) for each in found], right=True, goes=3),
         TableColumn(title="memory", cells=[f"{each.memory_bytes / 1e6:,.0f} MB" for each in found], right=True, goes=2),
     ]
     shown = console()
     shown.print(fitted(columns, shown.width))
+
+
+def _one_line(text: str) -> str:
+    """Text for one cell: words of processes and names of folders may hold line feeds, and bytes that are no text."""
+    return harmless(os.fsencode(text).decode(errors="backslashreplace")).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _brief(place: str) -> str:

@@ -26,6 +26,11 @@ PYTHON = "/opt/marless/bin/python3.12"
         ),
         ((PYTHON, "-X", "dev", "-W", "error", "-m", "marless", "train", "spread"), "marless train"),
         ((PYTHON, "/opt/marless/bin/marless", "-h"), "marless"),
+        ((PYTHON, "-Im", "marless.services.param_store"), "param_store"),
+        ((PYTHON, "-mmarless", "train"), "marless train"),
+        ((PYTHON, "-Xdev", "-BWignore", "-m", "marless", "train"), "marless train"),
+        ((PYTHON, "-BW", "ignore", "/opt/marless/bin/marless", "up"), "marless up"),
+        ((PYTHON, "-Pc", "print()", "marless"), ""),
         ((PYTHON, "-m", "marless_ray.host", "x"), "marless_ray.host"),
         ((PYTHON, "-m", "http.server", "-m", "marless"), ""),
         ((PYTHON, "-c", "print()", "-m", "marless"), ""),
@@ -62,6 +67,14 @@ def test_all_below_a_process_of_marless_is_shown_below_it_and_nothing_else():
         (3, "actor worker", huge + 2, 1, "/a b/runs/.stack", "unix:/p"),
         (4, "game", huge + 3, 2, "/a b/runs/.stack", ""),
     ]
+
+
+def test_a_process_is_one_row_whatever_its_words_hold(marless, monkeypatch):
+    odd = process(2**22, 1, PYTHON, "-m", "marless", "a\n\tb\x1b[31m\udcff")
+    monkeypatch.setattr("marless.core.process_table.own_processes", lambda: [odd])
+    monkeypatch.setenv("COLUMNS", "120")
+    _, row = marless("ps")[1].splitlines()
+    assert row.startswith(r"marless a\n\tb\x1b[31m\xff ")
 
 
 HOLDS = """
