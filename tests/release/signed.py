@@ -20,15 +20,18 @@ def lacking(root: Path, version: str) -> list[str]:
     others = f", which has {', '.join(tags)}" if tags else ""
     found = [
         ("a version in pyproject.toml that is no pre-release", not Version(version).is_prerelease),
-        ("a section of CHANGELOG.md", re.search(rf"^## {re.escape(version)}$", changelog, re.M)),
-        (
-            "an end of the section Unreleased of CHANGELOG.md",
-            not re.search(r"^## Unreleased\n+[^#\n]", changelog, re.M),
-        ),
+        ("a section of CHANGELOG.md", _section(changelog, version)),
+        ("an end of the section Unreleased of CHANGELOG.md", not _section(changelog, "Unreleased")),
         (f"a tag v{version} at this commit{others}", f"v{version}" in tags),
         ("a checkout without changes", not _git(root, "status", "--porcelain")),
     ]
     return [what for what, is_there in found if not is_there]
+
+
+def _section(changelog: str, name: str) -> str:
+    """What stands in a section, also below smaller headings; "": nothing does, or there is no such section."""
+    found = re.search(rf"^## {re.escape(name)}[ \t]*$(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+    return found[1].strip() if found else ""
 
 
 def sign(file: Path) -> Path | None:

@@ -33,12 +33,21 @@ def test_a_tagged_commit_lacks_nothing(checkout):
     assert lacking(checkout, "1.2.0") == []
 
 
-def test_lines_that_are_still_unreleased_are_refused(checkout):
+@pytest.mark.parametrize("more", ["- More.\n", "### Fixed\n\n- More.\n"])
+def test_lines_that_are_still_unreleased_are_refused(checkout, more):
     changelog = checkout / "CHANGELOG.md"
-    changelog.write_text(changelog.read_text().replace("## Unreleased\n", "## Unreleased\n\n- More.\n"))
+    changelog.write_text(changelog.read_text().replace("## Unreleased\n", f"## Unreleased\n\n{more}"))
     git(checkout, "commit", "-qam", "more")
     git(checkout, "tag", "v1.2.0")
     assert lacking(checkout, "1.2.0") == ["an end of the section Unreleased of CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("section", ["## 1.2.0\n\n", "## 1.2.0.1\n\n- New.\n\n", ""])
+def test_a_release_of_which_nothing_is_said_is_refused(checkout, section):
+    (checkout / "CHANGELOG.md").write_text(f"# Changelog\n\n## Unreleased\n\n{section}## 1.1.0\n\n- Old.\n")
+    git(checkout, "commit", "-qam", "none")
+    git(checkout, "tag", "v1.2.0")
+    assert lacking(checkout, "1.2.0") == ["a section of CHANGELOG.md"]
 
 
 def test_the_tag_of_another_version_is_refused(checkout):
