@@ -161,7 +161,7 @@ def test_a_job_names_its_schedule():
 
 
 def test_schedules_know_nothing_of_services():
-    heavy = ("grpc", "google.protobuf", "torch", "numpy", "redis", "services")
+    heavy = ("grpc", "google.protobuf", "torch", "numpy", "redis", "marless.services")
     code = (
         "import sys, marless.jobs.schedules.base as r, marless.cost.simulation.virtual\n"
         "import marless.jobs.schedules.contract\n"
