@@ -244,7 +244,7 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     for run in runs:
         recorded = place.read(run)
         if compete:
-            team, episodes = load_policy(place.runs / run.id), asked.job.evaluation.episodes
+            team, episodes = load_policy(place.runs / run.id), run.spec.evaluation.episodes
             sides = against_chance(team, episodes=episodes, seed=run.seed)
         for name in run.variants:
             spec = specs[name].model_copy(update={"seed": run.seed})

@@ -2,13 +2,15 @@
 performance profiles; and returns of several jobs.
 
 The panels of a run are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
-distinguishable for colour-blind people; lines also differ in their dashes.
+distinguishable for colour-blind people. Compared variants also differ in their dashes; other lines do where colours
+are used up.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,8 +128,13 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
         _band(returns, [each.exploring for each in lines], style)
         label = f"{column.variant} ({_COST_LABELS[column.counts]})"
         _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=label)
-    chance = [each.random for column in comparison.columns for each in column.figures]
-    _draw_random(returns, sum(chance) / len(chance))
+    chance = {column.variant: [each.random for each in column.figures] for column in comparison.columns}
+    if comparison.one_env:
+        _draw_random(returns, fmean(itertools.chain.from_iterable(chance.values())))
+    else:
+        for number, (variant, values) in enumerate(chance.items()):
+            colour = _COLOURS[number % len(_COLOURS)]
+            returns.axhline(fmean(values), color=colour, linestyle=":", label=f"random policy, {variant}")
     returns.set_ylabel("return per agent, while exploring")
     returns.legend(fontsize="small")
     cost.set_ylabel("cost so far (US $)")

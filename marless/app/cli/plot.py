@@ -220,7 +220,7 @@ def _place(source: str, at: CoordinatorOptions) -> str:
     """The path of the run folder that `find` reads for a source; the source itself if it lies elsewhere."""
     if is_address(source):
         return source
-    folders = (Path(source), at.runs / source)
+    folders = (Path(source),) if at.coordinator else (Path(source), at.runs / source)
     return next((str(each.resolve()) for each in folders if regular_files.is_there(each / "job.json")), source)
 
 

@@ -177,13 +177,8 @@ def line(courses: Sequence[Course], center: Center, band: Band) -> Line:
     places = grid(courses)
     columns = [sorted(column) for column in zip(*(read_off(each, places).tolist() for each in courses), strict=True)]
     found = [_spread(column, center, band) for column in columns]
-    known = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
-    return Line(
-        places=places,
-        center=tuple(each.mean for each in found),
-        low=tuple(low for low, _ in known),
-        high=tuple(high for _, high in known),
-    )
+    low, high = statistics.ends(found)
+    return Line(places=places, center=tuple(each.mean for each in found), low=low, high=high)
 
 
 def _spread(values: Sequence[float], center: Center, band: Band) -> MeanInterval:

@@ -26,10 +26,5 @@ def profile(values: Sequence[float], thresholds: Sequence[float]) -> Profile:
     found = [
         statistics.mean_interval([float(value >= threshold) for value in sorted(values)]) for threshold in thresholds
     ]
-    known = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
-    return Profile(
-        thresholds=tuple(thresholds),
-        fraction=tuple(each.mean for each in found),
-        low=tuple(low for low, _ in known),
-        high=tuple(high for _, high in known),
-    )
+    low, high = statistics.ends(found)
+    return Profile(thresholds=tuple(thresholds), fraction=tuple(each.mean for each in found), low=low, high=high)

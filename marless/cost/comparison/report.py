@@ -22,12 +22,18 @@ EQUAL = (
     "wide, so what it could hide is said beside it."
 )
 
+OTHER_ENVS = (
+    "Variants have different options of the environment: their returns compare nothing if an option changes rewards, "
+    "agents or the length of episodes."
+)
+
 
 def statements(comparison: Comparison) -> list[str]:
-    """All statements: shared runs, gains over random, returns, costs, settings, lengths, and the terms."""
+    """All statements: shared runs, gains over random, environments, returns, costs, settings, lengths, the terms."""
     return [
         *_once(comparison),
         *(_above_random(column) for column in comparison.columns),
+        *([] if comparison.one_env else [OTHER_ENVS]),
         EQUAL,
         *(
             sentence

@@ -66,6 +66,12 @@ def interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean=mean, low=mean - reach, high=mean + reach, n=n)
 
 
+def ends(found: Sequence[MeanInterval]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The low and the high ends of intervals, for a band; both empty if there are none."""
+    known = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
+    return tuple(low for low, _ in known), tuple(high for _, high in known)
+
+
 def difference(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
     """Mean and interval of value − reference for paired values; raises ValueError if the lengths differ."""
     return interval([value - other for value, other in zip(values, reference, strict=True)])

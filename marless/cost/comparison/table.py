@@ -13,6 +13,7 @@ from marless.cost.comparison.profiles import Profile, profile
 from marless.cost.comparison.runs import Figures, Variant
 from marless.cost.comparison.statistics import MeanInterval
 from marless.jobs.prices import ACCOUNTINGS, Accounting
+from marless.jobs.sections import EnvSpec
 
 REFERENCES = ("vanilla", "marless-minus")
 """Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""
@@ -33,6 +34,8 @@ class VariantColumn:
     """Settings of its scaling and sharing policies that are not the defaults."""
     figures: tuple[Figures, ...]
     """The results of every seed, in the order of the seeds."""
+    env: EnvSpec
+    """What it was trained in."""
 
     def values(self, of: Callable[[Figures], float]) -> list[float]:
         """One quantity for every seed."""
@@ -109,6 +112,11 @@ class Comparison:
         return next((column for column in self.columns if column.variant == REFERENCES[0]), self.columns[0])
 
     @property
+    def one_env(self) -> bool:
+        """False if variants have environments with different options, so that returns may measure different things."""
+        return all(column.env == self.columns[0].env for column in self.columns)
+
+    @property
     def cost_references(self) -> tuple[VariantColumn, ...]:
         """The columns that costs are compared with: of other variants than presets, the first."""
         presets = tuple(column for name in REFERENCES for column in self.columns if column.variant == name)
@@ -129,6 +137,7 @@ def compared(job: str, slots: int, variants: Sequence[Variant], runs: Sequence[F
                 counts=variant.counts,
                 settings=variant.settings,
                 figures=tuple(own),
+                env=variant.spec.env,
             )
         )
     return Comparison(job=job, slots=slots, columns=tuple(columns))

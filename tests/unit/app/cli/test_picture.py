@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 from marless.app.cli import picture
 from marless.cost.comparison import table
+from tests.unit.cost.comparison.synthetic import spec
 from tests.unit.cost.comparison.test_table import run, ways
 
 
@@ -42,6 +43,25 @@ def test_each_preset_is_a_mean_and_a_range_in_each_panel(tmp_path, monkeypatch):
         "vanilla (serverful, modelled)",
         "marless (paper accounting)",
     ]
+
+
+def test_each_environment_has_its_own_random_policy(tmp_path, monkeypatch):
+    runs = []
+    for name, random in (("vanilla", -30.0), ("marless", -50.0)):
+        known = run(name, 0, greedy=-2.0, random=random)
+        costs = dict.fromkeys(("paper", "serverful"), (1.0, 2.0))
+        runs.append(dataclasses.replace(known, curves=dataclasses.replace(known.curves, cost_usd=costs)))
+    one, other = ways("vanilla,marless")
+    three = dataclasses.replace(other, spec=spec(env={"name": "mpe/simple_spread", "options": {"agents": 3}}))
+    figures = []
+    monkeypatch.setattr(picture, "_save", lambda figure, _: figures.append(figure))
+    comparison = table.compared("tiny", 64, (one, three), runs)
+    picture.draw_comparison(comparison, tmp_path / "x.png")
+    returns = figures[0].axes[2]
+    assert lines(returns)[-2:] == [[-30.0, -30.0], [-50.0, -50.0]]
+    assert [text.get_text() for text in returns.get_legend().get_texts()] == [
+        "random policy, vanilla", "random policy, marless",
+    ]  # fmt: skip
 
 
 def test_a_profile_is_a_step_down_at_each_result(tmp_path, monkeypatch):

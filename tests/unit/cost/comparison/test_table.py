@@ -7,7 +7,7 @@ import pytest
 
 from marless.core.errors import CorruptError
 from marless.cost.comparison import table
-from marless.cost.comparison.report import above_random, equal, statements
+from marless.cost.comparison.report import OTHER_ENVS, above_random, equal, statements
 from marless.cost.comparison.runs import Figures, RunCurves, Variant, curves, figures, learners_of
 from marless.jobs.presets import presets
 from marless.jobs.record import Evaluation
@@ -123,6 +123,14 @@ def test_wins_have_rows_where_there_are_any():
     found = table.to_json(comparison, [])["variants"]["vanilla"]
     assert (found["win_rate"]["mean"], found["random_win_rate"]["low"]) == (0.75, 0.25)
     assert table.to_json(two([-20.0], [-20.0]), [])["variants"]["vanilla"]["win_rate"] is None
+
+
+def test_environments_that_differ_are_said_to():
+    runs = [run(name, 0, greedy=-20.0) for name in ("vanilla", "marless")]
+    one, other = ways("vanilla,marless")
+    three = dataclasses.replace(other, spec=spec(env={"name": "mpe/simple_spread", "options": {"agents": 3}}))
+    assert OTHER_ENVS in statements(table.compared("tiny", 64, (one, three), runs))
+    assert OTHER_ENVS not in statements(table.compared("tiny", 64, (one, other), runs))
 
 
 def test_small_money_keeps_its_digits():
