@@ -18,7 +18,7 @@ import atheris
 
 from tests.fuzz.choices import LONGEST
 
-with atheris.instrument_imports(include=["marless", "services", "marless_minions", "tests"]):
+with atheris.instrument_imports(include=["marless", "marless_minions", "tests"]):
     from tests.fuzz import scratch
     from tests.fuzz.running import Findings, execute
     from tests.fuzz.targets import TARGETS

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +20,7 @@ PACKED = ("marless", "services", "examples", "plugins/marless_*")
 """What a wheel has of the checkout: paths of git, each of whose files must be there."""
 _OURS = re.compile(r"marless(_\w+)?|marless-[^-]+\.dist-info")
 """What may stand in the root of a wheel: plain names such as `services` would shadow other people's packages."""
+_ABOUT = re.compile(r"marless-[^-/]+\.dist-info/.+")
 
 
 class ReleaseError(Exception):
@@ -41,8 +42,11 @@ def check(sdist: Path, wheel: Path) -> None:
     names = contents(wheel).keys()
     if foreign := foreign_names(names):
         raise ReleaseError(f"{wheel.name} would install {', '.join(foreign)} beside marless")
-    if lacking := _of_checkout() - names:
+    known = _of_checkout()
+    if lacking := known - names:
         raise ReleaseError(f"{wheel.name} lacks {', '.join(sorted(lacking))}")
+    if unknown := unknown_files(names, known):
+        raise ReleaseError(f"{wheel.name} has what git does not know: {', '.join(unknown)}; add or remove it")
     with tempfile.TemporaryDirectory(prefix="sdist-") as place:
         again = from_sdist(sdist, Path(place))
         if differing := differences(contents(wheel), contents(again)):
@@ -58,6 +62,14 @@ def contents(wheel: Path) -> dict[str, str]:
 def foreign_names(names: Iterable[str]) -> list[str]:
     """What a wheel with these files has in its root besides marless and its plug-ins."""
     return sorted({root for name in names if not _OURS.fullmatch(root := name.partition("/")[0])})
+
+
+def unknown_files(names: Iterable[str], known: Collection[str]) -> list[str]:
+    """The files of a wheel that are neither `known` nor about the wheel.
+
+    Git calls a checkout unchanged also with files that a person's own settings ignore, which the build packs.
+    """
+    return sorted(name for name in names if name not in known and not _ABOUT.fullmatch(name))
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.built import contents, differences, foreign_names
+from tests.release.built import contents, differences, foreign_names, unknown_files
 from tests.release.signed import lacking, sign
 
 
@@ -76,6 +76,11 @@ def test_only_marless_and_its_plugins_may_stand_in_the_root_of_a_wheel():
     assert foreign_names(ours) == []
     found = [*ours, "services/api.py", "examples/spread.yaml", "marless.py", "services/more.py"]
     assert foreign_names(found) == ["examples", "marless.py", "services"]
+
+
+def test_files_that_git_does_not_know_are_refused():
+    names = ["marless/jobs/spec.py", "marless/jobs/.spec.py.swp", "marless-0.1.0.dist-info/METADATA"]
+    assert unknown_files(names, {"marless/jobs/spec.py"}) == ["marless/jobs/.spec.py.swp"]
 
 
 def test_wheels_are_compared_file_by_file(tmp_path):
