@@ -181,6 +181,16 @@ def test_the_directory_may_change_meanwhile(monkeypatch, place):
     assert result.team.agents == ("agent_0", "agent_1")
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "pipelined"])
+def test_a_job_goes_on_to_the_weights_of_one_that_never_stopped(schedule):
+    given = {"in_process": True, "progress": False}
+    whole = marless.train(SMALL | {"schedule": schedule}, set={"stop.rounds": 6}, **given)
+    marless.train(SMALL | {"schedule": schedule}, job="halves", **given)
+    halves = marless.train(resume="halves", set={"stop.rounds": 6}, **given)
+    check_same(halves.team, whole.team)
+    assert list(halves.rounds["round"]) == [1, 2, 3, 4, 5, 6]
+
+
 MISTAKES = {
     "nothing": ({}, "marless.train: give a job"),
     "both": ({"spec": SMALL, "resume": "x"}, "marless.train: give a job"),

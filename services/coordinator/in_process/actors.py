@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from marless.core import errors, process_environment
 from marless.core.errors import InternalError, MarlessError, UnavailableError, UnreachableError, contained
 from marless.core.process_environment import ENV_MODULES
-from marless.core.state import PolicyState
 from marless.learning.data.episodes import EpisodeStats
 from marless.learning.data.player import Player
 from marless.learning.data.trajectory import Trajectory
+from marless.learning.nets.acting import Acting
 from marless.learning.nets.serial import encode_acting
 from marless.services.coordinator.in_process.channel import receive, send
 from marless.services.coordinator.in_process.tasks import ActorResult, ActorTask, perform
@@ -35,7 +35,7 @@ class ActorRunner(Protocol):
     """Plays the tasks of actors."""
 
     async def play(
-        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
+        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], Acting], loaded: Mapping[int, bytes]
     ) -> list[ActorResult]:
         """The result of each task, in order.
 
@@ -58,7 +58,7 @@ class PlainActors:
         self._player = Player()
 
     async def play(
-        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
+        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], Acting], loaded: Mapping[int, bytes]
     ) -> list[ActorResult]:
         results = []
         for task in tasks:
@@ -85,7 +85,7 @@ class ProcessActors:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="actors")
 
     async def play(
-        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], PolicyState], loaded: Mapping[int, bytes]
+        self, tasks: Sequence[ActorTask], states: Mapping[tuple[str, int], Acting], loaded: Mapping[int, bytes]
     ) -> list[ActorResult]:
         """Play on all workers at once. Raises UnavailableError if a task ends its worker again and again."""
         blobs = {version: encode_acting(state) for version, state in states.items()}

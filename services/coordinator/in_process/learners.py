@@ -193,7 +193,7 @@ class JobLearners:
         for each in dict.fromkeys(tuple(sorted(peer.items())) for peer in peers):
             wanted = {name: version for name, version in each if name in starts and self._store.has(name, version)}
             if wanted:
-                yield {name: state.acting for name, state in self._store.states(wanted).items()}
+                yield {name: self._store.acting(name, version).acting for name, version in wanted.items()}
 
     def _distances(self, measured: Mapping[str, NDArray[np.float64]]) -> Iterator[Distances]:
         agents = {each.name: each.agents for each in self._job.spaces.classes}

@@ -12,7 +12,6 @@ from marless.core.errors import StaleError
 from marless.core.group import Group, LaneRecord, Versions
 from marless.core.machine import MachineRecord
 from marless.core.settings import Measure
-from marless.core.state import PolicyState
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import InvocationRecord
 from marless.jobs.schedules.base import Learn
@@ -257,9 +256,7 @@ class InProcessPools:
 
     async def _play(self, tasks: Sequence[ActorTask], loaded: Mapping[int, bytes]) -> list[ActorResult]:
         wanted = {version for task in tasks for version in task.acting.values()}
-        states: dict[tuple[str, int], PolicyState] = {
-            (name, version): self.store.states({name: version})[name] for name, version in wanted
-        }
+        states = {(name, version): self.store.acting(name, version) for name, version in wanted}
         return await self._actors.play(tasks, states, loaded)
 
     def _of(self, keys: Sequence[tuple[int, int]]) -> list[Trajectory]:

@@ -10,6 +10,7 @@ from marless.core.errors import ConflictError, NotFoundError
 from marless.core.state import Arrays, PolicyState
 from marless.learning.aggregation.applying import applied
 from marless.learning.nets import serial
+from marless.learning.nets.acting import Acting
 from marless.rpc.param_store import (
     Aggregation,
     AggregationReply,
@@ -73,6 +74,11 @@ class MemoryStore:
     def states(self, versions: Mapping[str, int]) -> dict[str, PolicyState]:
         """The states of these versions; raises NotFoundError."""
         return {name: self._state(name, version) for name, version in versions.items()}
+
+    def acting(self, name: str, version: int) -> Acting:
+        """What acts of a version; raises NotFoundError. Of versions before its newest, a checkpoint holds no more."""
+        held = self._held(name, version)
+        return held.state or serial.decode_acting(bytes(held.blobs["acting"]))
 
     def has(self, name: str, version: int) -> bool:
         """True if this version is kept still."""
