@@ -31,6 +31,8 @@ _USUAL = {"schedule.name": "synchronous", "scaling.name": "fixed", "sharing.name
 """Settings without a default value, and what is not worth telling of them."""
 _ELSEWHERE = ("name.", "seed.", "env.name.", "env.options.", "algorithm.name.")
 """Beginnings of settings that a card has in fields of their own."""
+_MOST_AGENTS = 20
+"""Agents whose returns are told one by one in the text."""
 _SIZE = "number", "numbers"
 
 
@@ -208,6 +210,7 @@ def markdown(card: Card, team: Team) -> str:
         "## Results",
         "Undiscounted return per agent, the mean of whole episodes.",
         _table(("policy", "return", "standard error", "episodes", "won"), _results(card)),
+        _table(("agent", "greedy return", "random actions"), _by_agent(card)),
         f"The training curve ({card.curve_of} policies):" if card.curve else "",
         _table(
             ("env steps", "return"), [(f"{steps:,}", number(each)) for steps, each in thinned(card.curve, MOST_ROWS)]
@@ -266,6 +269,15 @@ def _results(card: Card) -> list[tuple[str, ...]]:
     if card.random:
         rows.append(("random actions", *_scores(card.random)))
     return rows
+
+
+def _by_agent(card: Card) -> list[tuple[str, ...]]:
+    """The returns of each agent: where agents compete, the mean of all says nothing."""
+    greedy = card.evaluation.returns.per_agent if card.evaluation else {}
+    chance = card.random.per_agent if card.random else {}
+    if not 1 < len(greedy) <= _MOST_AGENTS:
+        return []
+    return [(name, number(each), number(chance[name]) if name in chance else "") for name, each in greedy.items()]
 
 
 def _scores(returns: EpisodeReturns) -> tuple[str, ...]:

@@ -158,19 +158,6 @@ def test_report_replaces_one_section():
         report.insert(document, "z", "")
 
 
-def test_a_table_without_a_place_is_printed(tmp_path, monkeypatch, capsys):
-    first, second = tmp_path / "a.md", tmp_path / "b.md"
-    first.write_text("# A\n")
-    second.write_text("# B\n<!-- x -->\nold\n<!-- /x -->\n")
-    monkeypatch.setattr(report, "DOCUMENTS", (first, second))
-    report.put("x", "new")
-    assert second.read_text() == "# B\n<!-- x -->\nnew\n<!-- /x -->\n"
-    assert capsys.readouterr().out == ""
-    report.put("z", "other")
-    assert "z\n\nother\n" in capsys.readouterr().out
-    assert first.read_text() == "# A\n"
-
-
 def test_marless_is_given_the_task():
     def load(sections):
         return spec.load(ROOT / "examples/spread.yaml", [f"{k}={json.dumps(v)}" for k, v in sections.items()])

@@ -180,3 +180,13 @@ def test_a_card_says_that_a_team_remembers(run):
     (run / "spec.yaml").write_text(SPEC.to_yaml())
     team = load_policy("pair")
     assert "call `team.begin()` when an episode starts" in markdown(card_of(team), team)
+
+
+def test_the_returns_of_each_agent_are_told():
+    """The mean of sides that compete says nothing."""
+    team = load_policy("pair")
+    sides = {"hunter": 20.0, "prey": -21.5}
+    evaluated = Evaluation(rounds=4, env_steps=400, returns=returns(-0.75, per_agent=sides))
+    text = markdown(replace(card_of(team), evaluation=evaluated, random=returns(0.0, per_agent={"prey": -3.0})), team)
+    assert "| hunter | 20.00 |  |\n| prey | -21.50 | -3.00 |" in text
+    assert "greedy return" not in markdown(card_of(team), team)  # the mean of one agent is told already

@@ -101,7 +101,7 @@ MISTAKES = {
     ),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
     ("card", "job-1"): (2, "job-1 does not say how it was trained; give a job, its run folder, or a team of"),
-    ("export", "shared", "--to", "none/one"): (1, "none/.one.partial: No such file or directory"),
+    ("export", "shared", "--to", "none/one"): (1, "none/one: No such file or directory"),
 }
 
 

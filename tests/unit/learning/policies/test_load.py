@@ -239,7 +239,7 @@ def test_an_export_that_cannot_be(run, tmp_path):
     with pytest.raises(OSError, match="No such file"):
         team.export("x", tmp_path / "none" / "x")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(SpecError, match="taken is no file, but a directory"):
         team.export("x", tmp_path / "taken")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "taken"]
 
