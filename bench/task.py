@@ -82,7 +82,7 @@ EQUAL = Rates(lr=TASK.learning_rate, clip=TASK.max_grad_norm, tau=0.005)
 """The task's rate and clip, and BenchMARL's default τ."""
 _PPO_ALIKE: Mapping[str, object] = {
     "value_normalisation": False,
-    "advantage_normalisation": False,
+    "advantage_normalisation": "none",
     "adam_eps": 1e-6,
 }
 _Q_ALIKE: Mapping[str, object] = {"double": False, "reward_normalisation": False, "optimizer_eps": 1e-6}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Critic = Literal["own", "state", "joint"]
 """own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
 critic of the global state for the whole class, with one output per agent."""
+Normalised = Literal["round", "minibatch", "none"]
 BATCHES = "batches."
 """What the name of the state that holds an agent class's batches of IMPACT begins with."""
 
@@ -57,8 +58,10 @@ class ActorCriticConfig(RewardConfig):
     huber: float | None = Field(
         None, gt=0, description="value errors above this are penalised linearly (normalised units); null: squared"
     )
-    advantage_normalisation: bool = Field(
-        True, description="advantages scaled to mean 0, standard deviation 1, per policy and round"
+    advantage_normalisation: Normalised = Field(
+        "round",
+        description="over what advantages are scaled to mean 0, standard deviation 1, per policy: all samples of the "
+        "round, or each minibatch",
     )
     value_normalisation: bool = Field(
         True, description="critics are trained on returns scaled by running mean and standard deviation"

@@ -182,8 +182,9 @@ class _Trained(ABC):
 class PolicyFunction(_Trained):
     """Trains policies with the clipped surrogate and the entropy bonus.
 
-    Samples: features, action, log_prob, advantage, [alive], [legal], [least] (log-probabilities of other learners'
-    policies, for truncation); and the memory of segments that go on.
+    Samples: features, action, log_prob, advantage, [value] (advantages are normalised over a minibatch), [alive],
+    [legal], [least] (log-probabilities of other learners' policies, for truncation); and the memory of segments that go
+    on.
     """
 
     norm = "grad_norm"
@@ -198,15 +199,16 @@ class PolicyFunction(_Trained):
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The gradient [P, D] of E[log π(a|s)·A], which is maximised, over a batch; overwritten by the next call."""
         log_prob_PM, _ = self._evaluate(batch)
-        d_log_prob_PM = batch["advantage"].squeeze(1) * weights(batch, log_prob_PM)
+        weight_PM = weights(batch, log_prob_PM)
+        d_log_prob_PM = minibatch_advantage(batch, weight_PM) * weight_PM
         self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
         return self.net.gradient_PD
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
         """Products with the Hessian of E[log π(a|s)·A] over a batch; see `Measurable`."""
         net, flat_PD = self.net, self.tensors["flat"]
-        advantage_PM = batch["advantage"].squeeze(1)
-        weight_PM = advantage_PM * weights(batch, advantage_PM)
+        share_PM = weights(batch, batch["advantage"].squeeze(1))
+        weight_PM = minibatch_advantage(batch, share_PM) * share_PM
 
         def objective(output_PAM: Tensor) -> OutputObjective:
             if not self.discrete:
@@ -242,8 +244,9 @@ class PolicyFunction(_Trained):
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         log_prob_PM, entropy_PM = self._evaluate(batch)
-        old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
-        weight_PM, given = weights(batch, old_PM), settings.surrogate
+        old_PM, given = batch["log_prob"].squeeze(1), settings.surrogate
+        weight_PM = weights(batch, old_PM)
+        advantage_PM = minibatch_advantage(batch, weight_PM)
         how, rho, used_PM = settings.truncation, settings.truncation_rho, log_prob_PM
         if how != "none":
             used_PM = losses.truncated(log_prob_PM, old_PM, batch["least"].squeeze(1), rho, how)
@@ -264,6 +267,14 @@ class PolicyFunction(_Trained):
             d_log_prob_PM = losses.through_truncation(d_log_prob_PM, log_prob_PM, used_PM)
         self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
         return metrics
+
+
+def minibatch_advantage(batch: Mapping[str, Tensor], weight_PM: Tensor) -> Tensor:
+    """The advantages of a batch, [P, M]; normalised over it if the values that they were computed from are given."""
+    advantage_PM = batch["advantage"].squeeze(1)
+    if "value" not in batch:
+        return advantage_PM
+    return advantages.standardise(advantage_PM, weight_PM, batch["value"].squeeze(1))
 
 
 class CriticFunction(_Trained):

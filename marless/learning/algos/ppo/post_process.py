@@ -243,7 +243,9 @@ def policy_samples(
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
     parts["advantage"] = stack.pool(advantage_N1S)
-    if config.advantage_normalisation:
+    if config.advantage_normalisation == "minibatch":
+        parts["value"] = stack.pool(value_N1S)
+    elif config.advantage_normalisation == "round":
         advantage_PS, value_PS = parts["advantage"].squeeze(1), stack.pool(value_N1S).squeeze(1)
         weight_PS = weights(parts, advantage_PS)
         parts["advantage"] = standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)

@@ -18,7 +18,7 @@ from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))
-ONE_STEP = {"epochs": 1, "minibatches": 1, "advantage_normalisation": False}
+ONE_STEP = {"epochs": 1, "minibatches": 1, "advantage_normalisation": "none"}
 OWN = torch.tensor([[0.5, 0.9, 1.5, 3.0, 3.0]])
 OTHERS = torch.tensor([[2.0, 0.7, 2.0, 2.5, 0.5]])
 """The least ratio of the others, sample by sample."""

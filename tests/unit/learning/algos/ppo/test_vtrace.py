@@ -78,7 +78,7 @@ def test_the_ratios_weigh_errors_of_values_and_not_the_loss_of_policies(
     spaces: EnvSpaces, recurrent: str, pooling: str
 ) -> None:
     model = ModelSpec.model_validate({"hidden": (16, 8), "recurrent": recurrent})
-    once = {"epochs": 1, "minibatches": 1, "advantage_normalisation": False, "gamma": 0.0}
+    once = {"epochs": 1, "minibatches": 1, "advantage_normalisation": "none", "gamma": 0.0}
     traced = {"advantage": "vtrace", "vtrace_rho": 1e9, "vtrace_c": 1e9}
     given = replace(rounds.inputs(PAIRS, [rounds.trajectory(spaces, 7)]), pooling=pooling)
     plain, corrected = (
