@@ -278,6 +278,8 @@ class StellarisKind:
                 f"schedule.name stellaris trains policies on what an earlier version of them did, and algorithm "
                 f"{algorithm.name} does not say that it can (learns_from_earlier); use schedule.name synchronous"
             )
+        if algorithm.needs_rounds:
+            raise SpecError(f"schedule.name stellaris: {algorithm.needs_rounds}; leave it out, or use synchronous")
 
     def make(self, config: ScheduleConfig) -> Stellaris:
         assert isinstance(config, StellarisConfig)

@@ -31,6 +31,11 @@ class AlgorithmConfig(Section):
     """True if its learners keep statistics of observations, and so can follow `model.normalise_observations`."""
     name: str
 
+    @property
+    def needs_rounds(self) -> str:
+        """Why asynchronous learners cannot compute its gradients, in words that end a sentence; "": they can."""
+        return ""
+
     def samples(self, sampled: int, steps: int) -> int:
         """Samples per agent that an update processes if its round has `sampled`, in segments of `steps` time steps."""
         return self.drawn(steps) or sampled

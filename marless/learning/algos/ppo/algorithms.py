@@ -130,6 +130,12 @@ class PPOConfig(ActorCriticConfig):
     learns_from_earlier: ClassVar[bool] = True
     """Its ratios are to the log-probabilities that the actors recorded."""
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")
+    target_kl: float | None = Field(
+        None,
+        gt=0,
+        description="a policy's steps of a round end once a minibatch's KL divergence from the policy that acted "
+        "exceeds 1.5 times this; null: all are taken",
+    )
     truncation: Literal["none", "least", "floor"] = Field(
         "none",
         description="limit of ratios over the learners whose gradients are aggregated (Yu et al. 2024): least: the "
@@ -141,6 +147,16 @@ class PPOConfig(ActorCriticConfig):
     def _rho_belongs_to_truncation(self) -> None:
         if self.truncation == "none" and self.truncation_rho != 1.0:
             raise ValueError("truncation_rho belongs to truncation: least or floor; set one, or leave it out")
+
+    @property
+    def needs_rounds(self) -> str:
+        if self.target_kl is None:
+            return ""
+        return "algorithm.target_kl ends the gradient steps of a round early, and there each batch gives one gradient"
+
+    def of_critics(self) -> Self:
+        """See `ActorCriticConfig`; critics take all their steps."""
+        return super().of_critics().model_copy(update={"target_kl": None})
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:

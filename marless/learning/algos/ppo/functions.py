@@ -18,6 +18,7 @@ from torch import Tensor
 from marless.core.interruption import Stopped, check, never
 from marless.learning.algos.ppo import advantages, losses
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, PPOConfig
+from marless.learning.algos.ppo.early_stop import EarlyStop
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples, weights
@@ -88,6 +89,8 @@ class RoundSettings:
     truncation_rho: float = 1.0
     value_clip: float | None
     huber: float | None
+    target_kl: float | None = None
+    """See `marless.learning.algos.ppo.early_stop`; None: all steps are taken."""
     target_steps: int | None = None
     """Optimizer steps between two updates of a policy's target network; None if it has none."""
 
@@ -104,6 +107,7 @@ class RoundSettings:
             truncation_rho=config.truncation_rho if isinstance(config, PPOConfig) else 1.0,
             value_clip=config.value_clip,
             huber=config.huber,
+            target_kl=config.target_kl if isinstance(config, PPOConfig) else None,
         )
 
 
@@ -136,14 +140,18 @@ class _Trained(ABC):
             samples.shuffle(order_S)
             for batch in samples.minibatches(minibatches):
                 check(stopped)
-                metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
-                metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
-                if "alive" in batch:  # a minibatch may have no sample of a net's agents
-                    metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
+                seen.append(self._limited_gradient(batch, settings, measure=epoch == len(orders) - 1))
                 optimizer.step(self.net.gradient_PD)
                 self._follow(settings)
-                seen.append(metrics)
         return step_means(seen[-minibatches:])
+
+    def _limited_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        """Write the loss's gradient, its norm limited, to the net's buffer; the metrics have the norm before."""
+        metrics = self._gradient(batch, settings, measure=measure)
+        metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
+        if "alive" in batch:  # a minibatch may have no sample of a net's agents
+            metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
+        return metrics
 
     def gradient(self, samples: Samples, order: Tensor, settings: RoundSettings) -> tuple[Tensor, Metrics]:
         """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
@@ -195,6 +203,32 @@ class PolicyFunction(_Trained):
         self._action = action
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
         self.discrete = isinstance(action, Discrete)
+
+    def train(
+        self,
+        samples: Samples,
+        orders: Sequence[Tensor],
+        minibatches: int,
+        settings: RoundSettings,
+        stopped: Stopped = never,
+    ) -> Metrics:
+        """See `_Trained`; with `target_kl`, each policy stops by itself."""
+        if settings.target_kl is None:
+            return super().train(samples, orders, minibatches, settings, stopped)
+        optimizer = self._optimizer(settings, steps=len(orders) * minibatches)
+        policies = EarlyStop(self.tensors, settings.target_kl)
+        for order_S in orders:
+            samples.shuffle(order_S)
+            for batch in samples.minibatches(minibatches):
+                check(stopped)
+                policies.look(self._limited_gradient(batch, settings, measure=True))
+                if policies.over:
+                    break
+                optimizer.step(self.net.gradient_PD)
+            policies.end_epoch()
+            if policies.over:
+                break
+        return policies.end()
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The gradient [P, D] of E[log π(a|s)·A], which is maximised, over a batch; overwritten by the next call."""
