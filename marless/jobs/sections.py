@@ -10,7 +10,7 @@ from marless.core.errors import SpecError
 from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.core.validation import Strict
 from marless.jobs import prices as price_tables
-from marless.learning.envs.allowed import MASK_OPTION
+from marless.learning.envs.allowed import FILM_OPTION, MASK_OPTION
 
 MOST_ROUNDS = 10**9
 MOST_ENV_STEPS = 10**15
@@ -31,16 +31,21 @@ class MaskSpec(Strict):
 class EnvSpec(Strict):
     """The environment and its options."""
 
-    name: str = Field(max_length=MAX_NAME, description="mpe/<game>, game/<game> or pettingzoo/<module>")
+    name: str = Field(
+        max_length=MAX_NAME, description="mpe/<game>, game/<game>, pettingzoo/<module>, gymnasium/<id>, …"
+    )
     options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
     mask: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | MaskSpec = Field(
         "auto",
-        description="of pettingzoo/<module>: auto, none, or the entry of observations or infos that is the mask",
+        description="of pettingzoo/… and gymnasium/…: auto, none, or the entry of observations or infos that is the "
+        "mask",
     )
 
     @field_validator("options")
     @classmethod
     def _masks_have_a_field(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if FILM_OPTION in options:
+            raise ValueError(f"{FILM_OPTION} is set by films only; leave it out")
         if MASK_OPTION in options:
             raise ValueError(f"{MASK_OPTION} is a field beside options, not one of them")
         return options

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 MOST_SINKS = 8
 CURVE_POINTS = 10
 """Greedy evaluations that a job has at least, as far as its rounds allow, unless it says how often."""
+_JOB_FILES = {".json", ".yaml", ".yml"}
 _PLACES = [each / "examples" for each in Path(__file__).parents[1:3]]
 EXAMPLES = next((each for each in _PLACES if (each / "spread.yaml").is_file()), _PLACES[0])
 """Jobs that come with marless: in the package as it is installed, or beside it in a checkout."""
@@ -257,12 +258,15 @@ def job_document(path: Path) -> object:
     name = path.as_posix()
     if "=" in name and not path.exists():
         raise SpecError(f"{name} is no job; if it is a setting of one, name the job first: JOB --set {name}")
-    if name == "-" or path.suffix or (path.exists() and not path.is_dir()):
+    ours = name.partition("/")[0] in {each.partition("/")[0] for each in environments()}
+    # Modules have dots, too: pettingzoo/sisl.multiwalker_v9, gymnasium/my.games:Maze-v0.
+    dotted = path.suffix and not (ours and path.suffix.lower() not in _JOB_FILES)
+    if name == "-" or dotted or (path.exists() and not path.is_dir()):
         return documents.given(path)
     examples = {each.stem: each for each in sorted(EXAMPLES.glob("*.yaml"), key=lambda each: len(each.stem))}
     if name in examples:
         return documents.from_yaml(examples[name])
-    if name.partition("/")[0] not in {each.partition("/")[0] for each in environments()}:
+    if not ours:
         if path.exists():
             return documents.given(path)  # says that it is a directory
         raise SpecError(unknown_name("job file or example", name, examples))

@@ -85,7 +85,7 @@ def seconds(text: str) -> float:
 
 def add_env_modules(parser: argparse.ArgumentParser) -> None:
     """Add --env-modules, for processes that create environments; see `marless.learning.envs.allowed`."""
-    what = "comma list of modules whose environments jobs may name, beside PettingZoo's own; only what you trust"
+    what = "comma list of modules whose environments jobs may name, besides PettingZoo's and Gymnasium's; trusted only"
     add_option(parser, "--env-modules", "", what, _modules)
 
 

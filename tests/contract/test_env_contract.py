@@ -39,6 +39,8 @@ from tests.scripted_env import ScriptedEnv
         ("game/matrix", {"payoff": [[1, 0], [0, 2]]}),
         ("game/two_step", {}),
         ("game/target", {"targets": [0.1, 0.2, -0.3]}),
+        ("gymnasium/CartPole-v1", {"max_episode_steps": 11}),
+        ("gymnasium/Pendulum-v1", {"max_episode_steps": 11}),
         ("pettingzoo/mpe2.simple_spread_v3", {}),
         ("pettingzoo/mpe2.simple_spread_v3", {"terminate_on_success": True, "N": 1}),
         ("pettingzoo/mpe2.simple_speaker_listener_v4", {"continuous_actions": True}),
@@ -46,7 +48,7 @@ from tests.scripted_env import ScriptedEnv
     ],
 )
 def test_environment_keeps_the_contract(name, options):
-    short = {} if name.startswith(("game/", "pettingzoo/pettingzoo.classic")) else {"max_cycles": 7}
+    short = {} if name.startswith(("game/", "gymnasium/", "pettingzoo/pettingzoo.classic")) else {"max_cycles": 7}
     check_env(lambda batch: registry.make(name, options | short, batch), steps=20)
 
 

@@ -142,6 +142,16 @@ async def test_environments_of_pettingzoo_go_on_as_seeds_and_actions(cluster, tm
     assert all(record.lanes for record in records)
 
 
+async def test_environments_of_gymnasium_go_on_as_if_nothing_had_interrupted_them(cluster, tmp_path, after):
+    env = {"name": "gymnasium/Pendulum-v1", "options": {"max_episode_steps": 7}}
+    whole, interrupted = new(tmp_path, env=env), new(tmp_path, env=env)
+    await succeeded(cluster, whole)
+    after("train", 3, restarted(cluster, "actor_pool"))
+    await succeeded(cluster, interrupted)
+    assert outcome(interrupted) == outcome(whole)
+    assert sum(record.returns.episodes for record in whole.records() if record.returns)
+
+
 async def test_environments_that_cannot_be_saved_go_on_copy_by_copy(cluster, tmp_path, after):
     env = {"name": "counted", "options": {"notes": str(tmp_path / "notes"), "agents": 2, "max_cycles": 7}}
     whole, interrupted = new(tmp_path, env=env), new(tmp_path, env=env)

@@ -153,6 +153,16 @@ async def test_an_environment_that_raises_ends_its_job_in_one_sentence(tmp_path,
     assert "\n" not in done.status.reason
 
 
+async def test_a_number_that_is_none_ends_its_job_with_copy_and_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "tests")
+    name = "gymnasium/tests.unit.learning.envs.gymnasium_cases:Wrong"
+    folder = new(tmp_path, env={"name": name, "options": {"way": "nan"}}, actors=FRESH)
+    async with pools_of(folder, 0) as pools:
+        done = await go_on(folder, pools)
+    assert done.status.state == "FAILED"
+    assert "copy 0 at step 3 of its episode observes NaN or infinite values" in done.status.reason
+
+
 async def test_an_environment_that_hangs_in_a_worker_ends_its_job_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
     env = {"name": MISBEHAVING, "options": {"way": "hold_the_lock", "call": "step"}}

@@ -1,4 +1,6 @@
-"""The allow-list of `pettingzoo/<module>`: which modules may be imported and called, decided by name before any import.
+"""The allow-list of `pettingzoo/<module>` and `gymnasium/<module>:<id>`: which modules may be imported and called.
+
+It is decided by name, before any import.
 
 Making an environment runs its code, and the name may come from an untrusted job, policy file or request. Allowed are
 PettingZoo's own environments, whose names are looked up among the files of its families, and the modules that the
@@ -28,6 +30,8 @@ MASK_OPTION = "env.mask"
 
 It is no identifier, so it cannot be an option of an environment itself.
 """
+FILM_OPTION = "env.film"
+"""The option by which a film asks an environment of Gymnasium to draw itself; it is no option of a job."""
 OWN_PATH_OPTIONS = frozenset({"auto_rom_install_path"})
 """Options of PettingZoo's own environments that name a file or a directory of the machine."""
 
@@ -69,10 +73,10 @@ def place(path: str) -> ConstructorPlace:
     Of PettingZoo's own environments, the packages before the name may be left out.
     """
     module, separator, attribute = path.partition(":")
-    if not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
+    if not is_listed(module):
         module = _module_of(module)
     own = _OWN.fullmatch(module) is not None
-    if not own and not (MODULE_NAME.fullmatch(module) and _is_among(module, env_modules())):
+    if not own and not is_listed(module):
         raise SpecError(_refusal(module))
     if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
         wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
@@ -80,15 +84,37 @@ def place(path: str) -> ConstructorPlace:
     return ConstructorPlace(module, (attribute,) if separator else USUAL, own)
 
 
+def is_listed(module: str) -> bool:
+    """True for a module that the operator of this process allows."""
+    return MODULE_NAME.fullmatch(module) is not None and _is_among(module, env_modules())
+
+
+def check_listed(module: str) -> None:
+    """Raise SpecError unless the operator of this process allows the module."""
+    if not is_listed(module):
+        raise SpecError(
+            f"module {_cut(module)} is not allowed, because importing it runs its code; whoever runs this process may "
+            f"allow it: {ENV_MODULES}=NAME, or --env-modules of coordinator and actor pool"
+        )
+
+
+def is_public(name: str) -> bool:
+    """True for a name that a function or class may have that a job calls."""
+    return _PUBLIC.fullmatch(name) is not None
+
+
 def _is_among(module: str, allowed: Sequence[str]) -> bool:
     # With the dot, so that a package that is allowed does not allow another one whose name begins like its own.
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
+def _cut(module: str) -> str:
+    return repr(module if len(module) <= _LONGEST_SHOWN else f"{module[:_LONGEST_SHOWN]}…")
+
+
 def _refusal(module: str) -> str:
-    shown = repr(module if len(module) <= _LONGEST_SHOWN else f"{module[:_LONGEST_SHOWN]}…")
     return (
-        f"module {shown} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
+        f"module {_cut(module)} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
         "multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that "
         "whoever runs this process trusts and lists: "
         f"{ENV_MODULES}=cogrid, or --env-modules of coordinator and actor pool"

@@ -1,9 +1,9 @@
 """Makes environments by name.
 
-`mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of PettingZoo and of
-packages that the operator allows (`marless.learning.envs.allowed`). Plug-ins and other packages register environments
-in the entry-point group `marless.envs`: the entry's name is the environment's name, its object a callable
-`(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
+`mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` and `gymnasium/<id>` adapt environments of
+PettingZoo, of Gymnasium, and of packages that the operator allows (`marless.learning.envs.allowed`). Plug-ins and other
+packages register environments in the entry-point group `marless.envs`: the entry's name is the environment's name, its
+object a callable `(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ ENTRY_POINTS = "marless.envs"
 PETTINGZOO = "pettingzoo/"
 """Prefix before a module's name, e.g. `pettingzoo/multiwalker_v9`; see `marless.learning.envs.allowed`."""
 
+GYMNASIUM = "gymnasium/"
+"""Prefix before an id, e.g. `gymnasium/CartPole-v1`; see `marless.learning.envs.gymnasium.ids`."""
+ADAPTED = (PETTINGZOO, GYMNASIUM)
+"""Prefixes of environments that are Python objects, one a copy, with masks as a job's `env.mask` says."""
+
 
 def make(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
     """Make `batch` copies of an environment; raises SpecError for an unknown name, and for all of its errors.
@@ -40,7 +45,7 @@ def make(name: str, options: Options, batch: int, *, with_state: bool = True) ->
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
     factory = _factory(name)
-    if allowed.MASK_OPTION in options and not name.startswith(PETTINGZOO):
+    if allowed.MASK_OPTION in options and not name.startswith(ADAPTED):
         raise SpecError(
             f"environment {name}: its masks are part of its spaces, so env.mask has no meaning; leave it out"
         )
@@ -104,8 +109,8 @@ def is_ours(name: str) -> bool:
 
 
 def environments() -> list[str]:
-    """The names of all environments; `pettingzoo/<module>` stands for those of other packages."""
-    return [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>"]
+    """The names of all environments; `pettingzoo/<module>` and `gymnasium/<id>` stand for those of other packages."""
+    return [*_OURS, *declared(ENTRY_POINTS), f"{PETTINGZOO}<module>", f"{GYMNASIUM}<id>"]
 
 
 def options_of(name: str) -> dict[str, object]:
@@ -116,7 +121,7 @@ def options_of(name: str) -> dict[str, object]:
 
 def one_by_one(name: str) -> bool:
     """True if the copies of this environment are Python objects that are stepped one after another."""
-    return name.startswith(PETTINGZOO)
+    return name.startswith(ADAPTED)
 
 
 def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:
@@ -155,12 +160,22 @@ def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
     return making.adapt(place, own, batch, options.get(allowed.MASK_OPTION, "auto"))
 
 
+def _single(path: str, options: Options, batch: int) -> BatchedEnv:
+    from marless.learning.envs.gymnasium import making
+
+    own = {name: value for name, value in options.items() if name not in (allowed.MASK_OPTION, allowed.FILM_OPTION)}
+    mask = options.get(allowed.MASK_OPTION, "auto")
+    return making.adapt(path, own, batch, mask, filmed=allowed.FILM_OPTION in options)
+
+
 def _factory(name: str) -> Factory:
     if name in _OURS:
         env, options_type = _OURS[name]
         return lambda options, batch: env(read_options(options_type, options), batch)
     if name.startswith(PETTINGZOO):
         return partial(_adapted, name.removeprefix(PETTINGZOO))
+    if name.startswith(GYMNASIUM):
+        return partial(_single, name.removeprefix(GYMNASIUM))
     entry = declaration(ENTRY_POINTS, name)
     if entry is None:
         raise SpecError(unknown_name("environment", name, environments()))

@@ -11,8 +11,9 @@ import numpy as np
 
 from marless.core.errors import SpecError, UnavailableError
 from marless.learning.data.rollout import act, begin, step
+from marless.learning.envs.allowed import FILM_OPTION
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Picture, Pictured, RewardArray
-from marless.learning.envs.registry import PETTINGZOO
+from marless.learning.envs.registry import GYMNASIUM, PETTINGZOO
 from marless.learning.policies.evaluation import environment
 from marless.learning.policies.team import Team
 
@@ -94,10 +95,12 @@ def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Sh
 
 
 def _stage(team: Team, env: str | None, options: Mapping[str, object]) -> BatchedEnv:
-    if not (env or team.origin.env).startswith(PETTINGZOO):
+    name = env or team.origin.env
+    if not name.startswith((PETTINGZOO, GYMNASIUM)):
         return environment(team, env, options, batch=1)
+    drawn = {FILM_OPTION: True} if name.startswith(GYMNASIUM) else {"render_mode": "rgb_array"}
     try:
-        return environment(team, env, {**options, "render_mode": "rgb_array"}, batch=1)
+        return environment(team, env, {**options, **drawn}, batch=1)
     except SpecError as error:
         raise SpecError(f"{error}; it can be filmed only if it takes render_mode: rgb_array") from None
 

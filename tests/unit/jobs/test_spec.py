@@ -461,9 +461,16 @@ def test_the_choice_of_a_mask_goes_where_options_go(mask, arguments):
     assert spec.from_json(read.to_json()) == read
 
 
-def test_a_mask_among_the_options_is_refused():
-    document = {"env": {"name": "x", "options": {"env.mask": "none"}}, "algorithm": "ippo", "stop": {"rounds": 1}}
-    with pytest.raises(SpecError, match=r"env\.mask is a field beside options"):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.mask", r"env\.mask is a field beside options"),
+        ("env.film", r"env\.film is set by films only; leave it out"),
+    ],
+)
+def test_what_is_no_option_is_refused_among_the_options(option, message):
+    document = {"env": {"name": "x", "options": {option: "none"}}, "algorithm": "ippo", "stop": {"rounds": 1}}
+    with pytest.raises(SpecError, match=message):
         spec.parse(document, "job")
 
 

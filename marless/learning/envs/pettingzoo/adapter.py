@@ -21,9 +21,10 @@ from marless.learning.envs.base import (
     Transition,
     Truncatable,
 )
+from marless.learning.envs.gymnasium.calls import close_all, pixels, where_of, write_observation
+from marless.learning.envs.gymnasium.masks import AUTO, LATE_MASK, MASK, MaskChoice
+from marless.learning.envs.gymnasium.spaces import state_encoder
 from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
-from marless.learning.envs.pettingzoo.masks import AUTO, MASK, MaskChoice
-from marless.learning.envs.pettingzoo.spaces import state_encoder
 from marless.learning.envs.replayed import EpisodeLog, replaying
 
 Seen = tuple[Mapping[Any, Any], Mapping[Any, Any]]
@@ -60,10 +61,7 @@ class _View:
         """Write what an agent observes in copy b; raises SpecError if that is not finite or of another size."""
         (k, i), observation, info = self._seats[agent], seen[0][agent], seen[1].get(agent) or {}
         codec, row = self._seats.codecs[k], self.obs[k][i, b]
-        with np.errstate(over="ignore"):  # as a float32
-            row[...] = codec.encode(observation)
-        if not np.isfinite(row).all():
-            raise SpecError("observes NaN or infinite values")
+        write_observation(row, codec.encode(observation))
         self.alive[k][i, b] = alive
         if self.masks is not None and self._seats.discrete[k]:
             mask = codec.mask(observation, info)
@@ -72,10 +70,7 @@ class _View:
                 self.without_choice |= {(b, self._seats.classes[k].agents[i])} if alive else set()
                 self._forbid(k, i, b)
         elif MASK in info and self._seats.unmasked:
-            raise SpecError(
-                f"has {MASK!r} in its info, but no agent had one after the first reset, so it would be ignored; give "
-                "one at each reset, or set env.mask: none"
-            )
+            raise SpecError(LATE_MASK)
 
     def copy_from(self, other: _View) -> None:
         """Show what another view of the same environment shows."""
@@ -196,24 +191,11 @@ class PettingZooEnv(Truncatable):
         """The picture that copy 0 draws of itself, if it was made with `render_mode: rgb_array`."""
         if ended and self._last_picture is not None:
             return self._last_picture
-        pixels = self._envs[0].render()
-        if not isinstance(pixels, np.ndarray) or pixels.ndim != 3:
-            raise SpecError("does not draw itself: its render() answers no pixels")
-        return pixels.astype(np.uint8)
+        return pixels(self._envs[0])
 
     def close(self) -> None:
         """Close every copy; then raises SpecError if the close() of one has raised."""
-        failed: Exception | None = None
-        # Emptied on the way, so that a second close finds nothing, and one that raised is not called again.
-        while self._envs:
-            try:
-                self._envs.pop().close()
-            except Exception as error:  # noqa: BLE001  # third-party code may raise anything; the others must close, too
-                failed = error
-        if failed:
-            raise SpecError(
-                f"its close() raises {told(failed)}; correct it, or give the class a close() that does nothing"
-            )
+        close_all(self._envs)
 
     def _views(self) -> tuple[_View, _View]:
         now, then = (_View(self.spaces, self.batch, self._seats) for _ in range(2))
@@ -297,8 +279,7 @@ class PettingZooEnv(Truncatable):
         )
 
     def _where(self, b: int) -> str:
-        step = self._step[b]
-        return f"of copy {b} {f'at step {step} of its episode' if step else 'after a reset'}"
+        return f"of {where_of(b, int(self._step[b]))}"
 
     def _shown(self, view: _View) -> Frame:
         """The frame that is acted upon next; frames at the end of an episode may well allow no action."""

@@ -7,21 +7,19 @@ trajectories, episode logs and replays have no names. An error names the call, t
 
 from __future__ import annotations
 
-import inspect
-import math
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marless.core.errors import SpecError, shown, told
+from marless.core.errors import SpecError, shown
 from marless.learning.envs.base import AgentClass, Discrete
-from marless.learning.envs.pettingzoo.masks import MaskChoice, in_info
-from marless.learning.envs.pettingzoo.spaces import SpaceCodec, codec
+from marless.learning.envs.gymnasium.calls import kind, reset_answer, reward_number, step_answer
+from marless.learning.envs.gymnasium.masks import MaskChoice
+from marless.learning.envs.gymnasium.spaces import SpaceCodec, check_found, codec, with_mask_of_infos
 
 # Any stands for PettingZoo's objects, because third-party ones need not subclass anything.
 ParallelEnv = Any
@@ -64,15 +62,10 @@ class Seats:
     def _find_masks(self, infos: Mapping[Any, Any], choice: MaskChoice) -> None:
         """Look in the infos after a reset for the masks of classes that observe none."""
         for k, (mine, members) in enumerate(zip(self.codecs, self._members, strict=True)):
-            for info in (infos.get(agent) for agent in members):
-                if mine.mask_source is None and info and self.codecs[k].mask_source is None:
-                    source, notes = in_info(info, mine.action, choice)
-                    self.codecs[k] = replace(mine, mask_source=source)
-                    self.notes += notes
-        if not choice.auto and choice.key is not None and not self.masked:
-            raise SpecError(
-                f"env.mask: {choice.key!r} is an entry of no agent's observations, nor of its info after a reset"
-            )
+            told = [info for info in map(infos.get, members) if info]
+            self.codecs[k], notes = with_mask_of_infos(mine, told, choice)
+            self.notes += notes
+        check_found(self.codecs, choice)
 
     def __contains__(self, agent: Any) -> bool:
         return agent in self._seat
@@ -132,19 +125,10 @@ def call_reset(env: ParallelEnv, seed: int, where: str) -> tuple[Answer, Answer]
 
     `where` names the copy in messages. Raises SpecError for another answer, and for whatever the environment raises.
     """
-    try:
-        answer = env.reset(seed=seed)
-    except Exception as error:
-        # A TypeError may also come from within the call, so the signature decides whether the seed is the reason.
-        if isinstance(error, TypeError) and not _takes_seed(env):
-            raise SpecError(
-                "its reset() takes no seed, as in an old API; expected is reset(seed=None, options=None), after which "
-                "all randomness follows from the seed"
-            ) from None
-        raise SpecError(f"its reset(){where} raises {told(error)}") from error
+    answer = reset_answer(env, seed, where)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Mapping):
         raise SpecError(
-            f"its reset(){where} answers {_kind(answer)}; expected are two dictionaries: (observations, infos) by agent"
+            f"its reset(){where} answers {kind(answer)}; expected are two dictionaries: (observations, infos) by agent"
         )
     return answer[0], _infos(answer[1], f"reset(){where}")
 
@@ -154,13 +138,10 @@ def call_step(env: ParallelEnv, actions: Answer, where: str) -> tuple[Answer, An
 
     `where` names copy and step in messages. Raises SpecError as `call_reset` does.
     """
-    try:
-        answer = env.step(actions)
-    except Exception as error:
-        raise SpecError(f"the environment is broken: its step() {where} raises {told(error)}") from error
+    answer = step_answer(env, actions, where)
     if not isinstance(answer, tuple) or len(answer) != len(_STEP):
         raise SpecError(
-            f"its step() {where} answers {_kind(answer)}; expected are five dictionaries by agent: {', '.join(_STEP)}"
+            f"its step() {where} answers {kind(answer)}; expected are five dictionaries by agent: {', '.join(_STEP)}"
         )
     for name, part in zip(_STEP[:-1], answer, strict=False):
         if not isinstance(part, Mapping):
@@ -170,16 +151,7 @@ def call_step(env: ParallelEnv, actions: Answer, where: str) -> tuple[Answer, An
 
 def reward_of(agent: Any, rewards: Answer, where: str) -> float:
     """The reward of an agent, 0 if it is given none; raises SpecError unless it is one finite real number."""
-    value = rewards.get(agent, 0.0)
-    number = np.asarray(value)
-    if number.size != 1 or number.dtype.kind not in "biuf":
-        raise SpecError(
-            f"the environment is broken: agent {agent!r} {where} has reward {shown(value)}; expected is one number"
-        )
-    reward = float(number.reshape(()))
-    if not math.isfinite(reward):
-        raise SpecError(f"the environment is broken: agent {agent!r} {where} has reward {reward}")
-    return reward
+    return reward_number(rewards.get(agent, 0.0), f"agent {agent!r} {where}")
 
 
 def _infos(infos: Any, call: str) -> Answer:  # Any: whatever the environment answers
@@ -188,18 +160,3 @@ def _infos(infos: Any, call: str) -> Answer:  # Any: whatever the environment an
     if not isinstance(infos, Mapping):
         raise SpecError(f"its {call} answers {shown(infos)} as infos; expected is a dictionary by agent")
     return infos
-
-
-def _takes_seed(env: ParallelEnv) -> bool:
-    try:
-        parameters = inspect.signature(env.reset).parameters.values()
-    except (TypeError, ValueError):  # as of a method written in C
-        return True
-    return any(each.name == "seed" or each.kind is each.VAR_KEYWORD for each in parameters)
-
-
-def _kind(answer: Any) -> str:  # Any: whatever the environment answers
-    """What a call answered, in a message."""
-    if isinstance(answer, tuple):
-        return f"{len(answer)} values"
-    return "one dictionary" if isinstance(answer, Mapping) else shown(answer)

@@ -20,9 +20,9 @@ try:
     from pettingzoo import AECEnv
     from pettingzoo.utils import conversions
 
+    from marless.learning.envs.gymnasium.masks import parse_choice
     from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
     from marless.learning.envs.pettingzoo.agents import ParallelEnv
-    from marless.learning.envs.pettingzoo.masks import parse_choice
 except ModuleNotFoundError as missing:
     raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
 

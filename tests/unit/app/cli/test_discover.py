@@ -9,6 +9,7 @@ import yaml
 
 from marless.app.cli import discover
 from marless.core import documents
+from marless.core.errors import SpecError
 from marless.core.settings import HABITS
 from marless.jobs import spec as specs
 from marless.jobs.reference import REQUIRED, settings_of
@@ -26,6 +27,21 @@ def test_a_first_job_is_its_example_also_with_every_comment_taken_away(name, mar
     every = documents.yaml_of("\n".join(line for line in opened if not line.startswith("#")), "job")
     assert len(every["evaluation"]) == 5
     assert specs.parse(every, "job") == example
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("gymnasium/Acrobot-v1", "acrobot-v1"),
+        ("gymnasium/my.games:Maze-v0", "my-games-maze-v0"),
+        ("pettingzoo/sisl.pursuit_v5", "sisl-pursuit-v5"),
+    ],
+)
+def test_an_environment_is_a_job_also_if_its_name_has_dots(name, job):
+    read = specs.load(Path(name))
+    assert (read.env.name, read.name, read.algorithm.name) == (name, job, "ippo")
+    with pytest.raises(SpecError, match=r"mpe/absent\.yaml: cannot be read"):
+        specs.load(Path("mpe/absent.yaml"))
 
 
 def test_every_section_of_a_job_is_written(tmp_path):

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import pytest
 from mpe2 import simple_spread_v3
@@ -175,3 +176,22 @@ def test_what_cannot_be_filmed_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match=r"pip install 'marless\[render\]'"):
         film(team, tmp_path / "film.gif", seed=0)
     assert not (tmp_path / "film.gif").exists()
+
+
+def test_an_environment_of_gymnasium_draws_itself(tmp_path):
+    team = trained(tmp_path, "gymnasium/CartPole-v1", max_episode_steps=3)
+    count = film(team, tmp_path / "film.gif", "gymnasium/CartPole-v1", {"max_episode_steps": 3}, seed=1)
+    found = pictures(tmp_path / "film.gif")
+    assert count == len(found) == 4
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    log = EpisodeLog((), 1)
+    log.begin(1)
+    observation, _ = env.reset(seed=log.seed(0))
+    drawn = [env.render()]
+    for _ in range(3):
+        observation, *_ = env.step(team.act({"agent_0": observation})["agent_0"])
+        drawn.append(env.render())
+    for picture, expected in zip(found, drawn, strict=True):
+        assert picture.shape == (400 + drawing.CAPTION_PIXELS, 600, 3)
+        assert np.abs(picture[:400].astype(int) - expected).max() < 25
+    assert (drawn[-1] != drawn[-2]).any()

@@ -1,4 +1,4 @@
-"""Converts the observations, masks and actions of PettingZoo's agents, which may have any space of a fixed size.
+"""Converts the observations, masks and actions of Gymnasium's spaces, which may be any of a fixed size.
 
 | observation space | numbers, float32 |
 |---|---|
@@ -19,8 +19,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from marless.core.errors import SpecError, shown, told
 from marless.learning.envs.base import BOUNDLESS, BoolArray, Box, Discrete
-from marless.learning.envs.pettingzoo.masks import AUTO, MaskChoice, MaskSource, in_observation, sizes_of
+from marless.learning.envs.gymnasium.masks import AUTO, MaskChoice, MaskSource, in_info, in_observation, sizes_of
 
-# Any stands for PettingZoo's and Gymnasium's objects, because third-party ones need not subclass anything.
+# Any stands for spaces and values of environments, because third-party ones need not subclass anything.
 Space = Any
 Encoder = Callable[[Any], NDArray[np.generic]]
 _MOST_COMBINATIONS = 4096
@@ -133,6 +133,30 @@ def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[Space
     if not space.is_np_flattenable:
         raise SpecError(f"observation space {space} has no fixed size and is not supported")
     return SpaceCodec(space, action, source, inner_key), notes
+
+
+def with_mask_of_infos(
+    known: SpaceCodec, infos: Iterable[Mapping[Any, Any]], choice: MaskChoice
+) -> tuple[SpaceCodec, list[str]]:
+    """The codec with the mask of the first of these infos, after a reset, that has one, if observations have none.
+
+    Returns also what a user should know of how it was found. Raises SpecError for one that fits no actions.
+    """
+    if known.mask_source is not None:
+        return known, []
+    for info in infos:
+        source, notes = in_info(info, known.action, choice)
+        if source is not None:
+            return replace(known, mask_source=source), notes
+    return known, []
+
+
+def check_found(codecs: Iterable[SpaceCodec], choice: MaskChoice) -> None:
+    """Raise SpecError if a job names a mask that nobody has."""
+    if not choice.auto and choice.key is not None and not any(each.mask_source for each in codecs):
+        raise SpecError(
+            f"env.mask: {choice.key!r} is an entry of no agent's observations, nor of its info after a reset"
+        )
 
 
 def _what(value: Any) -> str:

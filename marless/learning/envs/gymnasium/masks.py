@@ -1,4 +1,4 @@
-"""Finds the masks of legal actions in what PettingZoo's agents observe or are told, and reads them.
+"""Finds the masks of legal actions in what agents observe or are told, and reads them.
 
 `env.mask` of a job decides where a mask is; `auto` takes what says so itself, and nothing else:
 
@@ -32,11 +32,15 @@ from numpy.typing import NDArray
 from marless.core.errors import SpecError, shown
 from marless.learning.envs.base import BoolArray
 
-# Any stands for PettingZoo's and Gymnasium's objects, because third-party ones need not subclass anything.
+# Any stands for spaces and values of environments, because third-party ones need not subclass anything.
 Space = Any
 Form = Literal["actions", "components"]
 Place = Literal["observation", "info"]
 MASK = "action_mask"
+LATE_MASK = (
+    f"has {MASK!r} in its info, but no agent had one after the first reset, so it would be ignored; give one at each "
+    "reset, or set env.mask: none"
+)
 _SAYS_MASK = re.compile(r"mask|legal|avail|valid", re.IGNORECASE)
 _SAYS_NO = re.compile(r"invalid|illegal|unavail|in_?valid|not_|non_?legal|forbid|block|disallow", re.IGNORECASE)
 

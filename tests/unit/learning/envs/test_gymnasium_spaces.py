@@ -6,8 +6,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from marless.core.errors import SpecError
 from marless.learning.envs import base
-from marless.learning.envs.pettingzoo.masks import AUTO, in_info, parse_choice
-from marless.learning.envs.pettingzoo.spaces import codec as codec_of
+from marless.learning.envs.gymnasium.masks import AUTO, in_info, parse_choice
+from marless.learning.envs.gymnasium.spaces import codec as codec_of
 
 FOUR = Discrete(4)
 BITS = Box(0, 1, (4,), np.int8)
