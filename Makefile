@@ -63,10 +63,10 @@ test-cloud: .venv/.cloud .venv/.localstack
 test-kubernetes: .venv/.kubernetes
 	.venv/kubernetes/bin/python -m tests.kubernetes_schemas
 
-# Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of docs/faults.md,
+# Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of tests/faults/RESULTS.md,
 # and then simulates the whole system under faults.
 faults: .venv/.dev
-	$(BIN)/python -m tests.faults --document docs/faults.md
+	$(BIN)/python -m tests.faults --document tests/faults/RESULTS.md
 	$(BIN)/python -m tests.simulation --seeds 0:$(SIMULATED)
 
 # Every attack of tests/security at full size.
