@@ -413,9 +413,8 @@ from marless.learning.algos.registry import ALGORITHMS
 print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS.modules)))
 """
     done = run(program)
-    assert done.stdout.split() == [
-        f"{name}Config" for name in ("IDDPG", "Impact", "IPPO", "IQL", "MADDPG", "MAPPO", "QMIX", "VDN")
-    ]
+    names = "DDPG IDDPG Impact IPPO IQL MADDPG MAPPO MASAC MATD3 QMIX SAC TD3 VDN"
+    assert done.stdout.split() == [f"{name}Config" for name in names.split()]
 
 
 def test_the_learner_worker_is_where_torch_is():

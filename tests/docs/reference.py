@@ -30,12 +30,24 @@ An empty default is `null`. Column "of" names the algorithms, schedules or polic
 `schedule.aggregation.rule` (stellaris, softsync, ssp, async, sync). Not here: the scaling policy `minions`, which needs
 a [scheduler that was trained](scaling.md), and the settings of sinks ([metrics.md](metrics.md)).
 
-*PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *DPG* iddpg and maddpg, *off-policy* Q and DPG. A *schedule*
-is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear over the first env steps of the job. Upper
-limits of 1,000,000,000 and more are left out.
+*PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *DPG* iddpg and maddpg, *TD3* td3 and matd3, *SAC* sac and
+masac, *off-policy* all but PPO. A *schedule* is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear
+over the first env steps of the job. Upper limits of 1,000,000,000 and more are left out.
 """
 FAMILIES = {
-    "iddpg, iql, maddpg, qmix, vdn": "off-policy",
+    "ddpg, iddpg, iql, maddpg, masac, matd3, qmix, sac, td3, vdn": "off-policy",
+    "ddpg, iddpg, impact, ippo, iql, maddpg, mappo, masac, matd3, sac, td3": "all but vdn, qmix",
+    "ddpg, iddpg, iql, maddpg, masac, matd3, sac, td3, vdn": "off-policy, not qmix",
+    "iddpg, iql, maddpg, qmix, vdn": "Q, DPG",
+    "ddpg, masac, matd3, sac, td3": "ddpg, TD3, SAC",
+    "ddpg, iddpg, maddpg, masac, matd3, sac, td3": "DPG, ddpg, TD3, SAC",
+    "ddpg, iddpg, maddpg, masac, sac": "DPG, ddpg, SAC",
+    "ddpg, iddpg, maddpg, matd3, td3": "DPG, ddpg, TD3",
+    "iddpg, maddpg, masac, sac": "DPG, SAC",
+    "ddpg, iddpg, maddpg": "DPG, ddpg",
+    "ddpg, matd3, td3": "ddpg, TD3",
+    "matd3, td3": "TD3",
+    "masac, sac": "SAC",
     "impact, ippo, mappo": "PPO",
     "iql, qmix, vdn": "Q",
     "iddpg, maddpg": "DPG",

@@ -94,7 +94,7 @@ synchronous | iql wraps | learner_pool workers killed | same
     after-train:3
 synchronous | iql | store loses the job | same
     after-update:3
-synchronous | {ippo,mappo,impact,iql,vdn,qmix,iddpg,maddpg} everything | coordinator killed | computed
+synchronous | {ippo,mappo,impact,iql,vdn,qmix,iddpg,maddpg,sac} everything | coordinator killed | computed
     record.before:2
 synchronous | {ippo,mappo} everything | ended and resumed | computed
     3

@@ -21,6 +21,8 @@ ALGORITHMS = {
     "qmix": LEARNS,
     "iddpg": LEARNS,
     "maddpg": LEARNS,
+    "td3": LEARNS | {"random_steps": 16},
+    "sac": LEARNS | {"random_steps": 16},
 }
 TEAM = {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 7}}
 RIVALS = {"name": "mpe/simple_adversary", "options": {"max_cycles": 7}}

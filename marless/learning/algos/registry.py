@@ -5,7 +5,11 @@ from __future__ import annotations
 from marless.core.registry import Registry
 from marless.learning.algos.algorithm import Algorithm
 
-_FAMILIES = {"ppo": ("ippo", "mappo", "impact"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
+_FAMILIES = {
+    "ppo": ("ippo", "mappo", "impact"),
+    "q": ("iql", "vdn", "qmix"),
+    "ddpg": ("iddpg", "maddpg", "ddpg", "td3", "matd3", "sac", "masac"),
+}
 """Ours, by the package that has their settings, functions, losses and learner."""
 
 ALGORITHMS: Registry[Algorithm] = Registry(

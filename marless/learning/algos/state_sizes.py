@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from marless.core.group import Group
-from marless.learning.algos.ddpg.algorithms import DDPGConfig
+from marless.learning.algos.ddpg.algorithms import ReplayActorCriticConfig, SoftConfig
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.q.algorithms import QConfig, QMIXConfig
-from marless.learning.envs.base import EnvSpaces
-from marless.learning.nets.acting_heads import free_parameters
+from marless.learning.envs.base import Box, EnvSpaces
+from marless.learning.nets.acting_heads import SQUASHED, free_parameters, outputs_of
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import MixingLayout, layout
 from marless.learning.nets.model import ModelSpec
@@ -71,7 +71,7 @@ def q(config: QConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces,
 
 
 def ddpg(
-    config: DDPGConfig,
+    config: ReplayActorCriticConfig,
     scope: Scope,
     groups: Sequence[Group],
     spaces: EnvSpaces,
@@ -79,13 +79,17 @@ def ddpg(
     *,
     critic: Literal["own", "joint"],
 ) -> dict[str, int]:
-    """The family of deterministic policy gradients; `critic` as in `DDPGAlgorithm`."""
+    """Actor-critics with a replay; `critic` as in `ActorCriticAlgorithm`."""
+    soft = config if isinstance(config, SoftConfig) else None
     classes, critics = scope.agent_classes(spaces), (1 + config.twin) * _WITH_TARGET
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
         seen = Inputs.of(agents, model).size(agents)
-        nets.append((group.policy, layout(seen, model, agents.action.n).size * _WITH_TARGET))
+        outputs = outputs_of(agents.action, SQUASHED) if soft and isinstance(agents.action, Box) else agents.action.n
+        nets.append((group.policy, layout(seen, model, outputs).size * (_WITH_ADAM if soft else _WITH_TARGET)))
+        if soft and soft.entropy is None:
+            nets.append((group.policy, _WITH_ADAM))
         if critic == "own":
             inputs = seen + agents.action.n
             nets.append((group.policy, layout(inputs, config.critic_model(model), 1).size * critics))

@@ -95,7 +95,7 @@ class ActingPolicies:
                 hidden=_widths(metadata.get("hidden", "")),
                 activation=metadata["activation"],
                 inputs=inputs.size(agent_class),
-                outputs=action.n,
+                outputs=acting_heads.outputs_of(action, acts),
                 free=acting_heads.free_parameters(action, acts),
             )
             normaliser = Normaliser.of(owners, metadata, agent_class.obs_size)
@@ -202,8 +202,7 @@ def description(
 ) -> dict[str, str]:
     """The metadata of a policy state that `ActingPolicies.from_states` needs.
 
-    `acts` is one of STOCHASTIC, EPSILON_STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of all
-    but the first have an acting array "exploration".
+    `acts` is one of the values in `acting_heads`; states of all but STOCHASTIC have an acting array "exploration".
     """
     found = {
         "kind": model.kind,

@@ -28,9 +28,14 @@ ILLEGAL_LOGIT = -1e9
 """Finite, so that probability · log-probability of an illegal action is 0, not NaN."""
 STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
 EPSILON_STOCHASTIC = "epsilon_stochastic"
+DETERMINISTIC_OR_RANDOM, SQUASHED = "deterministic_or_random", "squashed"
 """Values of the metadata key "acts": how actions are chosen."""
 EXPLORATION = "exploration"
-"""Name of the array with the exploration parameter of non-stochastic policies, ε or σ; float32 [1]."""
+"""Name of the array with the exploration parameters of non-stochastic policies, float32: ε of ε-greedy ones, [1]; σ of
+deterministic ones, [1], followed, in DETERMINISTIC_OR_RANDOM, by the probability of a uniformly random action, [2];
+that probability alone of SQUASHED ones, [1]."""
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Limits of the log deviations of squashed Gaussians (Haarnoja et al. 2018, in the authors' code)."""
 
 
 class ActingHead(Protocol):
@@ -163,23 +168,65 @@ class EpsilonGreedy(_DiscreteHead):
 
 
 class Deterministic:
-    """The tanh of the outputs is the (normalised) action; exploration adds noise of standard deviation σ, clipped."""
+    """The tanh of the outputs is the (normalised) action; exploration adds noise of standard deviation σ, clipped.
 
-    def __init__(self, sigma_N1: FloatArray) -> None:
-        self._sigma_N11 = sigma_N1[:, :, None]
+    With `random`, each action is uniformly random instead, with that probability.
+    """
+
+    def __init__(self, sigma_N1: FloatArray, random_N1: FloatArray | None = None) -> None:
+        self._sigma_N11, self._random_N1 = sigma_N1[:, :, None], random_N1
 
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        action_NBA = self.greedy(output_NAB, mask_NBA)
+        action_NBA: FloatArray = self.greedy(output_NAB, mask_NBA)
         action_NBA += self._sigma_N11 * rng.standard_normal(action_NBA.shape, dtype=np.float32)
-        return np.clip(action_NBA, -1, 1, out=action_NBA), np.zeros(action_NBA.shape[:2], np.float32)
+        np.clip(action_NBA, -1, 1, out=action_NBA)
+        if self._random_N1 is not None:
+            _mix_uniform(action_NBA, self._random_N1, rng)
+        return action_NBA, np.zeros(action_NBA.shape[:2], np.float32)
 
-    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
         return np.ascontiguousarray(np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1))
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
         return np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1), None
+
+
+class ActingSquashed:
+    """Outputs are means and log deviations of a diagonal Gaussian; the tanh of its samples is the (normalised) action.
+
+    Each action is uniformly random instead with a probability of its own. Source: Haarnoja et al. 2018, appendix C.
+    """
+
+    def __init__(self, random_N1: FloatArray) -> None:
+        self._random_N1 = random_N1
+
+    def sample(
+        self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        mean_NAB, log_std_NAB = np.split(output_NAB, 2, axis=1)
+        std_NAB = np.exp(np.clip(log_std_NAB, *LOG_STD_BOUNDS, dtype=np.float32))
+        sample_NAB = mean_NAB + std_NAB * rng.standard_normal(mean_NAB.shape, dtype=np.float32)
+        action_NBA = np.ascontiguousarray(np.tanh(sample_NAB, out=sample_NAB).transpose(0, 2, 1))
+        _mix_uniform(action_NBA, self._random_N1, rng)
+        return action_NBA, np.zeros(action_NBA.shape[:2], np.float32)
+
+    def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        mean_NAB, _ = np.split(output_NAB, 2, axis=1)
+        return np.ascontiguousarray(np.tanh(mean_NAB).transpose(0, 2, 1))
+
+    def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
+        """The greedy actions: deviations depend on what is observed, so no array [N, A] could hold them."""
+        return np.tanh(output_NAB[:, : output_NAB.shape[1] // 2]).transpose(0, 2, 1), None
+
+
+def _mix_uniform(action_NBA: FloatArray, random_N1: FloatArray, rng: np.random.Generator) -> None:
+    """Replace each action with its policy's probability by one that is uniform in [−1, 1], in place."""
+    # Drawn also where the probability is 0: how far the generator advances is always the same.
+    explores_NB = rng.random(action_NBA.shape[:2], np.float32) < random_N1
+    any_NBA = rng.random(action_NBA.shape, np.float32) * np.float32(2) - np.float32(1)
+    np.copyto(action_NBA, any_NBA, where=explores_NB[..., None])
 
 
 def head(
@@ -192,12 +239,18 @@ def head(
     discrete = isinstance(action, Discrete)
     if acts == STOCHASTIC:
         return ActingCategorical() if discrete else ActingGaussian(free_NF)
-    if acts not in ((EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC,)):
+    fitting = (EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC, DETERMINISTIC_OR_RANDOM, SQUASHED)
+    if acts not in fitting:
         raise CorruptError(f"policy state: it acts {acts!r}, which is no way to choose {type(action).__name__} actions")
-    exploration_N1 = np.stack([checked(arrays, EXPLORATION, (1,)) for arrays in owners])
-    if not discrete:
-        return Deterministic(exploration_N1)
-    return EpsilonGreedy(exploration_N1) if acts == EPSILON_GREEDY else EpsilonCategorical(exploration_N1)
+    numbers = 2 if acts == DETERMINISTIC_OR_RANDOM else 1
+    exploration_NE = np.stack([checked(arrays, EXPLORATION, (numbers,)) for arrays in owners])
+    if acts == EPSILON_GREEDY:
+        return EpsilonGreedy(exploration_NE)
+    if discrete:
+        return EpsilonCategorical(exploration_NE)
+    if acts == SQUASHED:
+        return ActingSquashed(exploration_NE)
+    return Deterministic(exploration_NE[:, :1], exploration_NE[:, 1:] if numbers > 1 else None)
 
 
 def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
@@ -209,6 +262,11 @@ def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
 def free_parameters(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
     """Number of parameters of a policy besides its net: a Gaussian's log standard deviation per component."""
     return action.n if acts == STOCHASTIC and isinstance(action, Box) else 0
+
+
+def outputs_of(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
+    """Number of outputs of a policy's net: squashed Gaussians also have a log deviation for each component."""
+    return 2 * action.n if acts == SQUASHED else action.n
 
 
 def describe_action(action: Discrete | Box) -> str:

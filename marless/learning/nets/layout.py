@@ -219,6 +219,26 @@ def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np
 
 
 @dataclass(frozen=True)
+class NumberLayout:
+    """The layout of one learned number, such as the weight of an entropy."""
+
+    start: float
+    """Its initial value."""
+    outputs: int = 1
+    size: int = 1
+
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        return np.array([self.start], np.float32)
+
+    def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
+        """A named copy: `prefix.number` [1]."""
+        return {f"{prefix}.number": flat_D.copy()}
+
+    def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
+        return checked(arrays, f"{prefix}.number", (1,))
+
+
+@dataclass(frozen=True)
 class MixingLayout:
     """The layout of QMIX's mixer: four hypernetworks of the global state, which compute its weights, one after another.
 

@@ -1,7 +1,9 @@
-"""Gradients of policies and critics in one gradient step of DDPG, all computed from the parameters before the step.
+"""Gradients of policies and critics in one gradient step, all computed from the parameters before the step.
 
 Critics regress on r + γ Q′(s′, μ′(s′)); policies maximise Q(s, μ(s)), where only an agent's own action is replaced by
 its policy's, and the others' are those taken (Lowe et al. 2017, eq. 5 and 6; single agents: Lillicrap et al. 2016).
+With soft policies (Haarnoja et al. 2018) it is r + γ (Q′(s′, a′) + α H), a′ being drawn from the present policy, and
+they maximise Q(s, a) + α H, Q being the lower of both critics'. In teams H is the entropy of the agent's own policy.
 Departs from Lowe et al., who update the critic first and use the result for the policy: here both gradients use the
 parameters before the step. Stacked nets have one row per agent, and several rows may use the same net.
 Shapes: R rows (agents), of all classes one after another where critics read them; P nets of D parameters, A actions or
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.heads import Head
+from marless.learning.algos.ddpg.heads import Chosen, Head
 from marless.learning.algos.ddpg.inputs import CriticInputs, SampleView, replaced
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.training.passes import PRESENT
@@ -47,10 +49,19 @@ class Actors:
     head: Head
     nets: RowNets
     targets: RowNets
-    judges: RowNets
-    """The critic of each row, for the policies' gradient; it is not trained through this."""
+    """The nets that act in successor states: target nets, or, of soft policies, the nets themselves."""
+    judges: tuple[RowNets, ...]
+    """The critics of each row, for the policies' gradient; not trained through this. The lowest value counts."""
     own: Tensor
     """int64 [R, A], position of each row's action in its critic's inputs."""
+    log_weight: Tensor | None = None
+    """float32 [P, 1], log α of soft policies; it may change in place."""
+
+    @property
+    def entropy_weight(self) -> Tensor:
+        """float32 [R, 1, 1], α of each row."""
+        assert self.log_weight is not None
+        return self.log_weight.exp()[self.nets.owners_R].unsqueeze(2)
 
     def judged(self, input_xIM: Tensor, agents: int) -> Tensor:
         """The inputs of the rows' critics, from those of all `agents` agents of the class, or from one row for all."""
@@ -70,7 +81,7 @@ class ActorCritics:
     """Policies of one or several classes, and the critics of all their agents: one stack, or two for twin critics."""
 
     def __init__(
-        self, inputs: CriticInputs, actors: Sequence[Actors], critics: Sequence[Critics], *, regularisation: float
+        self, inputs: CriticInputs, actors: Sequence[Actors], critics: Sequence[Critics], *, regularisation: float = 0.0
     ) -> None:
         self.actors = tuple(actors)
         self.critics = tuple(critics)
@@ -80,7 +91,7 @@ class ActorCritics:
     def refresh(self) -> None:
         """Copy all parameters to the rows again, after a gradient step."""
         for actors in self.actors:
-            for nets in (actors.nets, actors.targets, actors.judges):
+            for nets in (actors.nets, actors.targets, *actors.judges):
                 nets.refresh()
         for critics in self.critics:
             critics.nets.refresh()
@@ -92,10 +103,13 @@ class ActorCritics:
 
     def targets(self, views: Sequence[SampleView]) -> Tensor:
         """The critics' targets, [R, 1, M]; with twins, from the lower value (Fujimoto et al. 2018, eq. 10)."""
-        input_xIM = self._built_after(views)
+        choices = self._choices_after(views)
+        input_xIM = self._built_after(views, [each.action for each in choices])
         value_R1M = self.critics[0].targets.net.evaluate(input_xIM)
         for critics in self.critics[1:]:
             value_R1M = torch.minimum(value_R1M, critics.targets.net.evaluate(input_xIM))
+        if choices[0].entropy is not None:
+            value_R1M = value_R1M + torch.cat([each.entropy for each in choices if each.entropy is not None])
         reward_R1M = torch.cat([view.reward for view in views])
         return reward_R1M + torch.cat([view.discount for view in views]) * value_R1M
 
@@ -118,7 +132,7 @@ class ActorCritics:
             errors.append(error_R1M)
         return found, errors[0]
 
-    def policy_gradients(self, views: Sequence[SampleView], built: Tensor) -> list[StackGradient]:
+    def policy_gradients(self, views: Sequence[SampleView], built: Tensor) -> list[Descent]:
         """The gradients of each stack of policies."""
         found = []
         for actors in self.actors:
@@ -127,11 +141,11 @@ class ActorCritics:
             found.append(descent(actors, mine, input_RIM, self._regularisation))
         return found
 
-    def _built_after(self, views: Sequence[SampleView]) -> Tensor:
+    def _built_after(self, views: Sequence[SampleView], actions: Sequence[Tensor]) -> Tensor:
         """The critics' inputs in the successor states. Absent agents do not act there, except for their own critics:
         after a truncation, the value of what the agent saw last is that of going on.
         """
-        after, actions = [view.after for view in views], self._actions_after(views)
+        after = [view.after for view in views]
         present = [
             action if view.alive_after is None else action * view.alive_after
             for action, view in zip(actions, views, strict=True)
@@ -148,40 +162,91 @@ class ActorCritics:
             ]
         )
 
-    def _actions_after(self, views: Sequence[SampleView]) -> list[Tensor]:
-        """The actions of target policies in the successor states, by class."""
+    def _choices_after(self, views: Sequence[SampleView]) -> list[Chosen]:
+        """The actions in the successor states by class, [N, A, M]; and, of soft policies, α H, [N, 1, M]."""
         # Not initialised: the stacks of a class together have each of its agents, so every row is written.
         actions = [torch.empty_like(view.action) for view in views]
+        soft = self.actors[0].log_weight is not None
+        entropies = [torch.empty_like(view.reward) if soft else None for view in views]
         for actors in self.actors:
             view, stack = views[actors.index], actors.stack
-            output_RAM = actors.targets.net.evaluate(stack.rows(view.after))
+            output_RKM = actors.targets.net.evaluate(stack.rows(view.after))
             legal = None if view.legal_after is None else stack.rows(view.legal_after)
-            noise_RAM = stack.rows(view.noise_after)
-            actions[actors.index][stack.agents] = actors.head.target(output_RAM, noise_RAM, legal)
-        return [
-            action if view.kept is None else torch.where(view.kept.isnan(), action, view.kept)
-            for action, view in zip(actions, views, strict=True)
-        ]
+            choice = actors.head.target(output_RKM, stack.rows(view.noise_after), legal)
+            actions[actors.index][stack.agents] = choice.action
+            earned = entropies[actors.index]
+            if earned is not None and choice.entropy is not None:
+                earned[stack.agents] = actors.entropy_weight * choice.entropy
+        return [_standing(*each) for each in zip(actions, entropies, views, strict=True)]
 
 
-def descent(actors: Actors, mine: SampleView, input_RIM: Tensor, regularisation: float) -> StackGradient:
-    """The gradient of the loss −Σ w Q(s, μ(s)) + regularisation · Σ w |z|²/A, z being the policies' outputs.
+def _standing(action_NAM: Tensor, entropy_N1M: Tensor | None, view: SampleView) -> Chosen:
+    """The same where agents wait in the successor states: their last action stands, which they do not choose anew."""
+    if view.kept is None:
+        return Chosen(action_NAM, entropy_N1M)
+    acts_NAM = view.kept.isnan()
+    earned = None if entropy_N1M is None else torch.where(acts_NAM[:, :1], entropy_N1M, 0.0)
+    return Chosen(torch.where(acts_NAM, action_NAM, view.kept), earned)
 
-    `mine` has the rows' samples, and `input_RIM` their critics' inputs.
+
+@dataclass(frozen=True)
+class Descent:
+    """The gradient of a stack of policies."""
+
+    policy: StackGradient
+    entropy: Tensor | None = None
+    """[P], mean entropy of soft policies over their samples; 0 for one without any."""
+    present: Tensor | None = None
+    """[P], likewise: 1, or 0 for a policy without samples."""
+
+    def weight_gradient(self, target_entropy: float) -> StackGradient:
+        """The gradient of log α, H − the target: the weight grows while the entropy is below its target.
+
+        It is that of −log α · (log π + target), which Haarnoja et al. 2018 (eq. 18) have with α in the place of log α,
+        as in their own later code.
+        """
+        assert self.entropy is not None and self.present is not None
+        gradient_P1 = (self.entropy - target_entropy * self.present).unsqueeze(1)
+        return StackGradient(gradient_P1, {PRESENT: self.present})
+
+
+def descent(actors: Actors, mine: SampleView, input_RIM: Tensor, regularisation: float) -> Descent:
+    """The gradient of the loss −Σ w (Q(s, μ(s)) + α H) + regularisation · Σ w |z|²/K, z being the policies' outputs.
+
+    `mine` has the rows' samples, and `input_RIM` their critics' inputs. Only soft policies have an entropy H.
     """
-    output_RAM = actors.nets.net.forward(mine.now)
-    action_RAM = actors.head.act(output_RAM, mine.noise, mine.legal)
-    weight_R1M, judges = mine.weights(acting=True).unsqueeze(1), actors.judges.net
-    value_R1M = judges.forward(replaced(input_RIM, actors.own, action_RAM))
-    d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
-    # outputs of illegal actions have no effect, so they are not regularised
-    squared_RAM = output_RAM if mine.legal is None else output_RAM * mine.legal
-    # The gradient of the penalty at z. The penalty is quadratic in z, so it is half of this gradient times z.
-    pull_RAM = squared_RAM * (weight_R1M * (2 * regularisation / output_RAM.shape[1]))
-    penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
-    loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
-    gradient_PD = actors.nets.backward(actors.head.gradient(d_action_RAM).add_(pull_RAM))
-    return StackGradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}, weight_R1M.squeeze(1)))
+    output_RKM = actors.nets.net.forward(mine.now)
+    choice = actors.head.act(output_RKM, mine.noise, mine.legal)
+    weight_R1M = mine.weights(acting=True).unsqueeze(1)
+    value_R1M, d_action_RAM = _valued(actors, replaced(input_RIM, actors.own, choice.action), weight_R1M)
+    loss_R, d_entropy_R1M = -(value_R1M * weight_R1M).sum(dim=(1, 2)), None
+    numbers = {}
+    if choice.entropy is not None:
+        d_entropy_R1M = -actors.entropy_weight * weight_R1M
+        loss_R += (d_entropy_R1M * choice.entropy).sum(dim=(1, 2))
+        numbers["entropy"] = (weight_R1M * choice.entropy).sum(dim=(1, 2))
+    gradient_RKM = actors.head.gradient(d_action_RAM, d_entropy_R1M)
+    if regularisation:
+        # outputs of illegal actions have no effect, so they are not regularised
+        squared_RKM = output_RKM if mine.legal is None else output_RKM * mine.legal
+        # The gradient of the penalty at z. The penalty is quadratic in z, so it is half of this gradient times z.
+        pull_RKM = squared_RKM * (weight_R1M * (2 * regularisation / output_RKM.shape[1]))
+        loss_R = 0.5 * (pull_RKM * squared_RKM).sum(dim=(1, 2)) + loss_R
+        gradient_RKM = gradient_RKM.add_(pull_RKM)
+    metrics = _per_net(actors.nets, {"policy_loss": loss_R, **numbers}, weight_R1M.squeeze(1))
+    policy = StackGradient(actors.nets.backward(gradient_RKM), metrics)
+    return Descent(policy, metrics.get("entropy"), metrics[PRESENT] if numbers else None)
+
+
+def _valued(actors: Actors, input_RIM: Tensor, weight_R1M: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows' values Q, [R, 1, M], the lowest of their critics'; and the gradient of −Σ w Q at their own actions."""
+    nets = [judge.net for judge in actors.judges]
+    values = [net.forward(input_RIM) for net in nets]
+    if len(values) == 1:
+        return values[0], nets[0].input_gradient(-weight_R1M, actors.own)
+    value_R1M, judge_R1M = torch.stack(values).min(dim=0)
+    parts = [net.input_gradient(-weight_R1M * (judge_R1M == i), actors.own) for i, net in enumerate(nets)]
+    return value_R1M, torch.stack(parts).sum(dim=0)
 
 
 def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Metrics:

@@ -1,4 +1,9 @@
-"""The family of deterministic policy gradients: settings, checks and function graph of MADDPG and IDDPG. No torch."""
+"""Actor-critics that learn from a replay: settings, checks and function graph of DDPG, TD3 and SAC. Imports no torch.
+
+IDDPG and MADDPG learn at a pace that is usual in teams of cheap environments: one gradient step for 20 env steps, of
+larger batches. DDPG, TD3, MATD3, SAC and MASAC learn at that of their papers: random actions first, then one gradient
+step for each env step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from marless.core.group import FunctionNode, Group
 from marless.core.settings import Field, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
-from marless.learning.algos.off_policy.config import OffPolicyConfig, check_replay
+from marless.learning.algos.off_policy.config import OffPolicyConfig, ReplaySpec, check_replay
 from marless.learning.algos.settings import Ramp, Rate, RewardConfig, check_probability
 from marless.learning.envs.base import BOUNDLESS
 from marless.learning.nets.model import ModelSpec, Width
@@ -22,17 +27,15 @@ Critic = Literal["own", "joint"]
 """own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
 
 
-class DDPGConfig(RewardConfig, OffPolicyConfig):
-    """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
+class ReplayActorCriticConfig(RewardConfig, OffPolicyConfig):
+    """Settings common to all of them. Policies and critics are separate nets with separate optimizers."""
 
-    family: ClassVar[str] = "ddpg"
     critic_lr: Rate = Field(1e-3, description="learning rate of critics")
     critic_hidden: tuple[Width, ...] | None = Field(
         None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
     )
-    noise: Rate = Field(
-        Ramp(start=0.5, end=0.1, env_steps=100_000),
-        description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
+    random_steps: int = Field(
+        0, ge=0, le=10**9, description="env steps that actors first sample by uniformly random actions"
     )
     epsilon: Rate = Field(
         0.0,
@@ -43,19 +46,23 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
     straight_through: bool = Field(
         True, description="discrete actions: in the policies' loss, critics get the sampled action, not the relaxed one"
     )
-    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
     policy_every: int = Field(1, ge=1, le=10**6, description="gradient steps of critics per gradient step of policies")
-    twin: bool = Field(False, description="TD3: two critics, targets with the lower of their values, and smoothing")
-    smoothing: float = Field(
-        0.2,
-        ge=0,
-        description="with twin, continuous actions: standard deviation of the noise on target policies' actions",
+    delayed_targets: bool = Field(
+        False, description="target critics move only in gradient steps in which policies learn, as in TD3"
     )
-    smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
+    twin: bool = Field(False, description="two critics, targets with the lower of their values; in DDPG, smoothing too")
 
     def critic_model(self, model: ModelSpec) -> ModelSpec:
         """The nets of critics, given those of policies."""
         return model.model_copy(update={"hidden": self.critic_hidden or model.hidden})
+
+    def random_share(self, env_steps: int) -> float:
+        """The probability of a uniformly random action once so many env steps are sampled."""
+        return 1.0 if env_steps < self.random_steps else 0.0
+
+    def target_moves(self, steps: int) -> bool:
+        """Whether a target critic follows its net in the net's gradient step of this number, counted from 1."""
+        return not self.delayed_targets or steps % self.policy_every == 0
 
     @constraint
     def _epsilon_is_a_probability(self) -> None:
@@ -69,7 +76,87 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
             )
 
 
-class DDPGAlgorithm:
+class DeterministicConfig(ReplayActorCriticConfig):
+    """Settings of deterministic policies."""
+
+    family: ClassVar[str] = "ddpg"
+    noise: Rate = Field(
+        Ramp(start=0.5, end=0.1, env_steps=100_000),
+        description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
+    )
+    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    smoothing: float = Field(
+        0.2,
+        ge=0,
+        description="with twin, continuous actions: standard deviation of the noise on target policies' actions",
+    )
+    smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
+
+
+class PublishedDDPGConfig(DeterministicConfig):
+    """Deterministic policies at the pace of Fujimoto et al. 2018 (and their later code): all but twins and delays."""
+
+    often: ClassVar[int] = 512
+    lr: Rate = Field(3e-4, description="learning rate of policies")
+    critic_lr: Rate = Field(3e-4, description="learning rate of critics")
+    batch: int | None = Field(256, ge=1, le=10**6, description="env steps per gradient step; null: 512")
+    replay_ratio: float = Field(1.0, gt=0, le=100, description="gradient steps per env step")
+    target_tau: float = Field(0.005, gt=0, le=1, description="fraction by which each gradient step moves a target net")
+    random_steps: int = Field(
+        1000, ge=0, le=10**9, description="env steps that actors first sample by uniformly random actions"
+    )
+    epsilon: Rate = Field(0.1, description="discrete actions: probability of a random legal action, when exploring")
+    noise: Rate = Field(
+        0.1,
+        description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
+    )
+    regularisation: float = Field(0.0, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
+
+
+class PublishedTD3Config(PublishedDDPGConfig):
+    """The same with twin critics, smoothed targets, and policies and targets that move in every second step."""
+
+    twin: bool = Field(True, description="two critics, targets with the lower of their values, and smoothing")
+    policy_every: int = Field(2, ge=1, le=10**6, description="gradient steps of critics per gradient step of policies")
+    delayed_targets: bool = Field(
+        True, description="target critics move only in gradient steps in which policies learn"
+    )
+
+
+class SoftConfig(ReplayActorCriticConfig):
+    """Settings of soft actor-critics, whose rewards include the entropy of their policies (Haarnoja et al. 2018)."""
+
+    family: ClassVar[str] = "sac"
+    often: ClassVar[int] = 512
+    lr: Rate = Field(3e-4, description="learning rate of policies")
+    critic_lr: Rate = Field(3e-4, description="learning rate of critics")
+    entropy: float | None = Field(
+        None, gt=0, description="α, the weight of the entropy, called temperature, too; null: learned"
+    )
+    entropy_start: float = Field(1.0, gt=0, description="α at the start, if it is learned")
+    entropy_lr: Rate = Field(3e-4, description="learning rate of α")
+    target_entropy: float | None = Field(
+        None,
+        description="entropy that a learned α aims at, in units where the box is [−1, 1]; null: "
+        "−1 per component; of discrete actions 0.98 of the largest",
+    )
+    batch: int | None = Field(256, ge=1, le=10**6, description="env steps per gradient step; null: 512")
+    replay_ratio: float = Field(1.0, gt=0, le=100, description="gradient steps per env step")
+    target_tau: float = Field(0.005, gt=0, le=1, description="fraction by which each gradient step moves a target net")
+    random_steps: int = Field(
+        1000, ge=0, le=10**9, description="env steps that actors first sample by uniformly random actions"
+    )
+    twin: bool = Field(True, description="two critics; the lower of their values counts")
+    replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
+
+    @constraint
+    def _a_fixed_weight_has_no_aim(self) -> None:
+        if self.entropy is not None and self.target_entropy is not None:
+            raise ValueError("target_entropy is for a learned weight, and entropy fixes it; leave one of them out")
+
+
+class ActorCriticAlgorithm:
     """Base of the family's algorithms, which differ in their config and in the inputs of critics."""
 
     config_type: type[AlgorithmConfig]
@@ -83,7 +170,7 @@ class DDPGAlgorithm:
         """Raise SpecError for nets with memory, unbounded actions, policies that would not learn in every round, and a
         replay buffer that is larger than the learner's memory.
         """
-        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
+        own = self._own(config)
         if setting.model.remembers:
             raise SpecError(
                 f"{own.name} trains no nets with memory, as a critic's would depend on all past actions, and model "
@@ -131,40 +218,105 @@ class DDPGAlgorithm:
     ) -> Mapping[str, int]:
         from marless.learning.algos import state_sizes
 
-        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
+        own = self._own(config)
         return state_sizes.ddpg(own, scope, groups, spaces, model, critic=self.critic)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        from marless.learning.algos.ddpg.learner import DDPGLearner
+        from marless.learning.algos.ddpg.learner import ActorCriticLearner
 
-        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
-        return DDPGLearner(own, context, critic=self.critic)
+        return ActorCriticLearner(self._own(config), context, critic=self.critic)
+
+    def _own(self, config: AlgorithmConfig) -> ReplayActorCriticConfig:
+        return ReplayActorCriticConfig.model_validate(self.config_type.model_validate(config))
 
 
-class IDDPGConfig(DDPGConfig):
+class IDDPGConfig(DeterministicConfig):
     """Settings of IDDPG."""
 
     name: Literal["iddpg"] = Field("iddpg", description="this algorithm")
 
 
-class IDDPG(DDPGAlgorithm):
+class IDDPG(ActorCriticAlgorithm):
     """Independent DDPG (Lillicrap et al. 2016, once per policy): a critic reads one agent's observation and action."""
 
-    config_type = IDDPGConfig
+    config_type: type[AlgorithmConfig] = IDDPGConfig
     critic = "own"
 
 
-class MADDPGConfig(DDPGConfig):
+class MADDPGConfig(DeterministicConfig):
     """Settings of MADDPG."""
 
     name: Literal["maddpg"] = Field("maddpg", description="this algorithm")
 
 
-class MADDPG(DDPGAlgorithm):
+class MADDPG(ActorCriticAlgorithm):
     """Multi-agent DDPG (Lowe et al. 2017): each agent has a critic of all agents' observations and actions."""
 
-    config_type = MADDPGConfig
+    config_type: type[AlgorithmConfig] = MADDPGConfig
     critic = "joint"
 
 
-iddpg, maddpg = IDDPG(), MADDPG()
+class DDPGConfig(PublishedDDPGConfig):
+    """Settings of DDPG."""
+
+    name: Literal["ddpg"] = Field("ddpg", description="this algorithm")
+
+
+class DDPG(IDDPG):
+    """IDDPG at the pace of single agents."""
+
+    config_type = DDPGConfig
+
+
+class TD3Config(PublishedTD3Config):
+    """Settings of TD3."""
+
+    name: Literal["td3"] = Field("td3", description="this algorithm")
+
+
+class TD3(IDDPG):
+    """Twin delayed DDPG (Fujimoto et al. 2018), once per policy."""
+
+    config_type = TD3Config
+
+
+class MATD3Config(PublishedTD3Config):
+    """Settings of MATD3."""
+
+    name: Literal["matd3"] = Field("matd3", description="this algorithm")
+
+
+class MATD3(MADDPG):
+    """TD3 with critics of all agents (Ackermann et al. 2019)."""
+
+    config_type = MATD3Config
+
+
+class SACConfig(SoftConfig):
+    """Settings of SAC."""
+
+    name: Literal["sac"] = Field("sac", description="this algorithm")
+
+
+class SAC(ActorCriticAlgorithm):
+    """Soft actor-critic (Haarnoja et al. 2018), once per policy; in teams it is also called ISAC."""
+
+    config_type = SACConfig
+    critic = "own"
+
+
+class MASACConfig(SoftConfig):
+    """Settings of MASAC."""
+
+    name: Literal["masac"] = Field("masac", description="this algorithm")
+
+
+class MASAC(ActorCriticAlgorithm):
+    """Soft actor-critic with critics of all agents; each agent has the entropy of its own policy in its values."""
+
+    config_type = MASACConfig
+    critic = "joint"
+
+
+iddpg, maddpg, ddpg, td3, matd3 = IDDPG(), MADDPG(), DDPG(), TD3(), MATD3()
+sac, masac = SAC(), MASAC()

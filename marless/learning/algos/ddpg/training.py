@@ -1,14 +1,14 @@
-"""Gradient steps of deterministic policy gradients over batches of a replay, and the measurement of their policies.
+"""Gradient steps of actor-critics over batches of a replay, and the measurement of their policies.
 
 See `marless.learning.algos.off_policy.learner.Training`. What is measured is the objective of policies, E[Q(s, μ(s))],
-with its gradient and Hessian.
+with its gradient and Hessian; of soft policies, E[Q(s, a) + α H].
 Shapes: N agents of a class, P nets of a stack, D parameters, R rows (agents), A actions or action components, I inputs
 + 1, M samples, E env steps drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, StackGradient, descent
-from marless.learning.algos.ddpg.algorithms import DDPGConfig
+from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Descent, StackGradient, descent
+from marless.learning.algos.ddpg.algorithms import ReplayActorCriticConfig
 from marless.learning.algos.ddpg.heads import Head
 from marless.learning.algos.ddpg.inputs import SampleView, replaced, views
 from marless.learning.algos.learner import RoundInput
@@ -33,6 +33,8 @@ from marless.learning.curvature.lanczos import Product
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.unrolled import outputs, pulled_back
 
+POLICY, CRITIC, TWIN, ENTROPY = "policy", "critic", "twin", "entropy"
+"""Prefixes of nets in published states; the last one, of the learned weights of entropies."""
 _STREAM = 5
 """Number of the random stream of noise in gradient steps, which must differ from that of draws from the replay."""
 _PARTS = 4
@@ -43,8 +45,10 @@ class TrainedActorCritic(TrainedStack):
     """A stack of policies or critics. Metrics of critics and twins have names of their own."""
 
     def label(self, metric: str) -> str:
-        if self.prefix == "policy":
+        if self.prefix == POLICY:
             return metric
+        if self.prefix == ENTROPY:
+            return f"{ENTROPY}_weight_{metric}"
         plain = "critic_grad_norm" if metric == "grad_norm" else metric
         return plain if self.prefix == "critic" else f"{self.prefix}_{plain}"
 
@@ -60,6 +64,8 @@ class Ensemble:
     """One per stack of actors."""
     critics: tuple[TrainedActorCritic, ...]
     """One per stack of critics."""
+    weights: tuple[TrainedActorCritic, ...] = ()
+    """The learned weights of entropies, one per stack of actors; () if they are fixed, or there are none."""
 
     def views(self, everyone: Sequence[SampleView]) -> Sequence[SampleView]:
         """Select the samples that this ensemble trains on."""
@@ -74,13 +80,22 @@ class Ensemble:
         return x_N1E.squeeze(1)
 
 
-class DDPGTraining:
+class ActorCriticTraining:
     """All ensembles of a scope; see `marless.learning.algos.off_policy.learner.Training`."""
 
     def __init__(
-        self, config: DDPGConfig, scope: str, ensembles: Sequence[Ensemble], heads: Sequence[Head], seed: Sequence[int]
+        self,
+        config: ReplayActorCriticConfig,
+        scope: str,
+        ensembles: Sequence[Ensemble],
+        heads: Sequence[Head],
+        targets: Sequence[float],
+        seed: Sequence[int],
     ) -> None:
-        """Train `ensembles`; `heads` has one head per class of the scope, `seed` the job's seed and the round."""
+        """Train `ensembles`; `heads` has one head per class of the scope, `targets` the target of its entropy, and
+        `seed` the job's seed and the round.
+        """
+        self._targets = tuple(targets)
         self._config, self._scope, self.count = config, scope, config.batch_size
         self._ensembles, self._heads = tuple(ensembles), tuple(heads)
         self._rng = np.random.default_rng([*seed, _STREAM])
@@ -88,19 +103,19 @@ class DDPGTraining:
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
         # All ensembles train on one batch; MADDPG's code draws another one for each agent. A target net follows each
-        # step of its own net: with `policy_every` target critics move in every step, unlike in TD3, where they move
-        # only with the policies.
+        # step of its own net; with `delayed_targets` critics' targets wait for the steps of policies.
         config, everyone = self._config, self._views(batch, meter)
         errors = []
         for each in self._ensembles:
             critics, policies, error_R1M = self._gradients(each, everyone, meter)
             if policies:
                 with meter.measure("policy", _names(each.policies)):
-                    for trained, gradient in zip(each.policies, policies, strict=True):
+                    for trained, gradient in self._due(each, policies):
                         trained.follow(gradient.gradient, config, gradient.metrics)
+            moves = self._config.target_moves(_next_step(each))
             with meter.measure("critic", _names(each.critics)):
                 for trained, gradient in zip(each.critics, critics, strict=True):
-                    trained.follow(gradient.gradient, config, gradient.metrics)
+                    trained.follow(gradient.gradient, config, gradient.metrics, target_moves=moves)
                 each.nets.refresh()
             errors.append(error_R1M)
         return self._priorities(batch, everyone, errors)
@@ -111,8 +126,7 @@ class DDPGTraining:
         found: dict[str, dict[str, Tensor]] = {}
         for each in self._ensembles:
             critics, policies, error_R1M = self._gradients(each, everyone, meter)
-            due = (*zip(each.critics, critics, strict=True), *zip(each.policies, policies, strict=bool(policies)))
-            for trained, gradient in due:
+            for trained, gradient in (*zip(each.critics, critics, strict=True), *self._due(each, policies)):
                 trained.seen.append(gradient.metrics)
                 for name, gradient_D in zip(trained.names, gradient.gradient, strict=True):
                     found.setdefault(name, {})[trained.prefix] = gradient_D
@@ -122,7 +136,7 @@ class DDPGTraining:
     def metrics(self) -> Metrics:
         found: Metrics = {}
         for each in self._ensembles:
-            for trained in (*each.critics, *each.policies):
+            for trained in (*each.critics, *each.policies, *each.weights):
                 for name, numbers in trained.metrics().items():
                     found.setdefault(name, {}).update(numbers)
         return found
@@ -142,21 +156,27 @@ class DDPGTraining:
                     found[name] = {metric: float(numbers_P[i]) for metric, numbers_P in numbers.items()}
         return found
 
+    def _due(self, each: Ensemble, policies: Sequence[Descent]) -> Iterator[tuple[TrainedActorCritic, StackGradient]]:
+        """The gradients of policies, and of the weights of their entropies; none in a step that skips policies."""
+        yield from zip(each.policies, (found.policy for found in policies), strict=bool(policies))
+        for trained, actors, found in zip(each.weights, each.nets.actors, policies, strict=False):
+            yield trained, found.weight_gradient(self._targets[actors.index])
+
     def _views(self, batch: Batch, meter: PassTimer) -> tuple[SampleView, ...]:
         with meter.measure("post_process", (self._scope,)):
             return views(batch, self._heads, self._rng)
 
     def _gradients(
         self, each: Ensemble, everyone: Sequence[SampleView], meter: PassTimer
-    ) -> tuple[list[StackGradient], list[StackGradient], Tensor]:
+    ) -> tuple[list[StackGradient], list[Descent], Tensor]:
         """The gradients of critics, those of policies if they are due, and the critics' TD errors, [R, 1, M]."""
         with meter.measure("critic", _names(each.critics)):
             mine = each.views(everyone)
             built = each.nets.built(mine)
             critics, error_R1M = each.nets.critic_gradients(mine, built)
-        policies: list[StackGradient] = []
+        policies: list[Descent] = []
         # Policies are updated in every so many gradient steps, by the critics' count of them.
-        if (int(each.critics[0].tensors["count"][0]) + 1) % self._config.policy_every == 0:
+        if _next_step(each) % self._config.policy_every == 0:
             with meter.measure("policy", _names(each.policies)):
                 policies = each.nets.policy_gradients(mine, built)
         return critics, policies, error_R1M
@@ -177,6 +197,11 @@ class DDPGTraining:
         trained = [each.spread(torch.ones_like(error_R1M), agents, width) for each, error_R1M, _ in given]
         priority_E = td.mean_errors(error_RE, counts_RE, width)
         return priority_E.masked_fill(torch.cat(trained).sum(dim=0) == 0, torch.nan)
+
+
+def _next_step(each: Ensemble) -> int:
+    """The number of the critics' next gradient step, counted from 1."""
+    return int(each.critics[0].tensors["count"][0]) + 1
 
 
 def _names(stacks: Sequence[TrainedActorCritic]) -> tuple[str, ...]:
@@ -215,17 +240,21 @@ class PolicyObjective:
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
         # Of E[Q(s, μ(s))] alone, which is maximised: without regularisation, and with the opposite sign of the loss.
-        return descent(self._actors, _view(batch), batch["input"], 0.0).gradient.neg()
+        return descent(self._actors, _view(batch), batch["input"], 0.0).policy.gradient.neg()
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
         actors, mine = self._actors, _view(batch)
-        weight_R1M, nets, judges = mine.weights(acting=True).unsqueeze(1), actors.nets, actors.judges
+        weight_R1M, nets = mine.weights(acting=True).unsqueeze(1), actors.nets
 
-        def value(output_RAM: Tensor) -> Tensor:
-            action_RAM = actors.head.smooth(output_RAM, mine.noise, mine.legal)
-            input_RIM = replaced(batch["input"], actors.own, action_RAM)
+        def value(output_RKM: Tensor) -> Tensor:
+            choice = actors.head.smooth(output_RKM, mine.noise, mine.legal)
+            input_RIM = replaced(batch["input"], actors.own, choice.action)
             # By the definition of the nets, which autograd follows twice; passes written by hand leave no graph.
-            return outputs(judges.net.layout, judges.flat_RD, judges.net.activation, input_RIM) * weight_R1M
+            values = [outputs(e.net.layout, e.flat_RD, e.net.activation, input_RIM) for e in actors.judges]
+            value_R1M = values[0] if len(values) == 1 else torch.minimum(*values)
+            if choice.entropy is not None:
+                value_R1M = value_R1M + actors.entropy_weight * choice.entropy
+            return value_R1M * weight_R1M
 
         product = hessian_product(
             nets.net, nets.flat_RD, {"features": mine.now}, lambda output: ActionValue(output, value)

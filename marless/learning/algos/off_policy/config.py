@@ -9,12 +9,8 @@ from marless.core.settings import Field, Section, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered
 from marless.learning.algos.settings import Rate, RewardRule
 
-UPDATE_ENV_STEPS = 20
-"""Default number of a round's env steps per gradient step."""
 ENV_STEPS, EPISODES = 512, 32
 """Default sizes of a batch, in env steps or episodes, by the replay's unit."""
-OFTEN = 64
-"""Mean number of draws per sample above which a job gets a warning; 1 to 8 are common."""
 
 
 class ReplaySpec(Section):
@@ -47,6 +43,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings common to the Q-learning and the deterministic policy gradient families."""
 
     learns_from_earlier: ClassVar[bool] = True
+    often: ClassVar[int] = 64
+    """Mean number of draws per sample above which a job gets a warning; 1 to 8 are common in teams."""
     lr: Rate = Field(5e-4, description="learning rate of policies, and of a mixer")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer of all nets")
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
@@ -61,8 +59,9 @@ class OffPolicyConfig(AlgorithmConfig):
         None,
         ge=1,
         le=10**6,
-        description=f"gradient steps per round; null: one for each {UPDATE_ENV_STEPS} of its env steps",
+        description="gradient steps per round; null: by the replay ratio",
     )
+    replay_ratio: float = Field(0.05, gt=0, le=100, description="gradient steps per env step")
     warmup: int = Field(1000, ge=0, le=10**9, description="env steps in the replay before the first gradient step")
     n_step: int = Field(1, ge=1, le=1000, description="rewards summed before the target net's value is added")
     target_every: int | None = Field(None, ge=1, le=10**9, description="gradient steps between copies to target nets")
@@ -85,7 +84,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def gradient_steps(self, sampled: int) -> int:
         """Number of gradient steps of a round with `sampled` env steps."""
-        return self.updates or max(sampled // UPDATE_ENV_STEPS, 1)
+        return self.updates or max(int(sampled * self.replay_ratio), 1)
 
     def samples(self, sampled: int, steps: int) -> int:
         """See `AlgorithmConfig`: a batch for each gradient step."""
@@ -95,7 +94,7 @@ class OffPolicyConfig(AlgorithmConfig):
         return None if self.updates is None else self.samples(0, steps)
 
     def advice(self, setting: Setting) -> str:
-        """Warns of a job that ends before its first gradient step, or draws each sample more than `OFTEN` times; and of
+        """Warns of a job that ends before its first gradient step, or draws each sample more than `often` times; and of
         rewards that do not reach the dead.
         """
         return ". ".join(filter(None, (self._advice_on_steps(setting), self._advice_on_deaths(setting))))
@@ -126,10 +125,11 @@ class OffPolicyConfig(AlgorithmConfig):
                 "would end before its first gradient step"
             )
         sampled = setting.round_steps
-        if sampled is not None and (drawn := self.samples(sampled, setting.steps)) > OFTEN * sampled:
+        if sampled is not None and (drawn := self.samples(sampled, setting.steps)) > self.often * sampled:
+            field = "replay_ratio" if self.updates is None else "updates"
             return (
-                f"algorithm.updates: {self.gradient_steps(sampled)} batches a round draw {drawn:,} samples, "
-                f"{sampled:,} are new, so each is learned from {drawn / sampled:.0f} times; lower algorithm.updates, "
+                f"algorithm.{field}: {self.gradient_steps(sampled)} batches a round draw {drawn:,} samples, "
+                f"{sampled:,} are new, so each is learned from {drawn / sampled:.0f} times; lower algorithm.{field}, "
                 "or raise actors.envs"
             )
         return ""

@@ -9,13 +9,14 @@ actors do not read; together with the replay file, it determines an update compl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import CorruptError, NotFoundError
@@ -29,7 +30,7 @@ from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.off_policy.draws import BatchSource
 from marless.learning.algos.off_policy.td import Metrics
-from marless.learning.algos.settings import Rate, value_at
+from marless.learning.algos.settings import value_at
 from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
@@ -87,8 +88,9 @@ class Kinds:
 
     inputs: Mapping[int, Inputs]
     """Inputs of the nets of each class, by index."""
-    exploration: Mapping[int, Rate]
-    """The actors' exploration parameter of each class, by index: ε, or a standard deviation."""
+    exploration: Mapping[int, Callable[[int], Sequence[float]]]
+    """The actors' exploration parameters once so many env steps are sampled, of each class, by index: what the array
+    `exploration` of its policies' states holds, see `marless.learning.nets.acting_heads`."""
     with_state: bool
     """True if batches have the global state."""
     team: bool
@@ -108,7 +110,7 @@ class OffPolicyLearner(ABC):
         self._scope, self._spaces = context.scope, context.spaces
         self._device = torch.device(context.device)
         self._replay_name = f"replay.{context.scope.name}"
-        self._explores: dict[str, float] = {}
+        self._explores: dict[str, NDArray[np.float32]] = {}
         self._class_by_name: dict[str, int] = {}
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
@@ -160,7 +162,7 @@ class OffPolicyLearner(ABC):
             return _remembered(self._empty(None), self._no_rewards())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
-        return self._compose(name, arrays, self._exploration(name, 0))
+        return self._compose(name, arrays, None if name in self._joint() else self._exploration(name, 0))
 
     def load(self, name: str, state: PolicyState) -> None:
         if name == self._replay_name:
@@ -172,13 +174,13 @@ class OffPolicyLearner(ABC):
             row = part.codec.read(state.acting, state.learning)
             part.bank.put(name, {key: tensor.to(self._device) for key, tensor in row.items()})
         if name not in self._joint():
-            self._explores[name] = float(checked(state.acting, _EXPLORATION, (1,))[0])
+            self._explores[name] = checked(state.acting, _EXPLORATION, self._exploration(name, 0).shape).copy()
 
     def state(self, name: str) -> PolicyState:
         if name == self._replay_name:
             return _remembered(self._replay, self._moments)
         arrays = [part.codec.write(part.bank.row(name)) for part in self._parts(name)]
-        return self._compose(name, arrays, self._explores.get(name, 0.0))
+        return self._compose(name, arrays, self._explores.get(name))
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         meter = PassTimer()
@@ -226,7 +228,7 @@ class OffPolicyLearner(ABC):
         after, policies = inputs.env_steps + _sampled(inputs), {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
             name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
-            | ({_EXPLORATION: np.array([self._exploration(name, after)], np.float32)} if name in policies else {})
+            | ({_EXPLORATION: self._exploration(name, after)} if name in policies else {})
             for name, parts in found.items()
         }
         return GradientOutput(gradients, training.metrics() | {self._replay_name: self._replay.report()}, meter.runs())
@@ -240,14 +242,19 @@ class OffPolicyLearner(ABC):
             if prefix in gradients:  # policies are not updated in every step of DDPG
                 gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
                 gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
-                part.bank.change(name, partial(self._step, gradient_1D, self._lr(prefix, env_steps)))
+                part.bank.change(name, partial(self._step, prefix, gradient_1D, self._lr(prefix, env_steps)))
         if name not in self._joint():
-            self._explores[name] = float(checked(gradients, _EXPLORATION, (1,))[0])
+            self._explores[name] = checked(gradients, _EXPLORATION, self._exploration(name, 0).shape).copy()
 
-    def _step(self, gradient_1D: Tensor, lr: float, function: Any) -> None:  # Any: see `PublishedNet`
+    def _step(self, prefix: str, gradient_1D: Tensor, lr: float, function: Any) -> None:  # Any: see `PublishedNet`
         clip_norm_(gradient_1D, self._settings.max_grad_norm)
         td.make_optimizer(self._settings, function.tensors, lr=lr, steps=1).step(gradient_1D)
-        td.follow_(self._settings, function.tensors)
+        if self._target_moves(prefix, int(function.tensors["count"][0])):
+            td.follow_(self._settings, function.tensors)
+
+    def _target_moves(self, prefix: str, steps: int) -> bool:
+        """Whether the target of a net of a prefix moves in its gradient step of this number."""
+        return True
 
     def _class_of(self, name: str) -> int:
         """Index of the agent class of a policy; raises NotFoundError if no group had this name.
@@ -262,11 +269,13 @@ class OffPolicyLearner(ABC):
             )
         return self._class_by_name.get(name, self._scope.classes[0])
 
-    def _compose(self, name: str, arrays: Sequence[tuple[Arrays, Arrays]], exploration: float) -> PolicyState:
+    def _compose(
+        self, name: str, arrays: Sequence[tuple[Arrays, Arrays]], exploration: NDArray[np.float32] | None
+    ) -> PolicyState:
         acting = {key: array for part, _ in arrays for key, array in part.items()}
         learning = {key: array for _, part in arrays for key, array in part.items()}
         if name not in self._joint():
-            acting[_EXPLORATION] = np.array([exploration], np.float32)
+            acting[_EXPLORATION] = np.zeros_like(self._exploration(name, 0)) if exploration is None else exploration
         return PolicyState(acting, learning, self._metadata(name))
 
     def _remember(self, inputs: RoundInput) -> None:
@@ -320,11 +329,9 @@ class OffPolicyLearner(ABC):
         """The learning rate of the nets of a prefix."""
         return value_at(self._settings.lr, env_steps)
 
-    def _exploration(self, name: str, env_steps: int) -> float:
-        """The exploration parameter of a policy in a round that begins after so many env steps of the job."""
-        if name in self._joint():
-            return 0.0
-        return value_at(self._kinds.exploration[self._class_of(name)], env_steps)
+    def _exploration(self, name: str, env_steps: int) -> NDArray[np.float32]:
+        """The exploration parameters of a policy in a round that begins after so many env steps of the job."""
+        return np.array(self._kinds.exploration[self._class_of(name)](env_steps), np.float32)
 
 
 def _sampled(inputs: RoundInput) -> int:

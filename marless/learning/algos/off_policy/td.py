@@ -122,11 +122,13 @@ def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) 
 
 
 def follow_(config: OffPolicyConfig, row: Row) -> None:
-    """Update the target nets of a stacked row after a gradient step.
+    """Update the target nets of a stacked row after a gradient step, if it has any.
 
     Either by `target_tau` of the difference in every step (Lillicrap et al. 2016, algorithm 1), or by a copy every
     `target_every` steps of the net (Mnih et al. 2015).
     """
+    if "target" not in row:
+        return
     if config.target_every is None:
         row["target"].lerp_(row["flat"], config.target_tau)
         return
@@ -149,12 +151,22 @@ class TrainedStack:
     seen: list[Mapping[str, Tensor]] = field(default_factory=list)
     """Metrics of the gradient steps so far, [P] each."""
 
-    def follow(self, gradient_PD: Tensor, config: OffPolicyConfig, metrics: Mapping[str, Tensor] | None = None) -> None:
-        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
+    def follow(
+        self,
+        gradient_PD: Tensor,
+        config: OffPolicyConfig,
+        metrics: Mapping[str, Tensor] | None = None,
+        *,
+        target_moves: bool = True,
+    ) -> None:
+        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets, if there
+        are any and they move in this step.
+        """
         # For each net separately; EPyMARL limits the norm of all nets together.
         norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
         self.optimizer.step(gradient_PD)
-        follow_(config, self.tensors)
+        if target_moves:
+            follow_(config, self.tensors)
         self.seen.append({**(metrics or {}), "grad_norm": norm_P})
 
     def metrics(self) -> Metrics:

@@ -15,6 +15,7 @@ from marless.learning.algos.off_policy.td import TrainedStack, make_optimizer
 from marless.learning.algos.q.algorithms import Mixing, QConfig, QMIXConfig
 from marless.learning.algos.q.functions import MonotoneMixer, QFunction, Sum
 from marless.learning.algos.q.training import IndependentTraining, JointTraining, Policies
+from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.policy_batching import Stack, cut_stacks, stacks
 from marless.learning.nets import acting
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
@@ -55,7 +56,7 @@ class QLearner(OffPolicyLearner):
         inputs = {k: Inputs.of(spaces.classes[k], model, last_action=config.last_action) for k in scope.classes}
         kinds = Kinds(
             inputs=inputs,
-            exploration=dict.fromkeys(scope.classes, config.epsilon),
+            exploration=dict.fromkeys(scope.classes, lambda env_steps: (value_at(config.epsilon, env_steps),)),
             with_state=mixer == "monotone",
             team=mixer != "none",
             together=mixer != "none",

@@ -32,6 +32,7 @@ WITHOUT_MEMORY = ("discrete", "in turns", "continuous")
 PPO = {"epochs": 1, "minibatches": 2}
 OFF_POLICY = {"updates": 2, "batch": 16, "warmup": 0, "replay": {"capacity": 100}}
 """Two rounds fill this replay: later ones drop what is older."""
+PUBLISHED = OFF_POLICY | {"random_steps": 0}
 OTHERWISE = {"n_step": 3, "target_every": 2, "optimizer": "rmsprop", "replay": {"capacity": 200, "draw": "prioritised"}}
 EPISODES = {"updates": 2, "batch": 8, "warmup": 0, "replay": {"capacity": 100, "unit": "episodes"}}
 TRIALS = {
@@ -52,6 +53,12 @@ TRIALS = {
     ),
     "maddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
     "maddpg, twin": (OFF_POLICY | OTHERWISE | {"twin": True}, {"updates": 1}, WITHOUT_MEMORY),
+    "ddpg": (PUBLISHED, {"updates": 1}, WITHOUT_MEMORY),
+    "td3": (PUBLISHED, {"updates": 1, "policy_every": 1}, WITHOUT_MEMORY),
+    "matd3": (PUBLISHED, {"updates": 1, "policy_every": 1}, WITHOUT_MEMORY),
+    "sac": (PUBLISHED, {"updates": 1}, WITHOUT_MEMORY),
+    "sac, of a fixed weight": (PUBLISHED | {"entropy": 0.2, "twin": False}, {"updates": 1}, WITHOUT_MEMORY),
+    "masac": (PUBLISHED | OTHERWISE, {"updates": 1}, WITHOUT_MEMORY),
     "iql": (OFF_POLICY, {"updates": 1}, ("discrete", "in turns")),
     "iql, remembering": (EPISODES | {"last_action": True}, {"updates": 1}, DISCRETE),
     "vdn": (OFF_POLICY | OTHERWISE | {"dueling": True, "double": False}, {"updates": 1}, ("discrete", "in turns")),
@@ -71,6 +78,12 @@ QUICK = {
     "iddpg, twin": ("continuous",),
     "maddpg": ("continuous",),
     "maddpg, twin": ("discrete",),
+    "ddpg": ("continuous",),
+    "td3": ("continuous",),
+    "matd3": ("in turns",),
+    "sac": ("continuous", "discrete"),
+    "sac, of a fixed weight": ("continuous",),
+    "masac": ("continuous", "in turns"),
     "iql, remembering": ("discrete with memory",),
     "vdn, remembering": ("discrete with memory",),
     "qmix, remembering": ("discrete with memory", "in turns"),

@@ -24,7 +24,11 @@ HIDDEN = ("game/matrix", {"payoff": "hidden"})
 PPO = {"lr": 0.03, "gamma": 0.95, "minibatches": 2}
 Q = {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
 DDPG = {"lr": 0.01, "critic_lr": 0.03, "gamma": 0.95, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20}
-SETTINGS = {"ippo": PPO, "mappo": PPO, "iql": Q, "vdn": Q, "qmix": Q, "maddpg": DDPG, "iddpg": DDPG}
+SAC = DDPG | {"lr": 0.01, "entropy_lr": 0.01, "entropy_start": 0.1, "target_entropy": 0.1, "random_steps": 64}
+SETTINGS = {"ippo": PPO, "mappo": PPO, "iql": Q, "vdn": Q, "qmix": Q, "maddpg": DDPG, "iddpg": DDPG} | {
+    "sac": SAC,
+    "masac": SAC,
+}
 SLOW = {"maddpg": {"lr": 0.003, "critic_lr": 0.02}, "iddpg": {"lr": 0.003, "critic_lr": 0.02}}
 
 
@@ -58,7 +62,7 @@ def test_every_algorithm_solves_a_game_that_it_can_represent(name, game, best):
     assert (stats.judged, stats.wins) == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["ippo", "mappo", "maddpg", "iddpg"])
+@pytest.mark.parametrize("name", ["ippo", "mappo", "maddpg", "iddpg", "sac", "masac"])
 def test_every_algorithm_for_continuous_actions_hits_its_targets(name):
     stats = team(TARGET, name, rounds=25, **SLOW.get(name, {})).greedy()
     assert episode_return(stats) > 0.98  # doing nothing scores 0.775, chance about 0.44

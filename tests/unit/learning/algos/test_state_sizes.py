@@ -36,6 +36,10 @@ NO_MEMORY = [
     ("iddpg", {}, BOXED),
     ("iddpg", {"twin": True, "critic_hidden": [9]}, DISCRETE),
     ("maddpg", {"twin": True}, DISCRETE),
+    ("sac", {}, BOXED),
+    ("sac", {"entropy": 0.1, "twin": False}, DISCRETE),
+    ("masac", {}, DISCRETE),
+    ("td3", {}, BOXED),
     ("maddpg", {}, BOXED),
 ]
 

@@ -26,6 +26,7 @@ KINDS = {
     "vdn": (rounds.DISCRETE, OFF_POLICY),
     "iddpg": (rounds.CONTINUOUS, OFF_POLICY),
     "maddpg": (rounds.CONTINUOUS, OFF_POLICY),
+    "sac": (rounds.CONTINUOUS, OFF_POLICY),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from marless.core.errors import CorruptError
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
+from marless.learning.nets.acting_heads import DETERMINISTIC, DETERMINISTIC_OR_RANDOM, EPSILON_GREEDY, SQUASHED
 from tests.unit.learning.nets.acting_states import state
 
 CHOOSER = AgentClass("chooser", ("a", "b"), 2, Discrete(4))
@@ -16,7 +16,9 @@ ARM = AgentClass("arm", ("l", "r"), 2, Box((-2.0, 0.0), (2.0, 1.0)))
 DRAWS = 20_000
 
 
-def _policies(agent_class: AgentClass, acts: str, *explorations: float, scale: float = 1.0) -> ActingPolicies:
+def _policies(
+    agent_class: AgentClass, acts: str, *explorations: float | tuple[float, ...], scale: float = 1.0
+) -> ActingPolicies:
     states = [state(agent_class, i, acts=acts, exploration=each, scale=scale) for i, each in enumerate(explorations)]
     return ActingPolicies.from_states(agent_class, states)
 
@@ -86,6 +88,34 @@ def test_a_deterministic_action_is_scaled_to_its_box() -> None:
     assert at_env.tolist() == [[[-2.0, 0.5]], [[1.0, 1.0]]]
 
 
+def test_some_actions_are_uniformly_random_with_their_probability() -> None:
+    policies = _policies(ARM, DETERMINISTIC_OR_RANDOM, (0.0, 0.25), (0.1, 1.0))
+    greedy_NBA = policies.greedy(_obs(DRAWS), None)
+    did_NBA, log_prob_NB = policies.sample(_obs(DRAWS), None, np.random.default_rng(1))
+    assert not log_prob_NB.any()
+    differs_B = (did_NBA[0] != greedy_NBA[0]).any(axis=1)
+    assert differs_B.mean() == pytest.approx(0.25, abs=0.015)
+    for any_MA in (did_NBA[0][differs_B], did_NBA[1]):
+        np.testing.assert_allclose(np.quantile(any_MA, [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], atol=0.05)
+
+
+def test_squashed_actions_are_tanh_of_a_gaussian_whose_deviation_is_an_output() -> None:
+    policies = _policies(ARM, SQUASHED, 0.0, 1.0, scale=0.3)
+    did_NBA, log_prob_NB = policies.sample(_obs(DRAWS), None, np.random.default_rng(1))
+    assert (did_NBA.dtype, did_NBA.shape, log_prob_NB.any()) == (np.float32, (2, DRAWS, 2), False)
+    weights, hidden = state(ARM, 0, acts=SQUASHED, exploration=0.0, scale=0.3).acting, _obs(1)[0, 0]
+    for layer in range(3):
+        hidden = weights[f"policy.{layer}.weight"] @ hidden + weights[f"policy.{layer}.bias"]
+        hidden = np.tanh(hidden) if layer < 2 else hidden
+    mean_A, log_std_A = hidden[:2], hidden[2:]
+    np.testing.assert_allclose(policies.greedy(_obs(1), None)[0, 0], np.tanh(mean_A), rtol=1e-5)
+    np.testing.assert_allclose(policies.outputs(_obs(1), None)[0][0, 0], np.tanh(mean_A), rtol=1e-5)
+    sample_BA = np.arctanh(did_NBA[0].astype(np.float64).clip(-1 + 1e-7, 1 - 1e-7))
+    np.testing.assert_allclose(sample_BA.mean(axis=0), mean_A, atol=0.04)
+    np.testing.assert_allclose(sample_BA.std(axis=0), np.exp(log_std_A), rtol=0.03)
+    np.testing.assert_allclose(np.quantile(did_NBA[1], [0.25, 0.5, 0.75]), [-0.5, 0, 0.5], atol=0.05)  # all random
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(CorruptError, match="class chooser: policy state: exploration is missing"):
         ActingPolicies.from_states(CHOOSER, [state(CHOOSER, 1, acts=EPSILON_GREEDY)] * 2)
@@ -93,6 +123,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ActingPolicies.from_states(CHOOSER, [state(CHOOSER, 1, acts=DETERMINISTIC, exploration=0.1)] * 2)
     with pytest.raises(CorruptError, match="acts 'epsilon_greedy', which is no way to choose Box actions"):
         ActingPolicies.from_states(ARM, [state(ARM, 1, acts=EPSILON_GREEDY, exploration=0.1)] * 2)
+    with pytest.raises(CorruptError, match=r"exploration is float32\[1\], expected float32\[2\]"):
+        ActingPolicies.from_states(ARM, [state(ARM, 1, acts=DETERMINISTIC_OR_RANDOM, exploration=0.1)] * 2)
     mixed = [state(CHOOSER, 1, acts=EPSILON_GREEDY, exploration=0.1), state(CHOOSER, 1)]
     with pytest.raises(CorruptError, match="do not act in one way"):
         ActingPolicies.from_states(CHOOSER, mixed)

@@ -16,7 +16,7 @@ from marless.learning.algos import registry
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.ddpg.heads import Relaxed
 from marless.learning.algos.ddpg.inputs import views
-from marless.learning.algos.ddpg.learner import DDPGLearner
+from marless.learning.algos.ddpg.learner import ActorCriticLearner
 from marless.learning.algos.learner import LearnerContext, Scope
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.learning.algos.training.passes import PassTimer
@@ -39,14 +39,14 @@ def _groups(name: str, spaces: EnvSpaces, groups: Sequence[Group] = rounds.INDEP
 
 def _learner(
     name: str, spaces: EnvSpaces, groups: Sequence[Group], path: Path | None = None, **settings: object
-) -> DDPGLearner:
+) -> ActorCriticLearner:
     algorithm = registry.algorithm(name)
     config = algorithm.config_type.model_validate({"name": name} | SETTINGS | settings)
     scope = Scope(0, tuple(range(len(spaces.classes))), "team") if name == "maddpg" else Scope(1, (1,), "walker")
     if len(spaces.classes) == 1:
         scope = Scope(0, (0,), "walker")
     made = algorithm.learner(config, LearnerContext(rounds.MODEL, spaces, scope, "cpu", path))
-    assert isinstance(made, DDPGLearner)
+    assert isinstance(made, ActorCriticLearner)
     for state in made.names(groups):
         made.load(state, made.initial(state, 0))
     return made
@@ -61,7 +61,9 @@ def _round(spaces: EnvSpaces, seed: int) -> Trajectory:
     return made
 
 
-def _train(made: DDPGLearner, groups: Sequence[Group], spaces: EnvSpaces, numbers: Sequence[int] = (0, 1)) -> None:
+def _train(
+    made: ActorCriticLearner, groups: Sequence[Group], spaces: EnvSpaces, numbers: Sequence[int] = (0, 1)
+) -> None:
     for number in numbers:
         made.update(rounds.inputs(groups, [_round(spaces, 7 + number)], number))
 
@@ -89,7 +91,7 @@ def test_a_restarted_learner_goes_on_bit_for_bit(
 
 
 def _priorities(
-    made: DDPGLearner, groups: Sequence[Group], spaces: EnvSpaces
+    made: ActorCriticLearner, groups: Sequence[Group], spaces: EnvSpaces
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """Of a batch, and the critics' errors that they come from."""
     given = rounds.inputs(groups, [_round(spaces, 9)], 2)

@@ -68,6 +68,39 @@ def test_smoothed_actions_by_hand() -> None:
     assert action.flatten().tolist() == pytest.approx([0.0, 0.0, 0.9, -0.9, 0.9])
 
 
+def test_entropies_by_hand() -> None:
+    # u = 0: tanh′ = 1, so −log π = ε²/2 + log σ + log(2π)/2, with ε = 1, σ = e
+    one = _column(1.0)
+    found = heads.squashed_entropy(_column(0.0), one, one)
+    assert float(found) == pytest.approx(0.5 + 1 + 0.918939)
+    # u = 1: log(1 − tanh² 1) = −0.867561 more; two components add up
+    both = heads.squashed_entropy(_column(0.0, 1.0), _column(1.0, 1.0), _column(1.0, 1.0))
+    assert float(both) == pytest.approx(2 * (0.5 + 1 + 0.918939) - 0.867561, rel=1e-5)
+    assert torch.isfinite(heads.squashed_entropy(_column(60.0, -60.0), _column(0.0, 0.0), _column(0.0, 0.0))).all()
+    legal = _column(1, 1, 0) > 0
+    assert float(heads.entropy(_column(0.0, np.log(3.0), 9.0), legal)) == pytest.approx(0.562335, rel=1e-5)
+
+
+def test_gradients_of_entropies_are_autograds() -> None:
+    logits, d_entropy = _random(2, 4, 7).requires_grad_(), _random(2, 1, 7, seed=3)
+    legal = _random(2, 4, 7, seed=4) > -0.5
+    legal[:, 0] = True
+    (expected,) = torch.autograd.grad(heads.entropy(logits, legal), logits, d_entropy)
+    torch.testing.assert_close(heads.entropy_gradient(logits.detach(), legal, d_entropy), expected)
+
+
+def test_gradients_of_squashed_actions_are_autograds() -> None:
+    output, noise = (3 * _random(2, 6, 50)), _random(2, 3, 50, seed=2)  # some deviations are at their limits
+    d_action, d_entropy, head = _random(2, 3, 50, seed=3), _random(2, 1, 50, seed=4), heads.Squashed()
+    given = output.clone().requires_grad_()
+    choice = head.smooth(given, noise, None)
+    assert choice.entropy is not None
+    (expected,) = torch.autograd.grad([choice.action, choice.entropy], given, [d_action, d_entropy])
+    head.act(output, noise, None)
+    torch.testing.assert_close(head.gradient(d_action, d_entropy), expected, rtol=1e-4, atol=1e-5)
+    assert not expected[:, 3:][output[:, 3:] > 2].any()
+
+
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"\[P, A, M\]"):
         heads.relaxed(_random(1, 2, 3), _random(1, 2, 4), None, 1.0)

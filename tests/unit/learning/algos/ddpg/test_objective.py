@@ -42,7 +42,7 @@ class _Stack:
             head=self.head,
             nets=RowNets(self.layout, self.flat, "tanh", self.rows.owners),
             targets=RowNets(self.layout, self.flat, "tanh", self.rows.owners),
-            judges=RowNets(self.critic_layout, self.critics, "tanh", self.rows.agents.tolist()),
+            judges=(RowNets(self.critic_layout, self.critics, "tanh", self.rows.agents.tolist()),),
             own=self.inputs.own(0)[self.rows.agents],
         )
         self.built = self.inputs.build([self.view.now], [self.view.action])

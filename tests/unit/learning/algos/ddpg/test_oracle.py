@@ -1,4 +1,4 @@
-"""Gradients of MADDPG and IDDPG against one autograd graph of the losses as the papers print them."""
+"""Gradients of DDPG and SAC, alone and in teams, against one autograd graph of the losses as the papers print them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from marless.core.group import Group
 from marless.learning.algos.ddpg import heads
 from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Critics, RowNets
-from marless.learning.algos.ddpg.algorithms import IDDPGConfig
+from marless.learning.algos.ddpg.algorithms import IDDPGConfig, SACConfig
 from marless.learning.algos.ddpg.inputs import CriticInputs, JointInputs, OwnInputs, SampleView, Sizes
 from marless.learning.algos.training.policy_batching import Stack, row_stacks
 from marless.learning.envs.base import AgentClass, Box, Discrete
@@ -72,14 +72,26 @@ class _Team:
     """Nets of some classes, as our code has them and as autograd wants them."""
 
     def __init__(
-        self, classes: Sequence[AgentClass], chosen: Sequence[Stack], critic: str, *, twin: bool, straight: bool
+        self,
+        classes: Sequence[AgentClass],
+        chosen: Sequence[Stack],
+        critic: str,
+        *,
+        twin: bool,
+        straight: bool,
+        soft: bool = False,
     ) -> None:
-        config = IDDPGConfig.model_validate({"name": "iddpg", "twin": twin, "straight_through": straight})
-        self.classes, self.chosen, self.joint = classes, chosen, critic == "joint"
+        kind, name = (SACConfig, "sac") if soft else (IDDPGConfig, "iddpg")
+        config = kind.model_validate({"name": name, "twin": twin, "straight_through": straight})
+        self.classes, self.chosen, self.joint, self.soft = classes, chosen, critic == "joint", soft
         self.heads = [heads.head(each.action, config) for each in classes]
-        self.layouts = [Layout(each.obs_size, (5,), each.action.n) for each in classes]
+        wide = [2 if soft and isinstance(each.action, Box) else 1 for each in classes]
+        self.layouts = [Layout(e.obs_size, (5,), e.action.n * w) for e, w in zip(classes, wide, strict=True)]
+        self.log_weights = [torch.linspace(-1.5, -0.5, len(r.names)).unsqueeze(1) for r in chosen]
         self.policies = [flat_rows(lay, len(r.names), 7) for lay, r in zip(self.layouts, chosen, strict=True)]
         self.policy_targets = [flat_rows(lay, len(r.names), 17) for lay, r in zip(self.layouts, chosen, strict=True)]
+        if soft:
+            self.policy_targets = self.policies
         sizes = [Sizes(len(each.agents), each.obs_size, each.action.n) for each in classes]
         self.inputs: CriticInputs = JointInputs(sizes) if self.joint else OwnInputs(sizes[0])
         agents = sum(len(each.agents) for each in classes)
@@ -103,8 +115,12 @@ class _Team:
                     head=self.heads[k],
                     nets=RowNets(self.layouts[k], self.policies[k], "tanh", seats.owners),
                     targets=RowNets(self.layouts[k], self.policy_targets[k], "tanh", seats.owners),
-                    judges=RowNets(self.layout, self.critics[0], "tanh", mine),
+                    judges=tuple(
+                        RowNets(self.layout, flat, "tanh", mine)
+                        for flat in (self.critics if self.soft else self.critics[:1])
+                    ),
                     own=self.inputs.own(k)[seats.agents],
+                    log_weight=self.log_weights[k] if self.soft else None,
                 )
             )
             first += len(each.agents)
@@ -115,7 +131,7 @@ class _Team:
             )
             for flat, target in zip(self.critics, self.critic_targets, strict=True)
         ]
-        return ActorCritics(self.inputs, actors, critics, regularisation=REGULARISATION)
+        return ActorCritics(self.inputs, actors, critics, regularisation=0.0 if self.soft else REGULARISATION)
 
 
 def weights(view: SampleView, row: int) -> Tensor:
@@ -124,10 +140,42 @@ def weights(view: SampleView, row: int) -> Tensor:
     return alive_M / alive_M.sum().clamp_min(1) * view.importance[row, 0]
 
 
+def _squashed(output_KM: Tensor, noise_AM: Tensor) -> tuple[Tensor, Tensor]:
+    """An action, and −log of its density by the change of variables, without care for rounding."""
+    mean_AM, log_std_AM = output_KM.chunk(2)
+    normal = torch.distributions.Normal(mean_AM, log_std_AM.clamp(-20, 2).exp())
+    sample_AM = normal.mean + normal.stddev * noise_AM
+    action_AM = torch.tanh(sample_AM)
+    return action_AM, -(normal.log_prob(sample_AM) - torch.log(1 - action_AM**2)).sum(0)
+
+
+def _categorical_entropy(output_AM: Tensor, legal_AM: Tensor) -> Tensor:
+    entropies = [
+        torch.distributions.Categorical(logits=output_AM[:, m][legal_AM[:, m]]).entropy() for m in range(SAMPLES)
+    ]
+    return torch.stack(entropies)
+
+
+def _bonus(team: _Team, k: int, view: SampleView, row: int) -> Tensor | float:
+    """α H in the successor states."""
+    if not team.soft:
+        return 0.0
+    seats = team.chosen[k]
+    owner = seats.owners[seats.agents.tolist().index(row)]
+    output_KM = mlp(team.layouts[k], team.policies[k][owner], view.after[row])
+    if view.legal_after is None:
+        _, entropy_M = _squashed(output_KM, view.noise_after[row])
+    else:
+        entropy_M = _categorical_entropy(output_KM, view.legal_after[row])
+    return team.log_weights[k][owner].exp() * entropy_M
+
+
 def _target_action(team: _Team, k: int, view: SampleView, row: int) -> Tensor:
     seats = team.chosen[k]
     owner = seats.owners[seats.agents.tolist().index(row)]
     output_AM = mlp(team.layouts[k], team.policy_targets[k][owner], view.after[row])
+    if team.soft and view.legal_after is None:
+        return _squashed(output_AM, view.noise_after[row])[0]
     if isinstance(team.classes[k].action, Discrete):
         assert view.legal_after is not None
         noisy_AM = (output_AM + view.noise_after[row]).masked_fill(~view.legal_after[row], -torch.inf)
@@ -150,6 +198,13 @@ def _policy_action(
     soft_AM = torch.softmax(noisy_AM, dim=0)
     hard_AM = torch.nn.functional.one_hot(noisy_AM.argmax(0), len(output_AM)).T.float()
     return (hard_AM + soft_AM - soft_AM.detach() if straight else soft_AM), output_AM * view.legal[row]
+
+
+def _soft_action(team: _Team, k: int, view: SampleView, row: int, flat_D: Tensor) -> tuple[Tensor, Tensor]:
+    if view.legal is None:
+        return _squashed(mlp(team.layouts[k], flat_D, view.now[row]), view.noise[row])
+    action_AM, _ = _policy_action(team, k, view, row, flat_D, True)
+    return action_AM, _categorical_entropy(mlp(team.layouts[k], flat_D, view.now[row]), view.legal[row])
 
 
 def _seen(
@@ -181,18 +236,27 @@ def _oracle(team: _Team, views: Sequence[SampleView], straight: bool) -> tuple[l
         gone = [list(each) for each in then]
         gone[k][row] = acts[k][row]  # its own critic judges an agent that was truncated as if it went on
         values = [mlp(team.layout, flat[owner], _seen(team, views, after, gone, agent)) for flat in team.critic_targets]
-        target_M = view.reward[row, 0] + view.discount[row, 0] * torch.stack(values).amin(0)[0]
+        after_M = torch.stack(values).amin(0)[0] + _bonus(team, k, view, row)
+        target_M = view.reward[row, 0] + view.discount[row, 0] * after_M
         weight_M = weights(view, row)
         share = 1 if team.joint else seats.owners.count(owner)
         for flat in critics:
             value_M = mlp(team.layout, flat[owner], _seen(team, views, now, taken, agent))[0]
             critic_loss = critic_loss + 0.5 * ((value_M - target_M) ** 2 * weight_M).sum() / share
         policy = seats.owners[seats.agents.tolist().index(row)]
-        action_AM, output_AM = _policy_action(team, k, view, row, policies[k][policy], straight)
+        if team.soft:
+            action_AM, entropy_M = _soft_action(team, k, view, row, policies[k][policy])
+        else:
+            action_AM, output_AM = _policy_action(team, k, view, row, policies[k][policy], straight)
         acted = [list(each) for each in taken]
         acted[k][row] = action_AM
-        value_M = mlp(team.layout, team.critics[0][owner], _seen(team, views, now, acted, agent))[0]
-        loss = -(value_M * weight_M).sum() + REGULARISATION * (output_AM.square().mean(0) * weight_M).sum()
+        judges = team.critics if team.soft else team.critics[:1]
+        values = [mlp(team.layout, flat[owner], _seen(team, views, now, acted, agent))[0] for flat in judges]
+        loss = -(torch.stack(values).amin(0) * weight_M).sum()
+        if team.soft:
+            loss = loss - (team.log_weights[k][policy].exp() * entropy_M * weight_M).sum()
+        else:
+            loss = loss + REGULARISATION * (output_AM.square().mean(0) * weight_M).sum()
         policy_loss = policy_loss + loss / seats.owners.count(policy)
     return list(torch.autograd.grad(critic_loss, critics)), list(torch.autograd.grad(policy_loss, policies))
 
@@ -202,7 +266,7 @@ def _check(team: _Team, views: Sequence[SampleView], straight: bool = True) -> N
     built = ours.built(views)
     critics, _ = ours.critic_gradients(views, built)
     found = [each.gradient.clone() for each in critics]
-    policies = [each.gradient for each in ours.policy_gradients(views, built)]
+    policies = [each.policy.gradient for each in ours.policy_gradients(views, built)]
     expected_critics, expected_policies = _oracle(team, views, straight)
     torch.testing.assert_close(found, expected_critics, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(policies, expected_policies, rtol=1e-4, atol=1e-6)
@@ -225,6 +289,36 @@ def test_maddpg_follows_its_losses(twin: bool, straight: bool) -> None:
 def test_iddpg_follows_its_losses(agents: AgentClass, twin: bool) -> None:
     team = _Team((agents,), [Stack.separate(agents.agents, CPU)], "own", twin=twin, straight=True)
     _check(team, [drawn_view(agents, 1)])
+
+
+def test_masac_follows_its_losses() -> None:
+    chosen = [
+        Stack.separate(SCOUT.agents, CPU),
+        *row_stacks(PAIR, WALKER, pooling="pooled", samples=SAMPLES, device=CPU),
+    ]
+    team = _Team((SCOUT, WALKER), chosen, "joint", twin=True, straight=True, soft=True)
+    _check(team, [drawn_view(SCOUT, 1), drawn_view(WALKER, 2)])
+
+
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("agents", [SCOUT, WALKER])
+def test_sac_follows_its_losses(agents: AgentClass, twin: bool) -> None:
+    team = _Team((agents,), [Stack.separate(agents.agents, CPU)], "own", twin=twin, straight=True, soft=True)
+    _check(team, [drawn_view(agents, 1)])
+
+
+def test_the_weight_of_the_entropy_grows_while_the_entropy_is_below_its_target() -> None:
+    team = _Team((WALKER,), [Stack.separate(WALKER.agents, CPU)], "own", twin=True, straight=True, soft=True)
+    view, ours = drawn_view(WALKER, 1), team.ours()
+    (found,) = ours.policy_gradients([view], ours.built([view]))
+    for row in range(3):
+        _, entropy_M = _soft_action(team, 0, view, row, team.policies[0][row])
+        expected = float((weights(view, row) * entropy_M).sum()) - 7.5
+        assert float(found.weight_gradient(7.5).gradient[row, 0]) == pytest.approx(expected, rel=1e-4)
+        assert expected < 0  # gradient descent raises log α
+    absent = replace(view, alive=torch.zeros_like(view.alive))
+    (found,) = ours.policy_gradients([absent], ours.built([absent]))
+    assert not found.weight_gradient(7.5).gradient.any()
 
 
 def test_shared_critics_follow_the_mean_of_their_rows() -> None:
