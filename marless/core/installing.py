@@ -17,6 +17,7 @@ _WITHOUT_WHEELS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "ray": (_INTEL_MAC, "it has no build for Macs with an Intel processor; use Linux, or a Mac with Apple silicon"),
         "pettingzoo.sisl": ("python_version >= '3.14'", "its box2d has no build for this Python; use Python 3.13"),
+        "gymnasium.envs.box2d": ("python_version >= '3.14'", "its box2d has no build for this Python; use Python 3.13"),
     }
 )
 """What cannot be installed everywhere: where not (PEP 508), and what to do there instead."""

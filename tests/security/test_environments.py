@@ -57,6 +57,11 @@ NAMES = (
     "pettingzoo/mpe2_evil.simple_v3",
     "pettingzoo/",
     "pettingzoo/:system",
+    "gymnasium/os:system",
+    "gymnasium/:system",
+    "gymnasium/gymnasium.wrappers:RecordVideo",
+    "gymnasium/gymnasium.envs.classic_control.cartpole:CartPole-v1",
+    "gymnasium/shimmy.openai_gym_compatibility:GymV21Environment-v0",
 )
 
 

@@ -114,7 +114,10 @@ def _reward_warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     idle = [name for name, agent in zip(job.spaces.agents, seen.agents, strict=True) if not agent.steps]
     if idle:
         yield f"{some_of(idle)} took no part in {seen.env_steps:,} random steps"
-    if seen.env_steps and all(agent.reward_low == agent.reward_high for agent in seen.agents):
+    same = all(agent.reward_low == agent.reward_high for agent in seen.agents)
+    # As in CartPole: 1 for each step until the pole falls.
+    paid_by_length = seen.shortest < seen.longest and any(agent.reward_low for agent in seen.agents)
+    if seen.env_steps and same and not paid_by_length:
         values = sorted({agent.reward_low for agent in seen.agents if agent.steps})
         yield (
             f"the reward of each agent was the same in all of {seen.env_steps:,} random steps "

@@ -22,6 +22,7 @@ BOX2D = "its box2d has no build for this Python; use Python 3.13"
         ("ray", NEWEST, "pip install 'marless[x]'"),
         ("pettingzoo.sisl", LINUX, "pip install 'marless[x]'"),
         ("pettingzoo.sisl", NEWEST, BOX2D),
+        ("gymnasium.envs.box2d", NEWEST, BOX2D),
         ("pettingzoo.butterfly", NEWEST, "pip install 'marless[x]'"),
     ],
 )

@@ -90,6 +90,14 @@ def test_what_random_play_shows_to_be_doubtful_is_said(marless, job):
         assert part in said
 
 
+def test_a_reward_for_every_step_is_something_to_learn_where_episodes_differ_in_length(marless, job):
+    code, shown, said = marless("check", job, "--set", "env={name: gymnasium/CartPole-v1}", "-o", "json")
+    assert (code, said) == (0, "")
+    seen = json.loads(shown)["seen"]
+    assert seen["shortest"] < seen["longest"]
+    assert [(each["reward_low"], each["reward_high"]) for each in seen["agents"]] == [(1.0, 1.0)]
+
+
 def test_a_job_that_cannot_run_is_refused_in_one_sentence(marless, job):
     code, shown, said = marless("check", job, "--set", "env.name=game/nothing")
     assert (code, shown) == (2, "")

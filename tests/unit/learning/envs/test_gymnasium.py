@@ -183,8 +183,10 @@ def test_environments_keep_the_contract_and_go_on_where_they_were_saved(name, op
 
 
 def test_wrappers_are_applied_from_the_first_to_the_last():
-    env = make("Pendulum-v1", {"wrappers": [{"name": "DiscretizeAction", "bins": 5}, "TimeAwareObservation"]})
-    assert (env.spaces.classes[0].action, env.spaces.classes[0].obs_size) == (Discrete(5), 4)
+    stack, time = {"name": "FrameStackObservation", "stack_size": 2}, "TimeAwareObservation"
+    env = make("Pendulum-v1", {"wrappers": [{"name": "DiscretizeAction", "bins": 5}, stack, time]})
+    # Two times the 3 numbers, and one of the time; the other way round, the time is in both.
+    assert (env.spaces.classes[0].action, env.spaces.classes[0].obs_size) == (Discrete(5), 7)
     clipped = make("CartPole-v1", {"wrappers": [{"name": "ClipReward", "max_reward": 0.25}]})
     _, seen = played(clipped, 5, 0)
     assert {step[3][0, 0] for step in seen} == {0.25}
