@@ -136,7 +136,7 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     if spec.model.normalise_observations and not spec.algorithm.normalises:
         raise SpecError(
             f"model.normalise_observations: {spec.algorithm.name} keeps no statistics of observations; leave it out, "
-            "or train with ippo, mappo or impact"
+            "or train with an algorithm of marless"
         )
     context = _context(spec, spaces, groups)
     policy = SCALING_POLICIES.find(spec.scaling.name).make(spec.scaling, context)

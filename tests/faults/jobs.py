@@ -63,7 +63,7 @@ SYNCHRONOUS: Mapping[str, Document] = {
     "ippo groups": GROUPS | NORMALISED,
     "mappo groups": GROUPS | NORMALISED | {"algorithm": {"name": "mappo", **PPO}, "stop": {"rounds": 5}},
     "ippo splits": GROUPS | {"sharing": SCRIPTED["sharing"] | {"groups": "shared"}, "stop": {"rounds": 4}},
-    "maddpg groups": GROUPS | {"env": SIDES, "algorithm": {"name": "maddpg", **LEARNS}},
+    "maddpg groups": GROUPS | NORMALISED | {"env": SIDES, "algorithm": {"name": "maddpg", **LEARNS}},
     "ippo decides": DECIDES | {"sharing": DECIDES["sharing"] | {"samples": "drawn"}},
     "mappo decides": DECIDES
     | {"algorithm": {"name": "mappo", **PPO}, "sharing": DECIDES["sharing"] | {"samples": "pooled"}},
@@ -93,6 +93,7 @@ STELLARIS: Mapping[str, Document] = {
     "ippo groups": FRESH | GRADIENTS | SCRIPTED | NORMALISED | {"env": THREE, "stop": {"rounds": 9}},
     "vdn groups": FRESH
     | SCRIPTED
+    | NORMALISED
     | {"env": THREE, "algorithm": {"name": "vdn", "warmup": 0, "batch": 8}, "stop": {"rounds": 9}},
 }
 JOBS: Mapping[str, Mapping[str, Document]] = {

@@ -43,6 +43,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings common to the Q-learning and the deterministic policy gradient families."""
 
     learns_from_earlier: ClassVar[bool] = True
+    normalises: ClassVar[bool] = True
     often: ClassVar[int] = 64
     """Mean number of draws per sample above which a job gets a warning; 1 to 8 are common in teams."""
     lr: Rate = Field(5e-4, description="learning rate of policies, and of a mixer")

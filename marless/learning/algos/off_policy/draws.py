@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.learning.algos.off_policy.config import OffPolicyConfig
+from marless.learning.algos.training.observed import STATE, ObservationStatistics
 from marless.learning.algos.training.rewards import RewardMoments
 from marless.learning.algos.training.turns import Rows, last_turns, next_turns, open_steps, turn_times
 from marless.learning.data.frames import ReplaySchema
@@ -100,6 +101,8 @@ class BatchSource:
     """True if agents have values after their death, as they still earn the team's reward."""
     units: int
     """Units of the nets' memory; 0 if they have none."""
+    statistics: ObservationStatistics | None = None
+    """By which observations and states are normalised, as they are when a batch is drawn; None: they are not."""
     device: torch.device
 
     @cached_property
@@ -186,6 +189,8 @@ class BatchSource:
             columns_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
             for some in _pieces(len(frames.frame)):
                 columns_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
+            if self.statistics is not None:
+                self.statistics.write(columns_1SF[:, :-1], STATE)
             state_1SF = self._to(columns_1SF)
         return Batch(
             classes=tuple(self._class_batch(k, agents, inputs, frames, mine) for (k, agents, inputs), mine in classes),
@@ -308,6 +313,8 @@ class BatchSource:
             obs_NFO = self._each(f"obs/{k}", row).astype(np.float32, copy=False).swapaxes(0, 1)
             before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
+            if self.statistics is not None:
+                self.statistics.write(input_NIF[:, : agents.obs_size, some], k)
             if inputs.last_action and self.schema.memory and (resumed_F := self._is("resumed", row)).any():
                 # Last actions of earlier rounds are no frames of the segment: they are kept with the nets' memory.
                 last_NAF = input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some]

@@ -32,6 +32,7 @@ from marless.learning.algos.off_policy.draws import BatchSource
 from marless.learning.algos.off_policy.td import Metrics
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.observed import ObservationStatistics
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.learning.algos.training.table import tabulate
@@ -41,10 +42,11 @@ from marless.learning.nets.adam import clip_norm_
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import checked, generator
 from marless.learning.nets.learner_states import Bank, StateCodec
+from marless.learning.nets.normalising import SEEN, Sums
 
 _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
-_EXPLORATION, _REWARDS = "exploration", "rewards"
+_EXPLORATION, _REWARDS, _SEEN = "exploration", "rewards", f"policy.{SEEN}"
 """Names of arrays in states."""
 
 
@@ -120,6 +122,13 @@ class OffPolicyLearner(ABC):
         self._replay = self._empty(context.replay)
         self._no_rewards = partial(RewardMoments, context.scope.classes, config.gamma, team=kinds.team)
         self._moments = self._no_rewards()
+        self._statistics: ObservationStatistics | None = None
+        self._shown: dict[str, Sums] = {}
+        if context.model.normalise_observations:
+            clip = context.model.observation_clip
+            self._statistics = ObservationStatistics(
+                context.spaces, context.scope.classes, clip, with_state=kinds.with_state
+            )
         self._batches = BatchSource(
             replay=self._replay,
             schema=schema,
@@ -130,6 +139,7 @@ class OffPolicyLearner(ABC):
             together=kinds.together,
             with_dead_agents_rewarded=config.reward_rule.after_death,
             units=context.model.memory,
+            statistics=self._statistics,
             device=self._device,
         )
 
@@ -159,7 +169,7 @@ class OffPolicyLearner(ABC):
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             # In memory: the file belongs to this learner's own buffer, and may hold samples.
-            return _remembered(self._empty(None), self._no_rewards())
+            return _remembered(self._empty(None), self._no_rewards(), self._no_observations())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
         return self._compose(name, arrays, None if name in self._joint() else self._exploration(name, 0))
@@ -174,11 +184,12 @@ class OffPolicyLearner(ABC):
             row = part.codec.read(state.acting, state.learning)
             part.bank.put(name, {key: tensor.to(self._device) for key, tensor in row.items()})
         if name not in self._joint():
+            self._recall_shown(name, state.acting)
             self._explores[name] = checked(state.acting, _EXPLORATION, self._exploration(name, 0).shape).copy()
 
     def state(self, name: str) -> PolicyState:
         if name == self._replay_name:
-            return _remembered(self._replay, self._moments)
+            return _remembered(self._replay, self._moments, self._statistics)
         arrays = [part.codec.write(part.bank.row(name)) for part in self._parts(name)]
         return self._compose(name, arrays, self._explores.get(name))
 
@@ -209,6 +220,8 @@ class OffPolicyLearner(ABC):
         # one at the start of their round.
         after = inputs.env_steps + _sampled(inputs)
         self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
+        if self._statistics is not None:
+            self._shown |= {g.policy: self._statistics.of(self._class_of(g.policy)) for g in inputs.groups}
         metrics[self._replay_name] = self._replay.report()
         compared = [each.result() for each in pending]
         distances = {name: found_NN for found, _ in compared for name, found_NN in found.items()}
@@ -228,13 +241,13 @@ class OffPolicyLearner(ABC):
         after, policies = inputs.env_steps + _sampled(inputs), {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
             name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
-            | ({_EXPLORATION: self._exploration(name, after)} if name in policies else {})
+            | (self._given(name, after) if name in policies else {})
             for name, parts in found.items()
         }
         return GradientOutput(gradients, training.metrics() | {self._replay_name: self._replay.report()}, meter.runs())
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """See `Learner`; `gradients` also has the actors' next exploration parameter."""
+        """See `Learner`; `gradients` also has the actors' next exploration parameters, and statistics."""
         parts = {part.codec.prefix: part for part in self._parts(name)}
         if not gradients.keys() & parts.keys():
             raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {[*parts]}")
@@ -244,6 +257,7 @@ class OffPolicyLearner(ABC):
                 gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
                 part.bank.change(name, partial(self._step, prefix, gradient_1D, self._lr(prefix, env_steps)))
         if name not in self._joint():
+            self._recall_shown(name, gradients)
             self._explores[name] = checked(gradients, _EXPLORATION, self._exploration(name, 0).shape).copy()
 
     def _step(self, prefix: str, gradient_1D: Tensor, lr: float, function: Any) -> None:  # Any: see `PublishedNet`
@@ -276,6 +290,8 @@ class OffPolicyLearner(ABC):
         learning = {key: array for _, part in arrays for key, array in part.items()}
         if name not in self._joint():
             acting[_EXPLORATION] = np.zeros_like(self._exploration(name, 0)) if exploration is None else exploration
+            if self._statistics is not None:
+                acting[_SEEN] = self._shown.get(name, np.zeros_like(self._statistics.of(self._class_of(name))))
         return PolicyState(acting, learning, self._metadata(name))
 
     def _remember(self, inputs: RoundInput) -> None:
@@ -286,6 +302,11 @@ class OffPolicyLearner(ABC):
         # its rewards must not count twice.
         if self._replay.counts.inserted > known:
             self._moments.add([with_dead_agents_rewarded(each, rule) for each in trajectories])
+            if self._statistics is not None:
+                for group in inputs.groups:
+                    # those of a checkpoint, if the job began from one
+                    self._statistics.begin(self._class_of(group.policy), self._shown[group.start])
+                self._statistics.add(inputs.trajectories)
 
     def _recall(self, state: PolicyState) -> None:
         moments = self._no_rewards()
@@ -296,8 +317,33 @@ class OffPolicyLearner(ABC):
                 "version of marless wrote it, which scaled rewards otherwise: train the job anew"
             )
         moments.sums[:] = sums
+        if self._statistics is not None:
+            self._statistics.restore(state.learning)
         self._replay.restore(state.learning)
         self._moments = moments
+
+    def _no_observations(self) -> ObservationStatistics | None:
+        """Statistics as this learner keeps them, of nothing."""
+        if self._statistics is None:
+            return None
+        clip = None  # it is no part of a state
+        return ObservationStatistics(self._spaces, self._scope.classes, clip, with_state=self._kinds.with_state)
+
+    def _given(self, name: str, env_steps: int) -> dict[str, NDArray[np.generic]]:
+        """What a policy's gradients say to its actors: exploration parameters, and statistics of observations."""
+        found: dict[str, NDArray[np.generic]] = {_EXPLORATION: self._exploration(name, env_steps)}
+        if self._statistics is not None:
+            found[_SEEN] = self._statistics.of(self._class_of(name))
+        return found
+
+    def _recall_shown(self, name: str, arrays: Arrays) -> None:
+        """Keep the statistics of a policy's state or gradients; raises CorruptError if they are missing."""
+        if self._statistics is None:
+            return
+        shown, expected = arrays.get(_SEEN), self._statistics.of(self._class_of(name)).shape
+        if shown is None or shown.shape != expected or shown.dtype != np.float64:
+            raise CorruptError(f"{name}: {_SEEN} is missing or not float64{list(expected)}")
+        self._shown[name] = shown.astype(np.float64, copy=True)
 
     def _ready(self) -> bool:
         # Without a warm-up, too, there must be something to draw.
@@ -344,5 +390,6 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
     return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 
-def _remembered(replay: ReplayBuffer, moments: RewardMoments) -> PolicyState:
-    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
+def _remembered(replay: ReplayBuffer, moments: RewardMoments, statistics: ObservationStatistics | None) -> PolicyState:
+    seen = {} if statistics is None else statistics.arrays()
+    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy(), **seen}, {"kind": REPLAY})

@@ -38,11 +38,11 @@ from marless.learning.algos.ppo.post_process import (
 )
 from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.observed import observation_sums, state_sums
 from marless.learning.algos.training.passes import Graph, Pass, threads_for
 from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
 from marless.learning.algos.training.rewards import rewarded
 from marless.learning.algos.training.table import tabulate
-from marless.learning.nets import normalising
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import free_parameters
 from marless.learning.nets.inputs import Inputs
@@ -376,18 +376,12 @@ class PPOLearner:
         return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
 
     def _sums(self, inputs: RoundInput) -> dict[str, NDArray[np.float64]]:
-        """The sums, by prefix, that this round adds to the statistics of inputs.
-
-        Samples of all agents of the class count, actor by actor in the order of their indexes, whoever has played them.
-        """
+        """The sums, by prefix, that this round adds to the statistics of inputs."""
         if not self._context.model.normalise_observations:
             return {}
-        given, k = inputs.trajectories, self._class_index
-        dies = f"alive/{k}" in given[0].arrays
-        seen = [(each[f"obs/{k}"].astype(np.float32, copy=False), each.alive(k) if dies else None) for each in given]
-        found = {"policy": normalising.added(seen)}
+        found = {"policy": observation_sums(inputs.trajectories, self._class_index)}
         if self._critic != "own":
-            found["critic"] = normalising.added((each["state"].astype(np.float32, copy=False), None) for each in given)
+            found["critic"] = state_sums(inputs.trajectories)
         return found
 
     def _normalised(
