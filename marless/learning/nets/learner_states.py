@@ -108,10 +108,14 @@ class StateCodec:
     """See `ParameterLayout.initial`."""
     seen: int = 0
     """I, the number of inputs that are normalised; 0: none are."""
+    free: tuple[float, ...] = ()
+    """Initial values of the last parameters; others are those of the layout."""
 
     def fresh(self, rng: np.random.Generator) -> Row:
         """A row with initial weights and a fresh optimizer state, on the CPU."""
-        return self._row(self.layout.initial(rng, self.output_gain, biased=self.biased), {})
+        flat_D = self.layout.initial(rng, self.output_gain, biased=self.biased)
+        flat_D[len(flat_D) - len(self.free) :] = self.free
+        return self._row(flat_D, {})
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
         """Convert a row to (acting, learning) arrays, as copies."""

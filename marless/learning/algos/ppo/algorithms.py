@@ -75,6 +75,15 @@ class ActorCriticConfig(RewardConfig):
         0.0, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
+    output_gain: float = Field(
+        0.01, gt=0, le=100, description="gain of a policy's initial output layer: how far it is from uniform at first"
+    )
+    initial_std: float = Field(
+        1.0,
+        ge=1e-3,
+        le=100,
+        description="initial standard deviation of continuous actions, in units in which the box is [−1, 1]",
+    )
 
     @constraint
     def _limits_belong_to_vtrace(self) -> None:
@@ -119,9 +128,17 @@ class ActorCriticConfig(RewardConfig):
     def check_setting(self, setting: Setting) -> None:
         """Raise SpecError for rounds that cannot be divided into so many minibatches, and for a team of competitors."""
         self.check_reward(setting)
+        self._check_actions(setting.spaces)
         remembers = setting.model.remembers
         for each in (self, self.of_critics()):
             each.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
+
+    def _check_actions(self, spaces: EnvSpaces) -> None:
+        """Raise SpecError for settings of continuous actions where there are none."""
+        from marless.learning.envs.base import Discrete  # imported here, because it imports NumPy
+
+        if self.initial_std != 1.0 and all(isinstance(each.action, Discrete) for each in spaces.classes):
+            raise SpecError("algorithm.initial_std: all actions of env.name are discrete; leave it out")
 
 
 class PPOConfig(ActorCriticConfig):

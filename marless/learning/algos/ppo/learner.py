@@ -5,6 +5,7 @@ IPPO and MAPPO differ only in the inputs of critics and the agents that a critic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -125,7 +126,13 @@ class PPOLearner:
         if not model.normalise_observations:
             seen = judged = 0
         self._policy_codec = StateCodec(
-            "policy", acting, output_gain=0.01, acts=True, target=self.has_target, seen=seen
+            "policy",
+            acting,
+            output_gain=config.output_gain,
+            acts=True,
+            target=self.has_target,
+            seen=seen,
+            free=(math.log(config.initial_std),) * acting.free,
         )
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
@@ -136,7 +143,7 @@ class PPOLearner:
         return (*(group.policy for group in groups), *((self._joint,) if self._critic == "joint" else ()))
 
     def initial(self, name: str, seed: int) -> PolicyState:
-        """See `Learner`. Policies start almost uniform (output gain 0.01)."""
+        """See `Learner`. Policies start almost uniform, with the default output gain."""
         rng = generator(seed, name)
         return self._compose([codec.write(codec.fresh(rng)) for codec, _ in self._parts(name)])
 
