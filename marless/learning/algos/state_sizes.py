@@ -13,7 +13,7 @@ from marless.learning.algos.ddpg.algorithms import ReplayActorCriticConfig, Soft
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.q.algorithms import QConfig, QMIXConfig
 from marless.learning.envs.base import Box, EnvSpaces
-from marless.learning.nets.acting_heads import SQUASHED, free_parameters, outputs_of
+from marless.learning.nets.acting_heads import SQUASHED, acts_by, free_parameters, outputs_of
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import MixingLayout, layout
 from marless.learning.nets.model import ModelSpec
@@ -34,13 +34,17 @@ def ppo(
     *,
     critic: Literal["own", "state", "joint"],
     target: bool = False,
+    distribution: str = "normal",
 ) -> dict[str, int]:
-    """PPO's family; `critic` as in `PPOLearner`. `target`: a target net follows each policy."""
+    """PPO's family; `critic` as in `PPOLearner`, `distribution` as in its settings. `target`: a target net follows each
+    policy.
+    """
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
         seen = Inputs.of(agents, model).size(agents)
-        policy = layout(seen, model, agents.action.n, free_parameters(agents.action))
+        acts = acts_by(agents.action, distribution)
+        policy = layout(seen, model, outputs_of(agents.action, acts), free_parameters(agents.action, acts))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
         if critic != "joint":
             inputs = seen if critic == "own" else spaces.state_size + seen - agents.obs_size

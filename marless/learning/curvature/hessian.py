@@ -22,6 +22,7 @@ from torch import Tensor
 from marless.learning.curvature.lanczos import Product
 from marless.learning.nets import kernels
 from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
+from marless.learning.nets.beta import LOG_2
 from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.layout import Layout, NetLayout
 from marless.learning.nets.stacked import Net
@@ -256,3 +257,30 @@ class GaussianScore:
         z_flow_PKM = -flow_PKM * self._inverse_std_PK1 - spread_PKM
         at_mean_PKM = self._weight_P1M * (z_flow_PKM - spread_PKM) * self._inverse_std_PK1
         return at_mean_PKM, 2 * (self._weight_P1M * self._z_PKM * z_flow_PKM).sum(dim=2)
+
+
+class BetaScore:
+    """Σ w·log π(a) of Beta distributions; outputs are as in `marless.learning.nets.beta`."""
+
+    def __init__(self, output_PKM: Tensor, action_PAM: Tensor, weight_PM: Tensor) -> None:
+        output = output_PKM.double()
+        shape = 1 + torch.nn.functional.softplus(output)
+        total = shape + shape.roll(shape.shape[1] // 2, dims=1)
+        self._weight_P1M = weight_PM.unsqueeze(1)
+        self._slope_PKM = output.sigmoid()
+        """∂α/∂o."""
+        sides = torch.cat([action_PAM, -action_PAM], dim=1).double().log1p() - LOG_2
+        self._at_shape_PKM = sides - shape.digamma() + total.digamma()
+        """∂log π/∂α = ln x − ψ(α) + ψ(α + β)."""
+        self._own_PKM, self._both_PKM = -shape.polygamma(1), total.polygamma(1)
+
+    def gradient(self) -> tuple[Tensor, None]:
+        return (self._weight_P1M * self._at_shape_PKM * self._slope_PKM).float(), None
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
+        """With α̇ = α′ȯ: α′ (ψ′(α + β)(α̇ + β̇) − ψ′(α) α̇) + α″ ∂log π/∂α ȯ, α″ = α′(1 − α′)."""
+        moved_PKM = self._slope_PKM * flow_PKM
+        both_PKM = moved_PKM + moved_PKM.roll(moved_PKM.shape[1] // 2, dims=1)
+        bent_PKM = self._own_PKM * moved_PKM + self._both_PKM * both_PKM
+        found_PKM = self._slope_PKM * bent_PKM + (1 - self._slope_PKM) * moved_PKM * self._at_shape_PKM
+        return (self._weight_P1M * found_PKM).float(), None

@@ -168,14 +168,14 @@ class ActingPolicies:
     def outputs(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Logits or Q values [N, B, A]; or (normalised) means, with log standard deviations [N or 1, A] if the policy
-        is stochastic. No action is chosen: the last action stays unchanged.
+        """Logits or Q values [N, B, A]; or means of actions as `sample` returns them, with log standard deviations, [N
+        or 1, A] or [N, B, A], if the policy is stochastic. No action is chosen: the last action stays unchanged.
         """
         return self._head.outputs(self._output(obs_NBO), mask_NBA)
 
     def to_env(self, action: ActionArray) -> ActionArray:
         """Convert actions of `sample` or `greedy` to those of the environment."""
-        return acting_heads.to_env(self.agent_class.action, action)
+        return acting_heads.to_env(self.agent_class.action, self._head.unit(action))
 
     def _output(self, obs_NBO: FloatArray) -> FloatArray:
         batch = obs_NBO.shape[1]
@@ -202,7 +202,8 @@ def description(
 ) -> dict[str, str]:
     """The metadata of a policy state that `ActingPolicies.from_states` needs.
 
-    `acts` is one of the values in `acting_heads`; states of all but STOCHASTIC have an acting array "exploration".
+    `acts` is one of the values in `acting_heads`; states of all but STOCHASTIC, SQUASHED_NORMAL and BETA have an acting
+    array "exploration".
     """
     found = {
         "kind": model.kind,

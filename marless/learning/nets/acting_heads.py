@@ -3,6 +3,8 @@
 Discrete: A outputs are logits; illegal actions get ILLEGAL_LOGIT. Continuous: A outputs are the means of a diagonal
 Gaussian whose log standard deviations are free parameters. Its samples are in units in which the box is [−1, 1]; they
 are converted only for the environment, which is as if it did so itself: their probabilities stay those of the Gaussian.
+So are those of a squashed Gaussian, whose tanh is the action in the box: ratios of probabilities are the same before
+and after it, and finite at the bounds. `marless.learning.nets.beta` has the Beta distribution.
 
 NumPy only; learners use it, too. Shapes: N agents (of parameters also 1, if all share them), B environment copies, A
 actions or action components. A head may write into the outputs it is given.
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError
 from marless.core.limits import MAX_ACTIONS
 from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, FloatArray
+from marless.learning.nets.beta import ActingBeta
 from marless.learning.nets.layout import checked
 
 HALF_LOG_2PI = np.float32(0.9189385332046727)
@@ -29,6 +32,7 @@ ILLEGAL_LOGIT = -1e9
 STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
 EPSILON_STOCHASTIC = "epsilon_stochastic"
 DETERMINISTIC_OR_RANDOM, SQUASHED = "deterministic_or_random", "squashed"
+SQUASHED_NORMAL, BETA = "squashed_normal", "beta"
 """Values of the metadata key "acts": how actions are chosen."""
 EXPLORATION = "exploration"
 """Name of the array with the exploration parameters of non-stochastic policies, float32: ε of ε-greedy ones, [1]; σ of
@@ -53,10 +57,22 @@ class ActingHead(Protocol):
         """The best actions."""
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
-        """Logits or Q values [N, B, A]; or (normalised) means, with the log deviations [N, A] if there are any."""
+        """Logits or Q values [N, B, A]; or means of recorded actions, with the log deviations, [N, A] or [N, B, A], if
+        there are any.
+        """
+
+    def unit(self, action: ActionArray) -> ActionArray:
+        """Recorded actions in units in which the box is [−1, 1]."""
 
 
-class _DiscreteHead:
+class _AsRecorded:
+    """Actions are recorded in the units of `ActingHead.unit`."""
+
+    def unit(self, action: ActionArray) -> ActionArray:
+        return action
+
+
+class _DiscreteHead(_AsRecorded):
     """Outputs say how good each discrete action is; legal actions are compared only."""
 
     def greedy(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> NDArray[np.int32]:
@@ -111,7 +127,7 @@ class EpsilonCategorical(_DiscreteHead):
         return self._random.mixed(own_NB, output_NAB.shape[1], mask_NBA, rng), np.zeros(own_NB.shape, np.float32)
 
 
-class ActingGaussian:
+class ActingGaussian(_AsRecorded):
     """Outputs are the means of a diagonal Gaussian with free log standard deviations."""
 
     def __init__(self, log_std_NA: FloatArray) -> None:
@@ -136,6 +152,13 @@ class ActingGaussian:
 
     def outputs(self, output_NAB: FloatArray, mask_NBA: BoolArray | None) -> tuple[FloatArray, FloatArray | None]:
         return output_NAB.transpose(0, 2, 1), self._log_std_NA
+
+
+class ActingSquashedGaussian(ActingGaussian):
+    """A Gaussian whose samples are recorded as they are, and squashed by tanh for the environment."""
+
+    def unit(self, action: ActionArray) -> ActionArray:
+        return np.tanh(action, dtype=np.float32)
 
 
 class EpsilonGreedy(_DiscreteHead):
@@ -167,7 +190,7 @@ class EpsilonGreedy(_DiscreteHead):
         return np.where(explores_NB, any_NB, own_NB)
 
 
-class Deterministic:
+class Deterministic(_AsRecorded):
     """The tanh of the outputs is the (normalised) action; exploration adds noise of standard deviation σ, clipped.
 
     With `random`, each action is uniformly random instead, with that probability.
@@ -193,7 +216,7 @@ class Deterministic:
         return np.tanh(output_NAB, out=output_NAB).transpose(0, 2, 1), None
 
 
-class ActingSquashed:
+class ActingSquashed(_AsRecorded):
     """Outputs are means and log deviations of a diagonal Gaussian; the tanh of its samples is the (normalised) action.
 
     Each action is uniformly random instead with a probability of its own. Source: Haarnoja et al. 2018, appendix C.
@@ -239,6 +262,8 @@ def head(
     discrete = isinstance(action, Discrete)
     if acts == STOCHASTIC:
         return ActingCategorical() if discrete else ActingGaussian(free_NF)
+    if not discrete and acts in (SQUASHED_NORMAL, BETA):
+        return ActingSquashedGaussian(free_NF) if acts == SQUASHED_NORMAL else ActingBeta()
     fitting = (EPSILON_GREEDY, EPSILON_STOCHASTIC) if discrete else (DETERMINISTIC, DETERMINISTIC_OR_RANDOM, SQUASHED)
     if acts not in fitting:
         raise CorruptError(f"policy state: it acts {acts!r}, which is no way to choose {type(action).__name__} actions")
@@ -261,12 +286,19 @@ def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
 
 def free_parameters(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
     """Number of parameters of a policy besides its net: a Gaussian's log standard deviation per component."""
-    return action.n if acts == STOCHASTIC and isinstance(action, Box) else 0
+    return action.n if acts in (STOCHASTIC, SQUASHED_NORMAL) and isinstance(action, Box) else 0
+
+
+def acts_by(action: Discrete | Box, distribution: str) -> str:
+    """How a policy of the PPO family acts: `distribution` is a setting, of continuous actions."""
+    return STOCHASTIC if distribution == "normal" or isinstance(action, Discrete) else distribution
 
 
 def outputs_of(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
-    """Number of outputs of a policy's net: squashed Gaussians also have a log deviation for each component."""
-    return 2 * action.n if acts == SQUASHED else action.n
+    """Number of outputs of a policy's net: two for each component of Beta distributions and of SAC's squashed Gaussians,
+    whose deviation depends on the observation, else one.
+    """
+    return 2 * action.n if acts in (SQUASHED, BETA) else action.n
 
 
 def describe_action(action: Discrete | Box) -> str:

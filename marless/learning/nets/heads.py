@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets import kernels
-from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
+from marless.learning.nets.acting_heads import BETA, ILLEGAL_LOGIT, SQUASHED_NORMAL, STOCHASTIC
+from marless.learning.nets.beta import LOG_2
+
+_NODES = 32
+_NODE_Q, _WEIGHT_Q = np.polynomial.hermite_e.hermegauss(_NODES)
+_QUADRATURE = _NODE_Q, _WEIGHT_Q / _WEIGHT_Q.sum()
+"""Nodes and weights of a mean over a standard normal variable (Gauss-Hermite)."""
 
 
 class ActionDistribution(Protocol):
@@ -79,8 +86,64 @@ class Gaussian:
         return self._z_PAM * self._inverse_std_PA1 * d_log_prob_P1M
 
 
-def head(action: Discrete | Box, flat_PD: Tensor, gradient_PD: Tensor) -> ActionDistribution:
+class SquashedGaussian(Gaussian):
+    """A Gaussian whose samples u are squashed by tanh. Log-probabilities are those of u, whose ratios are the same.
+
+    The entropy is that of tanh u: of u, and E[ln(1 − tanh² u)] = −2 E[ln cosh u], by quadrature.
+    """
+
+    def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_prob_PM, entropy_PM = super().evaluate(output_PAM, action, legal_PAM)
+        node_Q, self._weight_Q = (output_PAM.new_tensor(each) for each in _QUADRATURE)
+        self._noise_PAMQ = self._log_std_PA.exp()[:, :, None, None] * node_Q
+        u_PAMQ = output_PAM.unsqueeze(3) + self._noise_PAMQ
+        self._tanh_PAMQ = u_PAMQ.tanh()
+        # ln cosh u without an overflow of cosh.
+        log_cosh_PAMQ = u_PAMQ.abs().add_(torch.nn.functional.softplus(-2 * u_PAMQ.abs())).sub_(math.log(2))
+        return log_prob_PM, entropy_PM - 2 * (log_cosh_PAMQ * self._weight_Q).sum(dim=3).sum(dim=1)
+
+    def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
+        """∂H/∂μ = −2 E[tanh u], and to ∂H/∂log σ of the Gaussian is added −2 E[(u − μ) tanh u]."""
+        d_output_PAM = super().gradient(d_log_prob_PM, d_entropy_PM)
+        weighted_PAMQ = self._tanh_PAMQ * self._weight_Q
+        d_entropy_P1M = -2 * d_entropy_PM.unsqueeze(1)
+        self._d_log_std_PA += ((weighted_PAMQ * self._noise_PAMQ).sum(dim=3) * d_entropy_P1M).sum(dim=2)
+        return d_output_PAM + weighted_PAMQ.sum(dim=3) * d_entropy_P1M
+
+
+class Beta:
+    """Actions in (−1, 1) of Beta distributions; `marless.learning.nets.beta` says what the outputs [P, 2·A, M] mean."""
+
+    def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
+        # In float64, because differences of ln Γ lose digits where α and β are large.
+        self._output_PKM = output_PAM.double()
+        self._shape_PKM = 1 + torch.nn.functional.softplus(self._output_PKM)
+        alpha_PAM, beta_PAM = self._shape_PKM.chunk(2, dim=1)
+        total_PAM = alpha_PAM + beta_PAM
+        sides_PKM = torch.cat([action, -action], dim=1).double().log1p_().sub_(LOG_2)  # ln x and ln(1 − x)
+        log_beta_PAM = alpha_PAM.lgamma() + beta_PAM.lgamma() - total_PAM.lgamma()
+        self._digamma_total_PAM, digamma_PKM = total_PAM.digamma(), self._shape_PKM.digamma()
+        self._score_PKM = sides_PKM - digamma_PKM + self._digamma_total_PAM.repeat(1, 2, 1)
+        log_prob_PM = ((self._shape_PKM - 1) * sides_PKM).sum(dim=1) - (log_beta_PAM + LOG_2).sum(dim=1)
+        entropy_PAM = log_beta_PAM + LOG_2 + (total_PAM - 2) * self._digamma_total_PAM
+        entropy_PM = entropy_PAM.sum(dim=1) - ((self._shape_PKM - 1) * digamma_PKM).sum(dim=1)
+        return log_prob_PM.float(), entropy_PM.float()
+
+    def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
+        """∂log π/∂α = ln x − ψ(α) + ψ(α + β), ∂H/∂α = (α + β − 2) ψ′(α + β) − (α − 1) ψ′(α); likewise β, with 1 − x."""
+        shape_PKM = self._shape_PKM
+        total_PKM = shape_PKM + shape_PKM.roll(shape_PKM.shape[1] // 2, dims=1)
+        d_entropy_PKM = (total_PKM - 2) * total_PKM.polygamma(1) - (shape_PKM - 1) * shape_PKM.polygamma(1)
+        found_PKM = self._score_PKM * d_log_prob_PM.unsqueeze(1) + d_entropy_PKM * d_entropy_PM.unsqueeze(1)
+        return (found_PKM * self._output_PKM.sigmoid()).float()
+
+
+def head(action: Discrete | Box, flat_PD: Tensor, gradient_PD: Tensor, acts: str = STOCHASTIC) -> ActionDistribution:
     """The head for an action space; a Gaussian's log standard deviations are the last A columns of the parameters."""
     if isinstance(action, Discrete):
         return Categorical()
-    return Gaussian(flat_PD[:, -action.n :], gradient_PD[:, -action.n :])
+    if acts == BETA:
+        return Beta()
+    return (SquashedGaussian if acts == SQUASHED_NORMAL else Gaussian)(
+        flat_PD[:, -action.n :], gradient_PD[:, -action.n :]
+    )

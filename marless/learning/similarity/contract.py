@@ -54,7 +54,7 @@ def sample_behaviour(
     def act(obs_MO: FloatArray, legal_MA: BoolArray | None) -> Choices | Normals:
         mean_NMA = np.einsum("mo,noa->nma", obs_MO, weight_N4A)
         if not discrete:
-            return Normals(mean_NMA, np.full((agents, 3), 0.5, np.float32))
+            return Normals(mean_NMA, np.full_like(mean_NMA, 0.5))
         weights_NMA = np.exp(mean_NMA) if legal_MA is None else np.exp(mean_NMA) * legal_MA
         return Choices(weights_NMA / weights_NMA.sum(axis=2, keepdims=True))
 

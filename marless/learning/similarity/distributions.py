@@ -42,5 +42,5 @@ def _apart(acting: Choices | Normals, i: int, j: int) -> float:
             far_M = jensenshannon(p_MA, q_MA, base=2, axis=1)
         return float(np.where(same_M, 0, np.nan_to_num(far_M)).mean())
     mean_MA = acting.mean[i].astype(np.float64) - acting.mean[j]
-    std_A = acting.std[i].astype(np.float64) - acting.std[j]
-    return float(np.sqrt(np.square(mean_MA).sum(axis=1) + np.square(std_A).sum()).mean())
+    std_MA = acting.std[i].astype(np.float64) - acting.std[j]
+    return float(np.sqrt((np.square(mean_MA) + np.square(std_MA)).sum(axis=1)).mean())

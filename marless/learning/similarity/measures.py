@@ -37,12 +37,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Normals:
-    """Distributions of each policy over continuous actions, in the units of the net: independent normal components."""
+    """Distributions of each policy over continuous actions, as they are recorded: independent normal components, or
+    means and deviations of others.
+    """
 
     mean: FloatArray
     """float32 [N, M, A]: policies, observations, components."""
     std: FloatArray
-    """float32 [N, A]."""
+    """float32 [N, M, A]."""
 
 
 @dataclass(frozen=True)

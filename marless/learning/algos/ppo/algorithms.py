@@ -78,17 +78,26 @@ class ActorCriticConfig(RewardConfig):
     output_gain: float = Field(
         0.01, gt=0, le=100, description="gain of a policy's initial output layer: how far it is from uniform at first"
     )
+    distribution: Literal["normal", "squashed_normal", "beta"] = Field(
+        "normal",
+        description="of continuous actions: normal, clipped to the box; squashed_normal, its tanh; beta, in the box",
+    )
     initial_std: float = Field(
         1.0,
         ge=1e-3,
         le=100,
-        description="initial standard deviation of continuous actions, in units in which the box is [−1, 1]",
+        description="initial standard deviation of a normal distribution, in units in which the box is [−1, 1]",
     )
 
     @constraint
     def _limits_belong_to_vtrace(self) -> None:
         if self.advantage == "gae" and (self.vtrace_rho, self.vtrace_c) != (1.0, 1.0):
             raise ValueError("vtrace_rho and vtrace_c belong to advantage: vtrace; set it, or leave them out")
+
+    @constraint
+    def _deviations_are_of_normals(self) -> None:
+        if self.distribution == "beta" and self.initial_std != 1.0:
+            raise ValueError("initial_std belongs to distribution: normal or squashed_normal; leave it out")
 
     def of_critics(self) -> Self:
         """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
@@ -134,11 +143,19 @@ class ActorCriticConfig(RewardConfig):
             each.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
 
     def _check_actions(self, spaces: EnvSpaces) -> None:
-        """Raise SpecError for settings of continuous actions where there are none."""
-        from marless.learning.envs.base import Discrete  # imported here, because it imports NumPy
+        """Raise SpecError for settings of continuous actions where there are none, and for boxes without bounds."""
+        from marless.learning.envs.base import BOUNDLESS, Box  # imported here, because it imports NumPy
 
-        if self.initial_std != 1.0 and all(isinstance(each.action, Discrete) for each in spaces.classes):
-            raise SpecError("algorithm.initial_std: all actions of env.name are discrete; leave it out")
+        boxes = [each.action for each in spaces.classes if isinstance(each.action, Box)]
+        given = ["initial_std"] * (self.initial_std != 1.0) + ["distribution"] * (self.distribution != "normal")
+        if given and not boxes:
+            raise SpecError(f"algorithm.{given[0]}: all actions of env.name are discrete; leave it out")
+        bounds = [bound for box in boxes for bound in (*box.low, *box.high)]
+        if self.distribution != "normal" and any(abs(bound) >= BOUNDLESS for bound in bounds):
+            raise SpecError(
+                f"algorithm.distribution: {self.distribution} needs two bounds of each component, and actions of "
+                "env.name have components without; use normal"
+            )
 
 
 class PPOConfig(ActorCriticConfig):
@@ -224,7 +241,8 @@ class _PPO:
     ) -> Mapping[str, int]:
         from marless.learning.algos import state_sizes
 
-        return state_sizes.ppo(scope, groups, spaces, model, critic=self.critic(config))
+        distribution = ActorCriticConfig.model_validate(self.config_type.model_validate(config)).distribution
+        return state_sizes.ppo(scope, groups, spaces, model, critic=self.critic(config), distribution=distribution)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.learner import PPOLearner
@@ -314,7 +332,8 @@ class Impact(IPPO):
     ) -> Mapping[str, int]:
         from marless.learning.algos import state_sizes
 
-        return state_sizes.ppo(scope, groups, spaces, model, critic="own", target=True)
+        distribution = ImpactConfig.model_validate(config).distribution
+        return state_sizes.ppo(scope, groups, spaces, model, critic="own", target=True, distribution=distribution)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.impact_learner import ImpactLearner

@@ -22,10 +22,17 @@ from marless.learning.algos.ppo.early_stop import EarlyStop
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples, weights
-from marless.learning.curvature.hessian import CategoricalScore, GaussianScore, OutputObjective, hessian_product
+from marless.learning.curvature.hessian import (
+    BetaScore,
+    CategoricalScore,
+    GaussianScore,
+    OutputObjective,
+    hessian_product,
+)
 from marless.learning.curvature.lanczos import Product
 from marless.learning.envs.base import Box, Discrete
 from marless.learning.nets import adam, heads, stacked
+from marless.learning.nets.acting_heads import BETA, STOCHASTIC
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 
@@ -198,10 +205,13 @@ class PolicyFunction(_Trained):
     norm = "grad_norm"
     surrogate: ClassVar[Surrogate] = Surrogate(losses.surrogate, losses.surrogate_gradient, ("clip",))
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box) -> None:
+    def __init__(
+        self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box, acts: str = STOCHASTIC
+    ) -> None:
+        """Train these rows; `acts` as in `marless.learning.nets.acting_heads`."""
         super().__init__(tensors, layout, activation)
-        self._action = action
-        self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
+        self._action, self._acts = action, acts
+        self._head = heads.head(action, tensors["flat"], self.net.gradient_PD, acts)
         self.discrete = isinstance(action, Discrete)
 
     def train(
@@ -245,6 +255,8 @@ class PolicyFunction(_Trained):
         weight_PM = minibatch_advantage(batch, share_PM) * share_PM
 
         def objective(output_PAM: Tensor) -> OutputObjective:
+            if self._acts == BETA:
+                return BetaScore(output_PAM, batch["action"], weight_PM)
             if not self.discrete:
                 return GaussianScore(output_PAM, batch["action"], flat_PD[:, -net.layout.free :], weight_PM)
             legal_PAM = batch["legal"] > 0 if "legal" in batch else None
@@ -260,7 +272,7 @@ class PolicyFunction(_Trained):
         """
         flat_PD = self.tensors["flat"] if owner is None else self.tensors["flat"][owner]
         net = stacked.net(self.net.layout, flat_PD, self.net.activation)
-        head = heads.head(self._action, flat_PD, net.gradient_PD)
+        head = heads.head(self._action, flat_PD, net.gradient_PD, self._acts)
         action = seen["action"].long() if self.discrete else seen["action"]
         legal_PAS = seen["legal"] > 0 if "legal" in seen else None
         if "resets" in seen:

@@ -45,7 +45,7 @@ from marless.learning.algos.training.policy_batching import Samples, Stack, draw
 from marless.learning.algos.training.rewards import rewarded
 from marless.learning.algos.training.table import tabulate
 from marless.learning.nets.acting import description
-from marless.learning.nets.acting_heads import free_parameters
+from marless.learning.nets.acting_heads import acts_by, free_parameters, outputs_of
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import generator, layout
 from marless.learning.nets.learner_states import Bank, StateCodec
@@ -118,7 +118,9 @@ class PPOLearner:
         action, activation = agent_class.action, model.activation
         self._inputs = Inputs.of(agent_class, model)
         known = len(self._inputs.known)
-        acting = layout(agent_class.obs_size + known, model, action.n, free_parameters(action))
+        acts = acts_by(action, config.distribution)
+        outputs, free = outputs_of(action, acts), free_parameters(action, acts)
+        acting = layout(agent_class.obs_size + known, model, outputs, free)
         sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
         judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
         # A critic of one agent's observations has the statistics of its policy; others have those of the state.
@@ -132,12 +134,12 @@ class PPOLearner:
             acts=True,
             target=self.has_target,
             seen=seen,
-            free=(math.log(config.initial_std),) * acting.free,
+            free=(math.log(config.initial_std),) * free,
         )
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
-        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
+        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action, acts))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
-        self._metadata = description(agent_class, model, inputs=self._inputs)
+        self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         return (*(group.policy for group in groups), *((self._joint,) if self._critic == "joint" else ()))

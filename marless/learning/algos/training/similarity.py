@@ -4,7 +4,8 @@ It starts as soon as the round's samples are available, and its result is read w
 off-policy algorithms, it uses samples of the round, which show the present behaviour, and not those of the replay
 buffer. How each kind of policy is evaluated:
 
-- stochastic policies by their distributions;
+- stochastic policies by their distributions: squashed ones before squashing, Beta distributions by normal ones of the
+  same means and deviations;
 - ε-greedy policies by their greedy actions, deterministic ones by their actions without noise, because exploration is
   the same for all agents of a class and unrelated to what they learned;
 - the last action, if it is an input, counts as part of the observation; the agent's id does not, because then no two
@@ -166,11 +167,12 @@ def _distributions(
     obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
     legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))
     policies.begin(len(obs_MO))
-    output_NMA, log_std_NA = policies.outputs(obs_NMO, legal_NMA)
+    output_NMA, log_std = policies.outputs(obs_NMO, legal_NMA)
     if not isinstance(agent_class.action, Discrete):
-        if log_std_NA is None:
-            return Normals(output_NMA, np.zeros((agents, output_NMA.shape[2]), np.float32))
-        return Normals(output_NMA, np.exp(np.broadcast_to(log_std_NA, (agents, log_std_NA.shape[1]))))
+        if log_std is None:
+            return Normals(output_NMA, np.zeros_like(output_NMA))
+        log_std_NxA = log_std if log_std.ndim == 3 else log_std[:, None]
+        return Normals(output_NMA, np.broadcast_to(np.exp(log_std_NxA), output_NMA.shape))
     if acts == EPSILON_GREEDY:
         return Choices(np.eye(output_NMA.shape[2], dtype=np.float32)[output_NMA.argmax(axis=2)])
     weight_NMA = np.exp(output_NMA - output_NMA.max(axis=2, keepdims=True))

@@ -144,7 +144,7 @@ def test_discrete_policies_are_as_far_as_jensen_and_shannon_say():
 
 def test_normal_policies_are_as_far_as_it_takes_to_carry_one_to_the_other():
     mean = np.array([[[0, 0], [0, 0]], [[3, 4], [0, 0]], [[0, 0], [0, 0]]], np.float32)
-    std = np.array([[1, 1], [1, 1], [1, 13]], np.float32)
+    std = np.array([[[1, 1]] * 2, [[1, 1]] * 2, [[1, 13]] * 2], np.float32)
     far = made("policy_distance").distances(
         behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 2)), Normals(mean, std)), None
     )
