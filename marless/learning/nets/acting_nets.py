@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError
 from marless.learning.envs.base import BoolArray, FloatArray
-from marless.learning.nets.kinds import GRU, MLP, Ops, kind_of
+from marless.learning.nets.kinds import EPSILON, GRU, LAYER_NORM, OURS, Ops, kind_of
 from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
 
 _PREFIX = "policy"
@@ -74,9 +74,23 @@ class ActingPerceptrons(ActingNet):
         for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
             hidden = target[:, :-1]
             np.matmul(layer, source, out=hidden)
-            self._activate(hidden, hidden)
+            self._between(hidden)
         result: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
         return result
+
+    def _between(self, hidden: FloatArray) -> None:
+        """What comes after a hidden layer's product, in place."""
+        self._activate(hidden, hidden)
+
+
+class ActingNormalised(ActingPerceptrons):
+    """Perceptrons with layer normalisation; see `nets.layer_norm`."""
+
+    def _between(self, hidden: FloatArray) -> None:
+        hidden -= hidden.mean(axis=1, keepdims=True)
+        variance_N1B = np.square(hidden).mean(axis=1, keepdims=True)
+        hidden /= np.sqrt(variance_N1B + np.float32(EPSILON))
+        super()._between(hidden)
 
 
 class ActingGatedUnits(ActingNet):
@@ -177,7 +191,7 @@ def stacked(
     The sizes of hidden layers of kinds of marless are those of the first state's weights; for others, `hidden` has
     them. Raises CorruptError if a state does not fit, SpecError for a kind that is not installed.
     """
-    ours = kind in (MLP, GRU)
+    ours = kind in OURS
     if not ours and not hidden:
         raise CorruptError(f"the policy state does not say how many units its {kind} net has")
     layout = layout_of(kind, inputs, hidden_of(owners[0], kind) if ours else hidden, outputs, free)
@@ -188,9 +202,9 @@ def stacked(
     if kind == GRU:
         *body, memory, output = matrices
         return ActingGatedUnits(ActingPerceptrons(body, activation), memory, output), free_NF
-    if kind != MLP:
+    if not ours:
         return AnyKind(layout, matrices, activation), free_NF
-    return ActingPerceptrons(matrices, activation), free_NF
+    return (ActingNormalised if kind == LAYER_NORM else ActingPerceptrons)(matrices, activation), free_NF
 
 
 def hidden_of(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:

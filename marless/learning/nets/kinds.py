@@ -1,7 +1,7 @@
 """Kinds of nets by name. A kind is written once, for actors (NumPy) and learners (torch); see docs/extending/net.md.
 
-The kinds of marless, "mlp" and "gru", also have twins by hand, which are faster: in `acting_nets` for actors, in
-`stacked` and `gru` for learners. `check_net` compares them with the definitions here; curvature differentiates these.
+The kinds of marless also have twins by hand, which are faster: in `acting_nets` for actors, in `stacked`, `gru` and
+`layer_norm` for learners. `check_net` compares them with the definitions here; curvature differentiates these.
 Shapes: P nets, I inputs, H units of memory (0 without), K outputs, M columns (samples, or copies of the environment).
 """
 
@@ -16,6 +16,8 @@ from marless.core.registry import Registry
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor, float32; both know +, −, ·, / and slices."""
+EPSILON = 1e-5
+"""What layer normalisation adds to a variance."""
 Layer: TypeAlias = Callable[[Array], Array]
 """W x + b with the weights and the bias of each net, [P, inputs, M] → [P, outputs, M]."""
 
@@ -68,6 +70,17 @@ class Perceptron:
         return layers[-1](x), memory
 
 
+class NormalisedPerceptron(Perceptron):
+    """A perceptron with layer normalisation, without gain and bias, before each activation; see `nets.layer_norm`."""
+
+    def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
+        for layer in layers[:-1]:
+            z = layer(x)
+            z = z - z.mean(1)[:, None]
+            x = ops.activate(z * ((z * z).mean(1)[:, None] + EPSILON) ** -0.5)
+        return layers[-1](x), memory
+
+
 class GatedUnitsKind:
     """Dense layers, then gated recurrent units, then the output layer; formulas in `marless.learning.nets.gru`."""
 
@@ -92,8 +105,8 @@ class GatedUnitsKind:
         return last(memory), memory
 
 
-MLP, GRU = "mlp", "gru"
-OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind()}
+MLP, GRU, LAYER_NORM = "mlp", "gru", "layer_norm"
+OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind(), LAYER_NORM: NormalisedPerceptron()}
 KINDS: Registry[NetKind] = Registry("net", "marless.nets", "", dict.fromkeys(OURS, __name__))
 
 

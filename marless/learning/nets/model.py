@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
-from marless.learning.nets.kinds import GRU, MLP, kind_of
+from marless.learning.nets.kinds import GRU, LAYER_NORM, MLP, kind_of
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
@@ -33,6 +33,7 @@ class ModelSpec(Section):
     recurrent: Literal["none", "gru"] = Field(
         "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
     )
+    layer_norm: bool = Field(False, description="each hidden layer is normalised before its non-linearity")
     agent_id: bool | None = Field(
         None,
         description="the agent's id within its class is an additional input; null: where sharing.groups lets agents "
@@ -52,10 +53,15 @@ class ModelSpec(Section):
         if self.recurrent == GRU and self.net not in (MLP, GRU):
             raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
 
+    @constraint
+    def _normalised_perceptrons(self) -> None:
+        if self.layer_norm and (self.recurrent == GRU or self.net not in (MLP, LAYER_NORM)):
+            raise ValueError("layer_norm is for net: mlp with recurrent: none; leave it out")
+
     @property
     def kind(self) -> str:
         """The kind of the nets, see `marless.learning.nets.kinds`."""
-        return GRU if self.recurrent == GRU else self.net
+        return GRU if self.recurrent == GRU else LAYER_NORM if self.layer_norm else self.net
 
     @property
     def memory(self) -> int:

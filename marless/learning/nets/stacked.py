@@ -18,6 +18,7 @@ from marless.learning.nets import kernels
 from marless.learning.nets.compiled import CPerceptrons, Layer, Library, library
 from marless.learning.nets.kernels import Activation, Then
 from marless.learning.nets.kernels import activation as activation_of
+from marless.learning.nets.kinds import LAYER_NORM
 from marless.learning.nets.layout import GRULayout, Layout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
@@ -79,23 +80,20 @@ def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedFor
         raise SpecError(f"{layout.kind} nets have a memory, and these must not")
     if isinstance(layout, Layout):
         return StackedMLP(layout, flat_PD, activation)
+    from marless.learning.nets.layer_norm import StackedNormalised
     from marless.learning.nets.unrolled import Unrolled
 
-    return Unrolled(layout, flat_PD, activation)
+    return (StackedNormalised if layout.kind == LAYER_NORM else Unrolled)(layout, flat_PD, activation)
 
 
 def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
     """Make the stacked nets of a layout; raises SpecError for an unknown activation."""
-    if isinstance(layout, Layout):
-        return StackedMLP(layout, flat_PD, activation)
+    if not isinstance(layout, GRULayout) and not layout.memory:
+        return feed_forward(layout, flat_PD, activation)
     from marless.learning.nets.gru import StackedGRU  # these are imported here, because they import this module
     from marless.learning.nets.unrolled import Unrolled
 
-    return (
-        StackedGRU(layout, flat_PD, activation)
-        if isinstance(layout, GRULayout)
-        else Unrolled(layout, flat_PD, activation)
-    )
+    return (StackedGRU if isinstance(layout, GRULayout) else Unrolled)(layout, flat_PD, activation)
 
 
 @dataclass(frozen=True)

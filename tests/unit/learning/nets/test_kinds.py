@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from marless.core.errors import CorruptError, SpecError
+from marless.core.group import Group
 from marless.core.registry import Registry
 from marless.learning.algos import registry
 from marless.learning.algos.contract import check_algorithm
@@ -17,7 +18,7 @@ from marless.learning.algos.synthetic_job import CASES
 from marless.learning.nets import kinds, stacked
 from marless.learning.nets.acting import ActingPolicies, ActingState
 from marless.learning.nets.contract import check_net
-from marless.learning.nets.kinds import GRU, MLP
+from marless.learning.nets.kinds import GRU, LAYER_NORM, MLP
 from marless.learning.nets.layout import layout
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
@@ -82,7 +83,16 @@ def theirs(monkeypatch) -> dict[str, kinds.NetKind]:
 
 @pytest.mark.parametrize(
     ("name", "hidden"),
-    [(MLP, (6, 6)), (MLP, (5,)), (GRU, (6, 4)), (GRU, (5,)), ("residual", (6, 6, 6)), ("lstm", (5,))],
+    [
+        (MLP, (6, 6)),
+        (MLP, (5,)),
+        (GRU, (6, 4)),
+        (GRU, (5,)),
+        (LAYER_NORM, (6, 5)),
+        (LAYER_NORM, (4,)),
+        ("residual", (6, 6, 6)),
+        ("lstm", (5,)),
+    ],
 )
 def test_kinds_keep_the_contract(name, hidden):
     check_net(name, hidden=hidden)
@@ -177,6 +187,41 @@ def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
     assert check_algorithm(ippo, config, one_step={"minibatches": 1}) == tuple(cases)
 
 
+def test_layer_normalisation_by_hand():
+    """Of the layer's 3 and 1, the mean is 2 and the deviation 1, with ε √(1 + 1e-5); the output is their sum."""
+    shape = layout(1, ModelSpec(layer_norm=True, hidden=(2,), activation="relu"), 1)
+    flat_D = torch.tensor([[3.0, 0.0, 0.0, 1.0, 1.0, 10.0, 0.5]])  # W = (3, 0), b = (0, 1); then 1, 10 and 0.5
+    found_PKM = stacked.net(shape, flat_D, "relu").evaluate(torch.ones(1, 2, 1))
+    assert found_PKM.item() == pytest.approx(1 / (1 + 1e-5) ** 0.5 + 0.5, rel=1e-6)
+    assert stacked.net(shape, flat_D, "tanh").evaluate(torch.ones(1, 2, 1)).item() == pytest.approx(
+        -9 * np.tanh((1 + 1e-5) ** -0.5) + 0.5, rel=1e-6
+    )
+
+
+def test_layer_normalisation_is_of_perceptrons():
+    for more in ({"recurrent": "gru"}, {"net": "lstm"}):
+        with pytest.raises(ValueError, match="layer_norm is for net: mlp with recurrent: none; leave it out"):
+            ModelSpec(layer_norm=True, **more)
+
+
+@pytest.mark.parametrize("name", ["ippo", "mappo", "impact", "iql", "qmix", "iddpg", "maddpg"])
+def test_every_family_trains_with_layer_normalisation(name):
+    spaces = rounds.CONTINUOUS if "ddpg" in name else rounds.DISCRETE
+    model = ModelSpec(layer_norm=True, hidden=(6, 6))
+    small = {} if name in ("ippo", "mappo", "impact") else {"batch": 8, "warmup": 0, "updates": 2}
+    team = rounds.INDEPENDENT if name != "qmix" else (Group("s", ("s",)), *rounds.INDEPENDENT)
+    made = rounds.learner(name, spaces, team, model=model, **small)
+    before = made.state("a")
+    metrics = made.update(rounds.inputs(team, [rounds.trajectory(spaces, 7)])).metrics["a"]
+    after = made.state("a")
+    assert all(np.isfinite(each) for each in metrics.values())
+    assert not np.array_equal(before.acting["policy.0.weight"], after.acting["policy.0.weight"])
+    assert after.metadata["kind"] == LAYER_NORM
+    (agents,) = (each for each in spaces.classes if each.name == "walker")
+    acting = ActingPolicies.from_states(agents, [made.state(agent) for agent in rounds.AGENTS])
+    assert acting.greedy(np.ones((4, 3, 5), np.float32), None).shape[:2] == (4, 3)
+
+
 def test_q_learning_trains_them():
     model = ModelSpec(net="residual", hidden=(6, 6))
     made = rounds.learner("iql", rounds.DISCRETE, rounds.INDEPENDENT, model=model)
@@ -212,10 +257,11 @@ def test_deterministic_policies_refuse_memory():
         algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="lstm")))
 
 
-def test_gradients_with_respect_to_inputs_are_those_of_differences(theirs):
+@pytest.mark.parametrize("kind", ["residual", LAYER_NORM])
+def test_gradients_with_respect_to_inputs_are_those_of_differences(theirs, kind):
     """Of one input for all nets, as joint critics have it, and of some of its rows, others for each net."""
     rng = np.random.default_rng(3)
-    shape = layout(4, ModelSpec(net="residual", hidden=(5, 5)), 2)
+    shape = layout(4, ModelSpec(net=kind, hidden=(5, 5)), 2)
     flat_PD = torch.tensor(np.stack([shape.initial(rng, 1.0) for _ in range(2)]))
     input_1IM = torch.tensor(np.concatenate([rng.standard_normal((1, 4, 3)), np.ones((1, 1, 3))], axis=1)).float()
     rows_PR = torch.tensor([[0, 2], [3, 1]])
