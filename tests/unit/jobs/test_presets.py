@@ -134,6 +134,19 @@ def test_the_presets_of_schedules_run_the_examples(name, job):
     assert prepare(applied).spec.schedule.name == {"synchronous": name, "pipelined": name}.get(name, "stellaris")
 
 
+@pytest.mark.parametrize("name", sorted(yaml.safe_load((ROOT / "examples/presets/ppo.yaml").read_text())))
+def test_the_presets_of_ppo_change_one_setting_of_hopper(name):
+    own = prepare(specs.load(ROOT / "examples" / "hopper.yaml", [])).spec
+    applied = prepare(presets.preset(f"{ROOT}/examples/presets/ppo.yaml:{name}").applied(own)).spec
+    changed = [
+        field
+        for section in ("algorithm", "model")
+        for field, value in vars(getattr(applied, section)).items()
+        if value != getattr(getattr(own, section), field)
+    ]
+    assert len(changed) == (name != "default")
+
+
 def test_a_file_that_is_not_there():
     with pytest.raises(SpecError, match=r"nowhere.yaml: cannot be read .*FILE.yaml:NAME"):
         presets.preset("nowhere.yaml:x")
