@@ -93,7 +93,9 @@ def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
     from marless.learning.nets.gru import StackedGRU  # these are imported here, because they import this module
     from marless.learning.nets.unrolled import Unrolled
 
-    return (StackedGRU if isinstance(layout, GRULayout) else Unrolled)(layout, flat_PD, activation)
+    if isinstance(layout, GRULayout):
+        return StackedGRU(layout, flat_PD, activation)
+    return Unrolled(layout, flat_PD, activation)
 
 
 @dataclass(frozen=True)

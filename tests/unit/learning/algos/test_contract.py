@@ -42,6 +42,17 @@ TRIALS = {
         {"minibatches": 1},
         EVERYTHING,
     ),
+    "ippo, in the box": (
+        PPO | {"distribution": "beta", "advantage_normalisation": "minibatch"},
+        {"minibatches": 1},
+        ("continuous", "continuous with memory"),
+    ),
+    "ippo, stopping early": (PPO | {"epochs": 3, "target_kl": 0.01, "lr": 0.01}, None, EVERYTHING),
+    "impact, in the box": (
+        PPO | {"epochs": 3, "batches": 2, "distribution": "squashed_normal", "initial_std": 0.5},
+        {"epochs": 1, "batches": 1, "minibatches": 1},
+        ("continuous", "continuous with memory"),
+    ),
     "impact": (PPO | {"epochs": 3, "batches": 2}, {"epochs": 1, "batches": 1, "minibatches": 1}, EVERYTHING),
     "mappo": (PPO, {"minibatches": 1}, EVERYTHING),
     "mappo, per agent": (PPO | {"critic": "per_agent"}, {"minibatches": 1}, EVERYTHING),
@@ -71,6 +82,9 @@ TRIALS = {
 QUICK = {
     "ippo": ("discrete", "in turns", "continuous with memory"),
     "ippo, corrected": ("continuous", "discrete with memory"),
+    "ippo, in the box": ("continuous with memory",),
+    "ippo, stopping early": ("discrete", "continuous with memory"),
+    "impact, in the box": ("continuous",),
     "impact": ("continuous", "discrete with memory"),
     "mappo": ("discrete with memory", "continuous"),
     "mappo, per agent": ("discrete", "continuous with memory"),

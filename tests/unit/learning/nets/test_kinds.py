@@ -174,7 +174,7 @@ def test_what_nobody_brought_is_refused_with_what_there_is():
         ModelSpec(net="lstm", recurrent="gru")
 
 
-@pytest.mark.parametrize("net", [pytest.param("residual", marks=pytest.mark.slow), "lstm"])
+@pytest.mark.parametrize("net", [pytest.param("residual", marks=pytest.mark.slow), "lstm", LAYER_NORM])
 def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
     """In every made-up team: states, splits, memory, sampling; measured with the curvature of their definition."""
     cases = {
