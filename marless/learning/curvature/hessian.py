@@ -278,7 +278,7 @@ class BetaScore:
         return (self._weight_P1M * self._at_shape_PKM * self._slope_PKM).float(), None
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
-        """With α̇ = α′ȯ: α′ (ψ′(α + β)(α̇ + β̇) − ψ′(α) α̇) + α″ ∂log π/∂α ȯ, α″ = α′(1 − α′)."""
+        """The product, with α̇ = α′ȯ: α′ (ψ′(α + β)(α̇ + β̇) − ψ′(α) α̇) + α″ ∂log π/∂α ȯ, α″ = α′(1 − α′)."""
         moved_PKM = self._slope_PKM * flow_PKM
         both_PKM = moved_PKM + moved_PKM.roll(moved_PKM.shape[1] // 2, dims=1)
         bent_PKM = self._own_PKM * moved_PKM + self._both_PKM * both_PKM

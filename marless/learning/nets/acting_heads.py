@@ -295,7 +295,7 @@ def acts_by(action: Discrete | Box, distribution: str) -> str:
 
 
 def outputs_of(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
-    """Number of outputs of a policy's net: two for each component of Beta distributions and of SAC's squashed Gaussians,
+    """Number of outputs of a policy's net: two for each component of a Beta distribution or of SAC's squashed Gaussian,
     whose deviation depends on the observation, else one.
     """
     return 2 * action.n if acts in (SQUASHED, BETA) else action.n
