@@ -221,7 +221,7 @@ def named(text: str) -> tuple[str, ...]:
     A peer may be followed by one of `SIMULATORS`, as in "benchmarl/vmas".
     """
     peers = tuple(peer for peer in text.split(",") if peer)
-    known = {*install.REQUIREMENTS, *(f"benchmarl/{each}" for each in SIMULATORS)}
+    known = {*(install.REQUIREMENTS.keys() - install.ONE_AGENT), *(f"benchmarl/{each}" for each in SIMULATORS)}
     if unknown := [peer for peer in peers if peer not in known]:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     return peers
