@@ -12,6 +12,7 @@ The margin was written down before the first run.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -65,6 +66,7 @@ def ours(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
     sets = [part for name, value in wanted.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     job = ROOT / "examples" / EXAMPLES[algorithm]
     command: list[str | Path] = [systems.MARLESS, "train", job, "--in-process", "-o", "json"]
+    command += ["--workers", str(os.cpu_count() or 1)]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         output = harness.run([*command, *sets], timeout_s=24 * 3600, cwd=Path(folder))
         run = Path(folder, output.lines[-1]["run_dir"])
