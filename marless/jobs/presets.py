@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from marless.core import documents
@@ -22,7 +23,7 @@ from marless.jobs import spec as specs
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.spec import JOB_NAME, JobSpec
 
-_NAMED = ("scaling", "sharing", "schedule")
+_NAMED = ("scaling", "sharing", "schedule", "algorithm")
 """Sections whose fields depend on their `name`."""
 
 
@@ -136,8 +137,12 @@ def own_settings(job: JobSpec) -> tuple[str, ...]:
     found: list[str] = []
     for section, config in (("scaling", job.scaling), ("sharing", job.sharing), ("curvature", job.curvature)):
         given = to_jsonable_python(config)
-        defaults = type(config).model_validate({"name": given["name"]} if "name" in given else {})
-        found += _differing(section, given, to_jsonable_python(defaults))
+        # sections that are no models of pydantic have defaults for all of their fields
+        fields = type(config).model_fields.items() if isinstance(config, BaseModel) else ()
+        required = [name for name, field in fields if field.is_required() and name != "name"]
+        found += [f"{section}.{name} {_shown(given[name])} (no default)" for name in required]
+        known = {name: given[name] for name in ("name", *required) if name in given}
+        found += _differing(section, given, to_jsonable_python(type(config).model_validate(known)))
     return tuple(found)
 
 

@@ -49,10 +49,24 @@ def test_settings_of_the_same_policy_are_the_jobs_own_and_are_told():
     assert presets.own_settings(presets.preset("vanilla").applied(job)) == ()
 
 
+def test_a_setting_without_a_default_is_told():
+    job = spec(scaling={"name": "adapt", "goal": 600.0, "window": 4})
+    assert presets.own_settings(job) == ("scaling.goal 600.0 (no default)", "scaling.window 4 (default 5)")
+
+
 def test_a_variant_differs_from_the_preset_it_varies_and_says_how():
     one, other = (presets.preset(name).applied(spec()) for name in ("marless", "marless-drawn"))
     assert presets.training_key(one) != presets.training_key(other)
     assert presets.own_settings(other) == ("sharing.samples drawn (default pooled)",)
+
+
+def test_settings_of_another_algorithm_do_not_stay(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("own:\n  algorithm: {name: impact, lr: 0.001}\nother:\n  algorithm: {lr: 0.002}\n")
+    job = spec(algorithm={"name": "ippo", "truncation": "least", "gamma": 0.9})
+    changed, same = (presets.preset(f"{file}:{name}").applied(job).algorithm for name in ("own", "other"))
+    assert (changed.name, changed.lr, changed.gamma) == ("impact", 0.001, 0.99)
+    assert (same.name, same.lr, same.gamma, same.truncation) == ("ippo", 0.002, 0.9, "least")
 
 
 def test_the_rest_of_the_job_stays():
