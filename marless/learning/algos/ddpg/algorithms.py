@@ -85,6 +85,11 @@ class DeterministicConfig(ReplayActorCriticConfig):
         description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
     )
     regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    inverted_gradients: bool = Field(
+        False,
+        description="continuous actions: gradients shrink towards a bound only, not on the way back from it; without, a "
+        "policy may get stuck at a bound",
+    )
     smoothing: float = Field(
         0.2,
         ge=0,
@@ -111,6 +116,9 @@ class PublishedDDPGConfig(DeterministicConfig):
         description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
     )
     regularisation: float = Field(0.0, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    inverted_gradients: bool = Field(
+        True, description="continuous actions: gradients shrink towards a bound only, not on the way back from it"
+    )
     replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
 
 

@@ -60,9 +60,11 @@ class Head(Protocol):
 class Bounded:
     """Continuous actions: a = tanh z. Target actions have clipped noise in TD3, else none."""
 
-    def __init__(self, deviation: float, limit: float) -> None:
+    def __init__(self, deviation: float, limit: float, *, inverts: bool = False) -> None:
+        """Make the head of TD3's noise; with `inverts`, gradients are those of `inverted_gradient`."""
         self._deviation = deviation
         self._limit = limit
+        self._through = inverted_gradient if inverts else bounded_gradient
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Standard normal; zeros, without a draw, if targets are not smoothed."""
@@ -77,7 +79,7 @@ class Bounded:
         return Chosen(self._action_RAM)
 
     def gradient(self, d_action_RAM: Tensor, d_entropy_R1M: Tensor | None) -> Tensor:
-        return bounded_gradient(self._action_RAM, d_action_RAM)
+        return self._through(self._action_RAM, d_action_RAM)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Chosen:
         action_RAM = torch.tanh(output_RAM)
@@ -173,7 +175,7 @@ def head(action: Discrete | Box, config: ReplayActorCriticConfig) -> Head:
     if soft:
         return Squashed()
     own = DeterministicConfig.model_validate(config)
-    return Bounded(own.smoothing if own.twin else 0.0, own.smoothing_clip)
+    return Bounded(own.smoothing if own.twin else 0.0, own.smoothing_clip, inverts=own.inverted_gradients)
 
 
 def entropy(logits_PAM: Tensor, legal_PAM: Tensor | None) -> Tensor:
@@ -236,6 +238,17 @@ def bounded_gradient(action_PAM: Tensor, d_action_PAM: Tensor) -> Tensor:
     """The gradient with respect to z for a = tanh z, given that at a: (1 − a²) ∂L/∂a."""
     same_shape("P, A, M", action_PAM, d_action_PAM)
     return d_action_PAM - action_PAM.square() * d_action_PAM
+
+
+def inverted_gradient(action_PAM: Tensor, d_action_PAM: Tensor) -> Tensor:
+    """What takes the place of `bounded_gradient`: ∂L/∂a times the share of the box that lies ahead of the action.
+
+    Descent moves a towards the bound 1 where ∂L/∂a < 0: then (1 − a)/2, else (1 + a)/2. The true gradient vanishes at
+    both bounds, so that a policy that has once gone too far stays there; this one vanishes only towards the bound.
+    Source: Hausknecht & Stone 2016, eq. 11, there for the gradient at the outputs of a net without tanh.
+    """
+    same_shape("P, A, M", action_PAM, d_action_PAM)
+    return d_action_PAM * (0.5 + 0.5 * action_PAM * d_action_PAM.sign())
 
 
 def smoothed(action_PAM: Tensor, normal_PAM: Tensor, deviation: float, limit: float) -> Tensor:

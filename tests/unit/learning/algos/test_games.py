@@ -10,6 +10,7 @@ import pytest
 from marless.learning.data.rollout import play
 from marless.learning.envs import registry
 from marless.learning.envs.games import TWO_STEP, MatrixOptions
+from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos.solving import Trained, episode_return, trained
 from tests.unit.learning.policies.saved import outputs
 
@@ -28,6 +29,7 @@ SAC = DDPG | {"lr": 0.01, "entropy_lr": 0.01, "entropy_start": 0.1, "target_entr
 SETTINGS = {"ippo": PPO, "mappo": PPO, "iql": Q, "vdn": Q, "qmix": Q, "maddpg": DDPG, "iddpg": DDPG} | {
     "sac": SAC,
     "masac": SAC,
+    "td3": DDPG | {"random_steps": 64},
 }
 SLOW = {"maddpg": {"lr": 0.003, "critic_lr": 0.02}, "iddpg": {"lr": 0.003, "critic_lr": 0.02}}
 
@@ -67,6 +69,22 @@ def test_every_algorithm_for_continuous_actions_hits_its_targets(name):
     stats = team(TARGET, name, rounds=25, **SLOW.get(name, {})).greedy()
     assert episode_return(stats) > 0.98  # doing nothing scores 0.775, chance about 0.44
     assert stats.wins == 1
+
+
+def test_an_optimum_near_the_bounds_is_found():
+    """At 9 of 0 to 10, as it were. By the true gradient, this policy goes to the bound and stays there."""
+
+    def earned(**settings):
+        fast = {"lr": 1e-3, "critic_lr": 3e-3, "updates": 64, "batch": 256, "warmup": 64, "gamma": 0.95}
+        env = registry.make("game/target", {"targets": [0.8]}, 64)
+        one = Trained(
+            env, {"name": "td3"} | fast | settings, seed=0, model=ModelSpec(hidden=(64, 64), activation="relu")
+        )
+        one.train(rounds=25, steps=1)
+        return episode_return(one.greedy())
+
+    assert earned() > 0.99
+    assert earned(inverted_gradients=False) < 0.97
 
 
 @pytest.mark.parametrize(("game", "mean"), [(DOMINANCE, 3.0), (SIDES, 3.0)], ids=["dominance", "sides"])

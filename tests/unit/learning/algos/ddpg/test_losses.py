@@ -61,6 +61,13 @@ def test_gradients_of_bounded_actions() -> None:
     torch.testing.assert_close(heads.bounded_gradient(action.detach(), d_action), expected)
 
 
+def test_inverted_gradients_vanish_only_towards_the_bound() -> None:
+    action, d_action = _column(0.0, 0.8, 0.8, -1.0, -1.0), _column(1.0, 1.0, -1.0, 1.0, -2.0)
+    # descent moves against the sign: (1 + a)/2 of the way lie below the action, (1 − a)/2 above
+    found = heads.inverted_gradient(action, d_action)
+    torch.testing.assert_close(found, _column(0.5, 0.9, -0.1, 0.0, -2.0))
+
+
 def test_smoothed_actions_by_hand() -> None:
     action, noise = _column(0.0, 0.0, 0.9, -0.9, 0.9), _column(1.0, 10.0, 2.0, -10.0, -1.0)
     found = heads.smoothed(action, noise, 0.2, 0.5)

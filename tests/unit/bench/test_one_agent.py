@@ -1,0 +1,51 @@
+"""The comparison with Stable-Baselines3: one evaluation for both sides, and what "no worse" means."""
+
+import numpy as np
+import pytest
+
+from bench.one_agent import Trained, ours, row, verdict
+from bench.one_agent_task import EPISODES, returns
+from bench.systems import named
+
+
+def runs(*means, rate=100.0):
+    return [Trained((mean - 1, mean + 1), 1000, 1000 / rate) for mean in means]
+
+
+def test_no_worse_means_that_the_whole_interval_is_above_the_margin():
+    # differences of 10, 10 and 10: an interval without width
+    assert verdict(runs(110, 120, 130), runs(100, 110, 120)) == "yes: +10 (+10 – +10)"
+    # mean −10, Student's interval ± 4.303 · 10 / √3 = 24.8: below −15 % of 100
+    assert verdict(runs(80, 90, 100), runs(100, 100, 100)).startswith("not shown: -10 (-35 – +15)")
+    assert verdict(runs(86, 86, 86), runs(100, 100, 100)).startswith("yes: -14")
+    assert verdict(runs(84, 84, 84), runs(100, 100, 100)).startswith("not shown: -16")
+    assert verdict(runs(5), runs(1)) == "one seed does not show it"
+
+
+def test_a_row_has_returns_rates_and_ratios_of_the_same_seed():
+    mine, peer = runs(10, 20, 30, rate=300.0), runs(10, 20, 30, rate=100.0)
+    found = row("hopper", "ppo", "peer", peer, mine)
+    assert (found["task"], found["system"]) == ("hopper, ppo", "peer")
+    assert found["greedy return"].startswith("20 (")
+    assert found["marless is faster"]["median"] == pytest.approx(3.0)
+    assert row("hopper", "ppo", "marless", mine, mine)["marless is faster"] == ""
+
+
+def test_episodes_are_played_from_equal_seeds():
+    first, second, other = (returns("hopper", lambda seen: np.zeros(3), seed) for seed in (1, 1, 2))
+    assert len(first) == EPISODES
+    assert first == second != other
+    assert all(5 < each < 1000 for each in first)  # it stands, and falls
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
+def test_marless_trains_and_is_played(algorithm):
+    found = ours(algorithm, "inverted_double_pendulum", 2048, seed=3)
+    assert (len(found.returns), found.env_steps) == (EPISODES, 2048)
+    assert 0 < found.rate < 1e6
+    assert found.mean > 20
+
+
+def test_peers_for_one_agent_are_no_peers_of_teams():
+    with pytest.raises(Exception, match="unknown: sb3"):
+        named("sb3")
