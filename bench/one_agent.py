@@ -26,7 +26,7 @@ import numpy as np
 import marless
 from bench import harness, systems
 from bench.harness import ROOT, Row
-from bench.one_agent_task import ALGORITHMS, TASKS, returns
+from bench.one_agent_task import ALGORITHMS, TASKS, returns, warm_up
 from bench.peers import install
 from marless.cost.comparison.statistics import difference, interquartile_mean
 
@@ -61,6 +61,8 @@ def ours(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
     wanted["evaluation"] = {"every": 0, "episodes": 1, "random_episodes": 1}
     if algorithm == "ppo":
         wanted["algorithm.lr.env_steps"] = env_steps
+    else:
+        wanted |= dict.fromkeys(("algorithm.warmup", "algorithm.random_steps"), warm_up(env_steps))
     if algorithm == "td3":
         wanted["algorithm.name"] = "td3"
     sets = [part for name, value in wanted.items() for part in ("--set", f"{name}={json.dumps(value)}")]

@@ -31,6 +31,11 @@ COPIES = 8
 """Copies that Stable-Baselines3 steps where a round has as many samples as one of marless; its zoo has one copy."""
 
 
+def warm_up(env_steps: int) -> int:
+    """Random env steps before the first gradient step of SAC and TD3: 10,000, or a tenth of a short run."""
+    return min(10_000, env_steps // 10)
+
+
 def returns(task: str, act: Act, seed: int) -> list[float]:
     """Undiscounted returns of whole episodes of Gymnasium's own environment."""
     env, found = gymnasium.make(TASKS[task]), []

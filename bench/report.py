@@ -18,7 +18,14 @@ from bench.harness import ROOT, table
 
 DOCUMENTS = tuple(
     ROOT / "docs" / name
-    for name in ("benchmarks.md", "benchmarks_services.md", "environments.md", "results.md", "asynchronous_measured.md")
+    for name in (
+        "benchmarks.md",
+        "benchmarks_services.md",
+        "environments.md",
+        "environments/mujoco.md",
+        "results.md",
+        "asynchronous_measured.md",
+    )
 )
 
 

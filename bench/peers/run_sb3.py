@@ -21,7 +21,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
-from bench.one_agent_task import ALGORITHMS, COPIES, TASKS, returns
+from bench.one_agent_task import ALGORITHMS, COPIES, TASKS, returns, warm_up
 
 ZOO: dict[str, dict[str, Any]] = {  # Any: as the library's constructors take them
     "hopper": {
@@ -87,8 +87,7 @@ def model(algorithm: str, task: str, settings: str, env_steps: int, seed: int) -
     if algorithm == "td3":
         actions = env.action_space.shape[0]
         own = {"action_noise": NormalActionNoise(np.zeros(actions), 0.1 * np.ones(actions))}
-    start = min(10_000, env_steps // 10)
-    return kind("MlpPolicy", env, seed=seed, device="cpu", learning_starts=start, **own), env
+    return kind("MlpPolicy", env, seed=seed, device="cpu", learning_starts=warm_up(env_steps), **own), env
 
 
 def main() -> None:
