@@ -87,8 +87,8 @@ class DeterministicConfig(ReplayActorCriticConfig):
     regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
     inverted_gradients: bool = Field(
         False,
-        description="continuous actions: gradients shrink towards a bound only, not on the way back; without, a policy may "
-        "get stuck at a bound",
+        description="continuous actions: gradients shrink towards a bound only, not on the way back; without, a "
+        "policy may get stuck at a bound",
     )
     smoothing: float = Field(
         0.2,
