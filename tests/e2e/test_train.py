@@ -463,8 +463,8 @@ def job_file(tmp_path) -> Path:
 MISTAKES = {
     "actors.cout=3": "actors.cout: unknown field 'cout'; did you mean 'count'? known: count, envs, episodes, steps, "
     "timeout_s",
-    "algorithm.name=ipo": "algorithm: unknown algorithm 'ipo'; did you mean 'ippo'? known: iddpg, impact, ippo, "
-    "iql, maddpg, mappo, qmix, vdn",
+    "algorithm.name=ipo": "algorithm: unknown algorithm 'ipo'; did you mean 'ippo'? known: ddpg, iddpg, "
+    "impact, ippo, iql, maddpg, mappo, masac, matd3, qmix, sac, td3, vdn",
     "env.options.agents=0": "env: environment mpe/simple_spread: agents must be a whole number of at least 1, got 0",
 }
 

@@ -114,7 +114,7 @@ def test_environments_and_algorithms_are_listed(marless):
     assert "smac/8m" in marless("envs", "-o", "name")[1]
     code, _, said = marless("envs", "simple_spred")
     assert code == 2 and "unknown environment 'simple_spred'; did you mean 'mpe/simple_spread'" in said
-    assert json.loads(marless("algorithms", "-o", "json")[1])[0]["algorithm"] == "iddpg"
+    assert json.loads(marless("algorithms", "-o", "json")[1])[0]["algorithm"] == "ddpg"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_normal_policies_give_means_and_spreads():
     drawn = seen(rounds.CONTINUOUS, groups=PAIRS)
     found = drawn.policies(drawn.obs[0], None)
     assert isinstance(found, Normals)
-    assert (found.mean.shape, found.std.shape) == ((4, 16, 2), (4, 2))
+    assert found.mean.shape == found.std.shape == (4, 16, 2)
     np.testing.assert_array_equal(found.mean[0], found.mean[1])
     assert (found.std > 0).all()
 
