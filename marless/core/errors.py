@@ -149,10 +149,14 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not registered, with the nearest match if there is one."""
+def unknown_name(kind: str, name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """The message for a name that is not registered, with the nearest match if there is one.
+
+    Without `listed`, known names are left out: a message before has them.
+    """
     names = sorted(known)
     comparable = {each.lower(): each for each in names[:_MOST_COMPARED]} if len(name) <= _LONGEST_COMPARED else {}
     close = difflib.get_close_matches(name.lower(), comparable, n=1, cutoff=0.5)
-    hint = f"did you mean {comparable[close[0]]!r}? " if close else ""
-    return f"unknown {kind} {shown(name)}; {hint}known: {some_of(names)}"
+    hint = f"did you mean {comparable[close[0]]!r}?" if close else ""
+    said = " ".join(filter(None, (hint, f"known: {some_of(names)}" if listed else "")))
+    return f"unknown {kind} {shown(name)}" + (f"; {said}" if said else "")

@@ -149,11 +149,11 @@ class Bounds(TypedDict, total=False):
     description: str
 
 
-def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The sentence about a field that a section does not have."""
+def unknown_field(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """The sentence about a field that a section does not have; `listed` as in `unknown_name`."""
     fields, here = list(known), HABITS.get(name)
     if not here or difflib.get_close_matches(name, fields, cutoff=0.9):  # n_steps is n_step where there is such a field
-        return unknown_name("field", name, fields)
+        return unknown_name("field", name, fields, listed=listed)
     return f"unknown field {shown(name)}; here it is {here}"
 
 
@@ -202,7 +202,9 @@ class Section:
                 vars(self)[name] = _fitted(given.get(name, field.default), kind, field.metadata)
             except InvalidSettingsError as error:
                 mistakes += [((name, *path), sentence) for path, sentence in error.mistakes]
-        mistakes += [((name,), unknown_field(name, fields)) for name in given if name not in fields]
+        unknown = [name for name in given if name not in fields]
+        # the first of them has the list of all fields, which is long in some sections
+        mistakes += [((name,), unknown_field(name, fields, listed=i == 0)) for i, name in enumerate(unknown)]
         if mistakes:
             raise InvalidSettingsError(mistakes)
         for name in _constraints(section):

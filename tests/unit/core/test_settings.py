@@ -80,6 +80,11 @@ def test_what_is_given_is_held_as_the_types_say(given, held):
         ({"net": "lstm"}, "net: got 'lstm'; allowed: 'mlp', 'gru' or 'cnn'"),
         ({"fast": "maybe"}, "fast: got 'maybe'; allowed: true or false"),
         ({"epoch": 3}, "epoch: unknown field 'epoch'; did you mean 'epochs'? known: epochs, fast, lr, net, units"),
+        (
+            {"epoch": 3, "unit": 1, "zzz": 1},
+            "epoch: unknown field 'epoch'; did you mean 'epochs'? known: epochs, fast, lr, net, units\n"
+            "unit: unknown field 'unit'; did you mean 'units'?\nzzz: unknown field 'zzz'",
+        ),
     ],
 )
 def test_what_is_refused_has_a_sentence_that_a_job_file_has_too(given, said):
