@@ -72,7 +72,8 @@ def test_the_weights_are_the_commands_and_nothing_is_left(capfd):
     child = subprocess.Popen(["sleep", "600"])  # of this program: none of marless's business
     before = dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     threads, compute = set(threading.enumerate()), threads_of_torch()
-    children = set(psutil.Process().children(recursive=True))  # also what earlier tests of this process have left
+    # Earlier tests of this process may have left children and threads, which may end meanwhile.
+    children = set(psutil.Process().children(recursive=True))
     try:
         results = [
             marless.train("job.yaml", seed=7),
@@ -85,7 +86,8 @@ def test_the_weights_are_the_commands_and_nothing_is_left(capfd):
         child.kill()
         child.wait()
     assert (dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert (set(threading.enumerate()), threads_of_torch()) == (threads, compute)
+    assert set(threading.enumerate()) <= threads
+    assert threads_of_torch() == compute
     for result in results:
         check_same(result.team, expected)
         assert (result.state, result.reason, result.summary["rounds"]) == ("SUCCEEDED", "4 rounds done", 4)
