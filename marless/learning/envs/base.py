@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,6 +103,16 @@ class AgentClass:
     agents: tuple[str, ...]
     obs_size: int
     action: Discrete | Box
+    image: tuple[int, int, int] | None = None
+    """(channels, height, width) where an observation is an image: its O bytes in this order, in arrays of uint8.
+
+    None where it is a vector, in arrays of float32.
+    """
+
+    @property
+    def obs_dtype(self) -> Literal["uint8", "float32"]:
+        """The dtype of arrays of observations."""
+        return "float32" if self.image is None else "uint8"
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,9 @@ def check_spaces(spaces: EnvSpaces) -> None:
     for each in spaces.classes:
         _check_count(f"agents of class {each.name}", len(each.agents), MAX_AGENTS)
         _check_count(f"numbers that each of class {each.name} observes", each.obs_size, MAX_OBSERVATION)
+        if each.image is not None and prod(each.image) != each.obs_size:
+            shape = " · ".join(map(str, each.image))
+            raise SpecError(f"class {each.name} observes {each.obs_size:,} bytes, which are no image of {shape}")
         _check_count(f"actions of class {each.name}", each.action.n, MAX_ACTIONS)
     _check_count("numbers of the global state", spaces.state_size, MAX_STATE, least=0)
     if spaces.max_steps is not None:
