@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from operator import mul
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs import registry as environments
 from marless.learning.envs.base import EnvSpaces, check_spaces
+from marless.learning.nets.kinds import kind_of
+from marless.learning.nets.net_kind import InputShape
 
 Examine = Callable[[str, Mapping[str, Any]], tuple[EnvSpaces, bool]]
 """The spaces of the environment of this name with these options, and whether it has `save` and `load`."""
@@ -193,12 +196,14 @@ def _check_trajectory(spec: JobSpec, spaces: EnvSpaces) -> None:
 
 
 def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
-    """Raises SpecError if the policies' MLPs, with gradients and optimizer moments, exceed a learner's memory."""
-    weights = 0
+    """Raises SpecError if the policies' nets, with gradients and optimizer moments, exceed a learner's memory, and if
+    they cannot read what agents observe.
+    """
+    weights, kind = 0, kind_of(spec.model.kind)
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        widths = (agents.obs_size, *spec.model.hidden, agents.action.n)
-        weights += sum(map(mul, widths, widths[1:]))
+        inputs = InputShape(agents.obs_size, agents.image, agents.entities)
+        weights += sum(starmap(mul, kind.matrices(inputs, spec.model.hidden, agents.action.n)))
     needed, given = weights * _BYTES_PER_WEIGHT, spec.functions.learner.memory_mb * 2**20
     if needed > given:
         raise SpecError(
@@ -216,7 +221,7 @@ def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) ->
         weights = algorithm.net_bytes(spec.algorithm, scope, served, spaces, spec.nets)
         if sum(weights.values()) > MAX_PUBLISH_BYTES:
             seen = max(each.obs_size for each in scope.agent_classes(spaces))
-            pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""
+            pixels = "; for images, model.net: nature has fewer weights than mlp" if seen > _MANY_NUMBERS else ""
             raise SpecError(
                 f"model.hidden: the nets of {scope.name} weigh {sum(weights.values()) / 2**20:,.0f} MiB with their "
                 f"optimizer states (states: {len(weights)}, numbers observed: up to {seen:,}), and a round may publish "

@@ -6,6 +6,7 @@ Each function is for one family; what they return is bytes by state. Imports Num
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from marless.core.group import Group
@@ -42,16 +43,17 @@ def ppo(
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        seen = Inputs.of(agents, model).size(agents)
+        seen = Inputs.of(agents, model).shape(agents)
         acts = acts_by(agents.action, distribution)
         policy = layout(seen, model, outputs_of(agents.action, acts), free_parameters(agents.action, acts))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
         if critic != "joint":
-            inputs = seen if critic == "own" else spaces.state_size + seen - agents.obs_size
-            nets.append((group.policy, layout(inputs, model, 1).size * _WITH_ADAM))
+            of_state = spaces.state_size + seen.size - agents.obs_size
+            judging = layout(seen, model, 1) if critic == "own" else layout(of_state, model.of_vectors, 1)
+            nets.append((group.policy, judging.size * _WITH_ADAM))
     if critic == "joint":
         team = sum(len(each.agents) for each in scope.agent_classes(spaces))
-        nets.append((f"critic.{scope.name}", layout(spaces.state_size, model, team).size * _WITH_ADAM))
+        nets.append((f"critic.{scope.name}", layout(spaces.state_size, model.of_vectors, team).size * _WITH_ADAM))
     return _by_state(nets)
 
 
@@ -60,7 +62,7 @@ def q(config: QConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces,
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        inputs = Inputs.of(agents, model, last_action=config.last_action).size(agents)
+        inputs = Inputs.of(agents, model, last_action=config.last_action).shape(agents)
         acting, trained = (
             layout(inputs, model, agents.action.n),
             layout(inputs, model, agents.action.n + config.dueling),
@@ -89,17 +91,17 @@ def ddpg(
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        seen = Inputs.of(agents, model).size(agents)
+        seen = Inputs.of(agents, model).shape(agents)
         outputs = outputs_of(agents.action, SQUASHED) if soft and isinstance(agents.action, Box) else agents.action.n
         nets.append((group.policy, layout(seen, model, outputs).size * (_WITH_ADAM if soft else _WITH_TARGET)))
         if soft and soft.entropy is None:
             nets.append((group.policy, _WITH_ADAM))
         if critic == "own":
-            inputs = seen + agents.action.n
+            inputs = replace(seen, size=seen.size + agents.action.n)
             nets.append((group.policy, layout(inputs, config.critic_model(model), 1).size * critics))
     if critic == "joint":
-        inputs = sum(len(each.agents) * (each.obs_size + each.action.n) for each in classes)
-        size = layout(inputs, config.critic_model(model), 1).size * critics
+        of_all = sum(len(each.agents) * (each.obs_size + each.action.n) for each in classes)
+        size = layout(of_all, config.critic_model(model).of_vectors, 1).size * critics
         nets += [(f"critic.{agent}", size) for each in classes for agent in each.agents]
     return _by_state(nets)
 

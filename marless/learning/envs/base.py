@@ -96,6 +96,23 @@ class Box:
 
 
 @dataclass(frozen=True)
+class Entities:
+    """Numbers of an observation that describe `count` others of one sort, such as agents, units or marks.
+
+    They stand one behind the other, in blocks of `size` numbers from `start` on. One that is not seen is all zeros.
+    """
+
+    start: int
+    count: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The index after their last number."""
+        return self.start + self.count * self.size
+
+
+@dataclass(frozen=True)
 class AgentClass:
     """Agents with equal spaces; only they may share a policy."""
 
@@ -108,6 +125,8 @@ class AgentClass:
 
     None where it is a vector, in arrays of float32.
     """
+    entities: tuple[Entities, ...] = ()
+    """Where an observation describes others, in ascending order; nets of kind `entities` read them in any order."""
 
     @property
     def obs_dtype(self) -> Literal["uint8", "float32"]:
@@ -179,14 +198,27 @@ def check_spaces(spaces: EnvSpaces) -> None:
                 )
     for each in spaces.classes:
         _check_count(f"agents of class {each.name}", len(each.agents), MAX_AGENTS)
-        _check_count(f"numbers that each of class {each.name} observes", each.obs_size, MAX_OBSERVATION)
-        if each.image is not None and prod(each.image) != each.obs_size:
-            shape = " · ".join(map(str, each.image))
-            raise SpecError(f"class {each.name} observes {each.obs_size:,} bytes, which are no image of {shape}")
+        check_observations(each)
         _check_count(f"actions of class {each.name}", each.action.n, MAX_ACTIONS)
     _check_count("numbers of the global state", spaces.state_size, MAX_STATE, least=0)
     if spaces.max_steps is not None:
         _check_count("steps of an episode", spaces.max_steps, 2**31)
+
+
+def check_observations(agent_class: AgentClass) -> None:
+    """Raise SpecError unless an agent class's image and entities are within its observations, of a possible size."""
+    name, size = agent_class.name, agent_class.obs_size
+    _check_count(f"numbers that each of class {name} observes", size, MAX_OBSERVATION)
+    if agent_class.image is not None and (min(agent_class.image) < 1 or prod(agent_class.image) != size):
+        shape = " · ".join(map(str, agent_class.image))
+        raise SpecError(f"class {name} observes {size:,} bytes, which are no image of {shape}")
+    end = 0
+    for each in agent_class.entities:
+        if each.start < end or each.count < 1 or each.size < 1:
+            raise SpecError(f"class {name}: {each} overlaps the entities before it, or describes nothing")
+        end = each.end
+    if end > size:
+        raise SpecError(f"class {name} observes {size:,} numbers, and its entities end after {end:,}")
 
 
 def _check_count(what: str, count: int, most: int, *, least: int = 1) -> None:

@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_LAYERS, MAX_WIDTH
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.learning.nets import acting_heads, acting_nets, normalising
+from marless.learning.nets import acting_heads, acting_nets, normalising, observed_forms
 from marless.learning.nets.acting_heads import ActingHead
 from marless.learning.nets.acting_nets import ActingNet
 from marless.learning.nets.inputs import Inputs, write_action
-from marless.learning.nets.kinds import MLP, OURS, kind_of
+from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.normalising import Normaliser
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.learning.nets.model import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_WAY = ("kind", "hidden", "activation", "action", "acts", "inputs", "ids", normalising.METADATA)
+_WAY = (
+    *("kind", "hidden", "activation", "action", "acts", "inputs", "ids"),
+    *(normalising.METADATA, *observed_forms.METADATA),
+)
 """Metadata keys that must be equal for all policies of a class."""
 _NOT_BEGUN = -1
 
@@ -94,7 +97,7 @@ class ActingPolicies:
                 kind=metadata.get("kind", MLP),
                 hidden=_widths(metadata.get("hidden", "")),
                 activation=metadata["activation"],
-                inputs=inputs.size(agent_class),
+                inputs=inputs.shape(agent_class),
                 outputs=acting_heads.outputs_of(action, acts),
                 free=acting_heads.free_parameters(action, acts),
             )
@@ -210,8 +213,9 @@ def description(
         "activation": model.activation,
         "action": acting_heads.describe_action(agent_class.action),
     }
-    if model.kind not in OURS:  # ours tell by their weights
+    if model.kind not in SIZED_BY_WEIGHTS:
         found["hidden"] = ",".join(map(str, model.hidden))
+        found |= observed_forms.metadata_of(agent_class)
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
     normalises = normalising.metadata(normalises=model.normalise_observations, clip=model.observation_clip)
     return found | way | normalises | (inputs or Inputs()).metadata()
@@ -222,6 +226,7 @@ def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, s
     # One stacked product evaluates all agents of a class, so all their nets must have one form.
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
     metadata, expected = states[0].metadata, acting_heads.describe_action(agent_class.action)
+    observed_forms.check(metadata, agent_class)
     known = metadata.get("activation") in acting_nets.ACTIVATE
     if len(ways) != 1 or not known or metadata.get("action") != expected:
         raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")

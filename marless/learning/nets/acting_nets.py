@@ -12,10 +12,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.errors import CorruptError
+from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs.base import BoolArray, FloatArray
-from marless.learning.nets.kinds import EPSILON, GRU, LAYER_NORM, OURS, Ops, kind_of
+from marless.learning.nets import acting_images
+from marless.learning.nets.kinds import EPSILON, GRU, LAYER_NORM, MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
+from marless.learning.nets.net_kind import InputShape, Layer, Ops
 
 _PREFIX = "policy"
 
@@ -131,14 +133,18 @@ class AnyKind(ActingNet):
 
     def __init__(self, layout: NetLayout, matrices: Sequence[FloatArray], activation: str) -> None:
         self.remembers = layout.memory > 0
-        self._kind, self._ops = kind_of(layout.kind), numpy_ops(activation)
-        self._layers = [partial(_affine, matrix) for matrix in matrices]
-        self._inputs, self._units = layout.inputs, layout.memory
+        self._kind, self._ops = kind_of(layout.kind), numpy_ops(activation, layout.input_shape)
+        self._layers = [Layer(matrix) for matrix in matrices]
+        self._inputs, self._units = layout.input_shape, layout.memory
         self._input = np.empty((0, 0, 0), np.float32)
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
         self._kept_NHB = np.zeros((agents, self._units, batch), np.float32)
-        self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
+        rows = self._inputs.size + 1
+        if self._inputs.image:  # each copy's image in one piece: so it is observed, and so its windows are read
+            self._input = np.ones((agents, batch, rows), np.float32).swapaxes(1, 2)
+        else:
+            self._input = np.ones((agents, rows, batch), np.float32)
         return self._input
 
     def output(self) -> FloatArray:
@@ -149,12 +155,11 @@ class AnyKind(ActingNet):
         return result
 
 
-def numpy_ops(activation: str) -> Ops:
+def numpy_ops(activation: str, inputs: InputShape) -> Ops:
     """The operations of kinds, in NumPy.
 
     A kind may use a layer's result twice, as with torch's operations, so these never write into their argument.
     """
-
     write = ACTIVATE[activation]
 
     def activate(x: FloatArray) -> FloatArray:
@@ -167,13 +172,18 @@ def numpy_ops(activation: str) -> Ops:
         _sigmoid(out)
         return out
 
-    return Ops(activate=activate, tanh=np.tanh, sigmoid=sigmoid, exp=np.exp, join=partial(np.concatenate, axis=1))
-
-
-def _affine(matrix: FloatArray, x: FloatArray) -> FloatArray:
-    found: FloatArray = np.matmul(matrix[:, :, :-1], x)
-    found += matrix[:, :, -1:]
-    return found
+    return Ops(
+        inputs=inputs,
+        activate=activate,
+        tanh=np.tanh,
+        sigmoid=sigmoid,
+        exp=np.exp,
+        join=partial(np.concatenate, axis=1),
+        largest=lambda x, axis: x.max(axis),
+        choose=lambda mask, x, otherwise: np.where(mask, x, np.float32(otherwise)),
+        convolve=acting_images.convolve,
+        pool=acting_images.pool,
+    )
 
 
 def stacked(
@@ -181,20 +191,24 @@ def stacked(
     *,
     kind: str,
     activation: str,
-    inputs: int,
+    inputs: InputShape,
     outputs: int,
     free: int,
     hidden: tuple[int, ...] = (),
 ) -> tuple[ActingNet, FloatArray]:
     """Stack the nets of policy states; also returns their free parameters [N, free].
 
-    The sizes of hidden layers of kinds of marless are those of the first state's weights; for others, `hidden` has
-    them. Raises CorruptError if a state does not fit, SpecError for a kind that is not installed.
+    Hidden layers of `SIZED_BY_WEIGHTS` have the sizes of the first state's weights; for other kinds, `hidden` has them.
+    Raises CorruptError if a state does not fit, or is one of a kind that is not installed.
     """
-    ours = kind in OURS
-    if not ours and not hidden:
+    by_weights = kind in SIZED_BY_WEIGHTS
+    if not by_weights and not hidden:
         raise CorruptError(f"the policy state does not say how many units its {kind} net has")
-    layout = layout_of(kind, inputs, hidden_of(owners[0], kind) if ours else hidden, outputs, free)
+    units = hidden_of(owners[0], kind) if by_weights else hidden
+    try:
+        layout = layout_of(kind, inputs, units, outputs, free)
+    except SpecError as error:
+        raise CorruptError(f"policy state: {error}") from None
     flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
     parts = zip(layout.spans, layout.shapes, strict=True)
     matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
@@ -202,13 +216,13 @@ def stacked(
     if kind == GRU:
         *body, memory, output = matrices
         return ActingGatedUnits(ActingPerceptrons(body, activation), memory, output), free_NF
-    if not ours:
-        return AnyKind(layout, matrices, activation), free_NF
-    return (ActingNormalised if kind == LAYER_NORM else ActingPerceptrons)(matrices, activation), free_NF
+    if kind in (MLP, LAYER_NORM):
+        return (ActingNormalised if kind == LAYER_NORM else ActingPerceptrons)(matrices, activation), free_NF
+    return AnyKind(layout, matrices, activation), free_NF
 
 
 def hidden_of(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
-    """Units of each hidden layer of a kind of marless, from its weights, which `Layout.from_arrays` checks.
+    """Units of each hidden layer of a kind of `SIZED_BY_WEIGHTS`, from its weights, which `Layout.from_arrays` checks.
 
     Raises CorruptError if there are no weights.
     """

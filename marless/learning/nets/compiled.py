@@ -44,7 +44,7 @@ _NET_ROW = (_ARRAY, _WHOLE, _WHOLE)
 _NET_ROW_STEP = (*_NET_ROW, _WHOLE)
 
 
-class Layer(ctypes.Structure):
+class CLayer(ctypes.Structure):
     """`struct layer` of kernels.c."""
 
     _fields_: ClassVar = [
@@ -69,7 +69,7 @@ class CPerceptrons(ctypes.Structure):
         ("then", ctypes.c_int),
         ("panels", _ARRAY),
         ("panel", _WHOLE),
-        ("layer", ctypes.POINTER(Layer)),
+        ("layer", ctypes.POINTER(CLayer)),
     ]
 
 

@@ -5,6 +5,7 @@ For tests of marless and of other packages; see docs/extending/net.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +15,23 @@ from torch import Tensor
 from marless.core.errors import MarlessError
 from marless.learning.nets import acting_nets, stacked, unrolled
 from marless.learning.nets.layout import FloatArray, NetLayout, layout_of
+from marless.learning.nets.net_kind import InputShape
 
 _NETS, _STEPS, _COPIES = 3, 4, 5
+_VECTORS = (InputShape(4), InputShape(1))
 _CLOSE = 2e-5
-"""The largest difference between two ways to compute numbers of about 1 in float32."""
+"""The largest difference between two ways to compute numbers in float32, as a share of the largest, or of 1."""
 
 
-def check_net(name: str, *, hidden: tuple[int, ...] = (6, 6)) -> None:
+def check_net(name: str, *, hidden: tuple[int, ...] = (6, 6), inputs: Sequence[InputShape] = _VECTORS) -> None:
     """Compare the nets of a kind in actors, in learners and by differences; raises AssertionError, naming what differs.
 
-    `name` is one of `marless.learning.nets.kinds`, or of an entry point; `hidden` is `model.hidden`.
+    `name` is one of `marless.learning.nets.kinds`, or of an entry point; `hidden` is `model.hidden`; `inputs` are what
+    the nets read, such as images.
     """
     for activation in acting_nets.ACTIVATE:
-        for inputs, outputs in ((4, 3), (1, 1)):
-            trial = _Trial.made(name, hidden, inputs, outputs, activation)
+        for number, shape in enumerate(inputs):
+            trial = _Trial.made(name, hidden, shape, (3, 1)[number % 2], activation)
             trial.check_arrays()
             trial.check_columns()
             trial.check_acting()
@@ -49,15 +53,15 @@ class _Trial:
     where: str
 
     @classmethod
-    def made(cls, name: str, hidden: tuple[int, ...], inputs: int, outputs: int, activation: str) -> _Trial:
+    def made(cls, name: str, hidden: tuple[int, ...], inputs: InputShape, outputs: int, activation: str) -> _Trial:
         rng = np.random.default_rng(7)
-        where = f"net {name} with {activation}, {inputs} inputs, {outputs} outputs"
+        where = f"net {name} with {activation}, {inputs.size} inputs, {outputs} outputs"
         layout = layout_of(name, inputs, hidden, outputs)
         flats = [layout.initial(rng, 1.0) for _ in range(_NETS)]
         _require(all(each.shape == (layout.size,) for each in flats), f"{where}: its parameters have another size")
         # Biases are 0 at first: unchanged, a kind that forgets or mixes them up would pass.
         flat_PD = torch.tensor(np.stack(flats) + 0.1 * rng.standard_normal((_NETS, layout.size), np.float32))
-        input_PIM = torch.tensor(rng.standard_normal((_NETS, inputs + 1, _STEPS * _COPIES), np.float32))
+        input_PIM = torch.tensor(rng.standard_normal((_NETS, inputs.size + 1, _STEPS * _COPIES), np.float32))
         input_PIM[:, -1] = 1.0
         resets_TB = torch.tensor(rng.random((_STEPS, _COPIES)) < 0.3)
         resets_TB[0] = True
@@ -72,18 +76,19 @@ class _Trial:
     def check_acting(self) -> None:
         """An actor that plays the steps gets what a learner gets, with weights of its own and with shared ones."""
         trained_PKM = self._trained()
+        close = _CLOSE * max(1.0, trained_PKM.abs().max().item())
         for shared in (False, True):
             acted_PKM = self._acted(shared)
             expected_PKM = self._trained(self.flat[:1].expand_as(self.flat)) if shared else trained_PKM
             error = np.abs(acted_PKM - expected_PKM.numpy()).max()
             where = f"{self.where}{', shared by all agents' if shared else ''}"
-            _require(error <= _CLOSE, f"{where}: actors (NumPy) and learners (torch) differ by {error:.2g}")
+            _require(error <= close, f"{where}: actors (NumPy) and learners (torch) differ by {error:.2g}")
         other = stacked.net(self.layout, self.flat.clone(), self.activation)
         error = (other.evaluate(self.input, self.resets) - trained_PKM).abs().max().item()
-        _require(error <= _CLOSE, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
+        _require(error <= close, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
         defined_PKM = unrolled.outputs(self.layout, self.flat, self.activation, self.input, self.resets)
         error = (defined_PKM - trained_PKM).abs().max().item()
-        _require(error <= _CLOSE, f"{self.where}: a learner's net and its definition differ by {error:.2g}")
+        _require(error <= close, f"{self.where}: a learner's net and its definition differ by {error:.2g}")
 
     def check_columns(self) -> None:
         """A net depends on its own weights, and on the inputs of its own copy up to this step."""
@@ -138,7 +143,7 @@ class _Trial:
             owners,
             kind=self.layout.kind,
             activation=self.activation,
-            inputs=self.layout.inputs,
+            inputs=self.layout.input_shape,
             outputs=self.layout.outputs,
             free=0,
             hidden=self.layout.hidden,

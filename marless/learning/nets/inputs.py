@@ -17,6 +17,7 @@ import numpy as np
 
 from marless.core.errors import CorruptError
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, FloatArray
+from marless.learning.nets.net_kind import InputShape
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.learning.nets.model import ModelSpec
@@ -67,6 +68,10 @@ class Inputs:
     def size(self, agent_class: AgentClass) -> int:
         """Number of rows, without the row of ones."""
         return agent_class.obs_size + self.extra(agent_class.action)
+
+    def shape(self, agent_class: AgentClass) -> InputShape:
+        """The same with what is known of the observation's form."""
+        return InputShape(self.size(agent_class), agent_class.image, agent_class.entities)
 
     def ids(self, agents: Sequence[str]) -> FloatArray:
         """One-hot ids of agents, float32 [N, known]; raises CorruptError for an unknown agent."""

@@ -1,65 +1,27 @@
-"""Kinds of nets by name. A kind is written once, for actors (NumPy) and learners (torch); see docs/extending/net.md.
+"""Kinds of nets by name, and those of vectors: perceptrons, and recurrent nets.
 
-The kinds of marless also have twins by hand, which are faster: in `acting_nets` for actors, in `stacked`, `gru` and
-`layer_norm` for learners. `check_net` compares them with the definitions here; curvature differentiates these.
-Shapes: P nets, I inputs, H units of memory (0 without), K outputs, M columns (samples, or copies of the environment).
+Most have twins by hand, which are faster: in `acting_nets` for actors, in `stacked`, `gru` and `layer_norm` for
+learners. `check_net` compares them with the definitions here; curvature differentiates these.
+Shapes are those of `nets.net_kind`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
 
 from marless.core.registry import Registry
+from marless.learning.nets.net_kind import Array, InputShape, Layer, NetKind, Ops
 
-Array: TypeAlias = Any
-"""A NumPy array or a torch tensor, float32; both know +, −, ·, / and slices."""
 EPSILON = 1e-5
 """What layer normalisation adds to a variance."""
-Layer: TypeAlias = Callable[[Array], Array]
-"""W x + b with the weights and the bias of each net, [P, inputs, M] → [P, outputs, M]."""
-
-
-@dataclass(frozen=True)
-class Ops:
-    """Element-wise functions, and the joining of arrays, in NumPy or in torch."""
-
-    activate: Callable[[Array], Array]
-    """The job's `model.activation`."""
-    tanh: Callable[[Array], Array]
-    sigmoid: Callable[[Array], Array]
-    exp: Callable[[Array], Array]
-    join: Callable[[Sequence[Array]], Array]
-    """Concatenate [P, Aᵢ, M] along their second axis."""
-
-
-class NetKind(Protocol):
-    """A kind of net: its matrices, its memory, and one step of it."""
-
-    def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
-        """(outputs, inputs) of each layer, in the order in which `step` gets them; the last one is the output layer.
-
-        `hidden` is the job's `model.hidden`. Initial weights are orthogonal, with gain √2 (the output layer has one of
-        its own). Biases are 0; those of hidden layers are random in most off-policy algorithms.
-        """
-
-    def memory(self, hidden: tuple[int, ...]) -> int:
-        """H, numbers that a net remembers of each episode; 0 for nets without memory."""
-
-    def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        """Outputs [P, K, M] and the next memory [P, H, M], for inputs [P, I, M] and the memory, zeros at first.
-
-        Without memory, `memory` is [P, 0, M], and is returned as it came. No array that was given may be changed.
-        """
 
 
 class Perceptron:
     """Dense layers with an activation between them."""
 
-    def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
-        return [(o, i) for i, o in pairwise((inputs, *hidden, outputs))]
+    def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
+        return [(o, i) for i, o in pairwise((inputs.size, *hidden, outputs))]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
         return 0
@@ -84,10 +46,10 @@ class NormalisedPerceptron(Perceptron):
 class GatedUnitsKind:
     """Dense layers, then gated recurrent units, then the output layer; formulas in `marless.learning.nets.gru`."""
 
-    def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
+    def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
         """See `NetKind`; from below and from the memory to the gates r, z, n, then the output layer."""
         units = hidden[-1]
-        below = [(o, i) for i, o in pairwise((inputs, *hidden[:-1], 3 * units))]
+        below = [(o, i) for i, o in pairwise((inputs.size, *hidden[:-1], 3 * units))]
         return [*below, (3 * units, units), (outputs, units)]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
@@ -107,7 +69,17 @@ class GatedUnitsKind:
 
 MLP, GRU, LAYER_NORM = "mlp", "gru", "layer_norm"
 OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind(), LAYER_NORM: NormalisedPerceptron()}
-KINDS: Registry[NetKind] = Registry("net", "marless.nets", "", dict.fromkeys(OURS, __name__))
+SIZED_BY_WEIGHTS = (MLP, GRU, LAYER_NORM)
+"""Kinds of which the hidden layers and the inputs are known from the sizes of the weights, so that states tell neither.
+"""
+NATURE, IMPALA = "nature", "impala"
+OF_IMAGES = "marless.learning.nets.convolutional"
+KINDS: Registry[NetKind] = Registry(
+    "net",
+    "marless.nets",
+    "",
+    {**dict.fromkeys(OURS, __name__), NATURE: f"{OF_IMAGES}:NATURE_KIND", IMPALA: f"{OF_IMAGES}:IMPALA_KIND"},
+)
 
 
 def kind_of(name: str) -> NetKind:

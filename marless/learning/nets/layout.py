@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.nets.kinds import GRU, MLP, kind_of
+from marless.learning.nets.net_kind import InputShape
 
 if TYPE_CHECKING:
+    from marless.learning.envs.base import Entities
     from marless.learning.nets.model import ModelSpec
 
 FloatArray = NDArray[np.float32]
@@ -75,6 +77,14 @@ class NetLayout:
     """Number of parameters outside of all layers: the log standard deviations of a Gaussian policy."""
     kind: str = MLP
     """The kind of the net, see `marless.learning.nets.kinds`."""
+    image: tuple[int, int, int] | None = None
+    """The image that the inputs begin with, and the entities among them; see `InputShape`."""
+    entities: tuple[Entities, ...] = ()
+
+    @property
+    def input_shape(self) -> InputShape:
+        """What the net reads."""
+        return InputShape(self.inputs, self.image, self.entities)
 
     @property
     def memory(self) -> int:
@@ -85,9 +95,9 @@ class NetLayout:
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """(outputs, inputs + 1) of each matrix, the output layer's last.
 
-        Raises SpecError for a kind whose output layer has other outputs.
+        Raises SpecError for inputs that the kind cannot read, and for a kind whose output layer has other outputs.
         """
-        declared = tuple(kind_of(self.kind).matrices(self.inputs, self.hidden, self.outputs))
+        declared = tuple(kind_of(self.kind).matrices(self.input_shape, self.hidden, self.outputs))
         if not declared or declared[-1][0] != self.outputs:
             raise SpecError(
                 f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
@@ -190,16 +200,22 @@ class GRULayout(NetLayout):
         return np.concatenate([_orthogonal(rng, self.units, inputs) for _ in range(GATES)])
 
 
-def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
-    """The layout of a net of the kind and hidden layers of a job's `model`."""
+def layout(inputs: InputShape | int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
+    """The layout of a net of the kind and hidden layers of a job's `model`; see `layout_of`."""
     return layout_of(model.kind, inputs, tuple(model.hidden), outputs, free)
 
 
-def layout_of(kind: str, inputs: int, hidden: tuple[int, ...], outputs: int, free: int = 0) -> NetLayout:
-    """The layout of a net; raises SpecError for an unknown kind."""
+def layout_of(kind: str, inputs: InputShape | int, hidden: tuple[int, ...], outputs: int, free: int = 0) -> NetLayout:
+    """The layout of a net, whose inputs are a vector if only their number is given.
+
+    Raises SpecError for an unknown kind, and for inputs that the kind cannot read.
+    """
+    shape = InputShape(inputs) if isinstance(inputs, int) else inputs
     if kind in (MLP, GRU):
-        return (GRULayout if kind == GRU else Layout)(inputs, hidden, outputs, free)
-    return NetLayout(inputs, hidden, outputs, free, kind)
+        return (GRULayout if kind == GRU else Layout)(shape.size, hidden, outputs, free)
+    made = NetLayout(shape.size, hidden, outputs, free, kind, shape.image, shape.entities)
+    _ = made.shapes  # which raises: before work is lost
+    return made
 
 
 def checked(arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...]) -> FloatArray:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
-from marless.learning.nets.kinds import GRU, LAYER_NORM, MLP, kind_of
+from marless.learning.nets.kinds import GRU, IMPALA, LAYER_NORM, MLP, NATURE, kind_of
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
@@ -24,7 +24,10 @@ class ModelSpec(Section):
     """The nets of every policy and critic: perceptrons, or recurrent nets."""
 
     net: str = Field(
-        "mlp", max_length=MAX_NAME, check=_check_known, description="kind of net: mlp, or one of another package"
+        "mlp",
+        max_length=MAX_NAME,
+        check=_check_known,
+        description="kind of net: mlp; nature or impala, which read images; or one of another package",
     )
     hidden: tuple[Width, ...] = Field(
         (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
@@ -62,6 +65,11 @@ class ModelSpec(Section):
     def kind(self) -> str:
         """The kind of the nets, see `marless.learning.nets.kinds`."""
         return GRU if self.recurrent == GRU else LAYER_NORM if self.layer_norm else self.net
+
+    @property
+    def of_vectors(self) -> Self:
+        """The model of nets that read vectors, such as critics of the global state, where policies read images."""
+        return self.model_copy(update={"net": MLP}) if self.net in (NATURE, IMPALA) else self
 
     @property
     def memory(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marless.core.errors import SpecError
 from marless.learning.nets import kernels
-from marless.learning.nets.compiled import CPerceptrons, Layer, Library, library
+from marless.learning.nets.compiled import CLayer, CPerceptrons, Library, library
 from marless.learning.nets.kernels import Activation, Then
 from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.kinds import LAYER_NORM
@@ -278,11 +278,11 @@ class Fused:
 
     def _room(self, samples: int, values: tuple[Tensor, ...], first_PHI: Tensor) -> _Room:
         """Describe the nets with this first layer to kernels.c; without `values`, it keeps none."""
-        described = (Layer * len(self._layers))()
+        described = (CLayer * len(self._layers))()
         weights = (first_PHI, *self._layers[1:])
         for i, (layer, gradient) in enumerate(zip(weights, self._gradients, strict=True)):
             kept = values[i].data_ptr() if i < len(values) else None
-            described[i] = Layer(
+            described[i] = CLayer(
                 layer.data_ptr(),
                 layer.stride(0),
                 gradient.data_ptr(),

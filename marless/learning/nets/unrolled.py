@@ -9,13 +9,16 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, max_pool2d
 
 from marless.learning.nets.kernels import activation as activation_of
-from marless.learning.nets.kinds import Ops, kind_of
+from marless.learning.nets.kinds import kind_of
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.net_kind import InputShape, Layer, Ops, Window
 from marless.learning.nets.stacked import matrices
 
 _CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
+_CHUNK_OF_IMAGES = 256
 
 
 class Unrolled:
@@ -54,7 +57,8 @@ class Unrolled:
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         whole = resets is not None and self.layout.memory > 0  # samples of one episode stay together
         with torch.no_grad():
-            chunks = [input_PIS] if whole else torch.split(input_PIS, _CHUNK, dim=2)
+            at_once = _CHUNK_OF_IMAGES if self.layout.image else _CHUNK
+            chunks = [input_PIS] if whole else torch.split(input_PIS, at_once, dim=2)
             found = [outputs(self.layout, self._flat_PD, self.activation, each, resets) for each in chunks]
         return torch.cat(found, dim=2)
 
@@ -72,8 +76,8 @@ def outputs(
 
     Raises ValueError if a net with memory gets no `resets`.
     """
-    kind, ops = kind_of(layout.kind), torch_ops(activation)
-    layers = [partial(_affine, matrix) for matrix in matrices(layout, flat_PD)]
+    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape)
+    layers = [Layer(matrix) for matrix in matrices(layout, flat_PD)]
     x_PIM = input_PIM[:, :-1].expand(len(flat_PD), -1, -1)
     if not layout.memory:
         found_PKM, _ = kind.step(ops, layers, x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
@@ -103,19 +107,38 @@ def pulled_back(
     return torch.autograd.grad(along, leaf, create_graph=create_graph, retain_graph=retain_graph)
 
 
-def torch_ops(activation: str) -> Ops:
+def torch_ops(activation: str, inputs: InputShape) -> Ops:
     """The operations of kinds, in torch; raises SpecError for an unknown activation."""
     return Ops(
+        inputs=inputs,
         activate=activation_of(activation).differentiable,
         tanh=torch.tanh,
         sigmoid=torch.sigmoid,
         exp=torch.exp,
         join=partial(torch.cat, dim=1),
+        largest=torch.amax,
+        choose=torch.where,
+        convolve=_convolve,
+        pool=_pool,
     )
 
 
-def _affine(matrix: Tensor, x: Tensor) -> Tensor:
-    return matrix[:, :, :-1] @ x + matrix[:, :, -1:]
+def _convolve(layer: Layer, images_PMHWC: Tensor, window: Window) -> Tensor:
+    matrix_POI, size, channels = layer.matrix, window.size, images_PMHWC.shape[-1]
+    found = []
+    for matrix_OI, images_MHWC in zip(matrix_POI, images_PMHWC, strict=True):
+        # Columns are (row, column, channel): both operands have torch's format "channels last", in which it is fastest.
+        weight = matrix_OI[:, :-1].view(-1, size, size, channels).permute(0, 3, 1, 2)
+        made = conv2d(images_MHWC.permute(0, 3, 1, 2), weight, matrix_OI[:, -1], window.stride, window.padding)
+        found.append(made.permute(0, 2, 3, 1))
+    return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
+
+
+def _pool(images_PMHWC: Tensor, window: Window) -> Tensor:
+    images = images_PMHWC.flatten(0, 1).permute(0, 3, 1, 2)
+    found = max_pool2d(images, window.size, window.stride, window.padding)
+    made = found.permute(0, 2, 3, 1)
+    return made.reshape(*images_PMHWC.shape[:2], *made.shape[1:])
 
 
 def _tensor(output: object) -> Tensor:

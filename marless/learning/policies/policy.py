@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marless.core.errors import CorruptError
-from marless.learning.envs.base import Box, Discrete
-from marless.learning.nets import acting_heads
+from marless.learning.envs.base import AgentClass, Box, Discrete
+from marless.learning.nets import acting_heads, observed_forms
 from marless.learning.nets.acting import Acting
 from marless.learning.nets.inputs import Inputs
 
@@ -37,8 +37,23 @@ class Policy:
     state: Acting
 
     @property
+    def agent_class(self) -> AgentClass:
+        """The class of its agents; raises CorruptError if metadata and weights do not tell their spaces."""
+        unknown = AgentClass(self.name, self.agents, 0, self.action)
+        try:
+            told = observed_forms.described(unknown, self.state.metadata)
+        except CorruptError as error:
+            raise CorruptError(f"policy {self.name}: {error}") from None
+        return told if told.obs_size else replace(told, obs_size=self._weighed_size)
+
+    @property
     def obs_size(self) -> int:
-        """O, the observation size of its agents; raises CorruptError if it does not follow from the weights."""
+        """O, the observation size of its agents; raises CorruptError as `agent_class` does."""
+        return self.agent_class.obs_size
+
+    @property
+    def _weighed_size(self) -> int:
+        """The observation size by the weights of a net whose first layer reads all inputs."""
         weight = self.state.acting.get("policy.0.weight")
         if weight is None or weight.ndim != 2:
             raise CorruptError(f"policy {self.name}: its state holds no weights to act with")

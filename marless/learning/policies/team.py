@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from marless.core.errors import CorruptError, SpecError, unknown_name
 from marless.core.limits import MAX_AGENTS
-from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, FloatArray
+from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, EnvSpaces, FloatArray
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.policies.policy import Origin, Policy
 from marless.learning.policies.policy_file import write_policy, write_team
@@ -53,8 +54,9 @@ class Team:
         _check_size(policies)
         players: dict[str, ActingPolicies] = {}
         for policy in policies:
+            agent_class = policy.agent_class
             for agent in policy.agents:  # one by one: each may have its own memory and id
-                alone = AgentClass(policy.name, (agent,), policy.obs_size, policy.action)
+                alone = replace(agent_class, agents=(agent,))
                 players[agent] = ActingPolicies.from_states(alone, [policy.state])
         return cls(policies, players, origin, card or {})
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marless.learning.nets.kinds import Array, Layer, Ops
+from marless.learning.nets.net_kind import Array, InputShape, Layer, Ops
 
 
 class MyNet:
     """Layers of one width, each of which adds to what it got."""
 
-    def matrices(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
+    def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
         """(outputs, inputs) of each layer, the output layer last; `hidden` is `model.hidden` of the job."""
         first, *more = hidden
-        return [(first, inputs), *((first, first) for _ in more), (outputs, first)]
+        return [(first, inputs.size), *((first, first) for _ in more), (outputs, first)]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
         """How many numbers the net remembers of each episode: none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -43,6 +43,7 @@ from marless.learning.nets.acting_heads import (
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.layout import NetLayout, NumberLayout, layout
 from marless.learning.nets.learner_states import Bank, Row, StateCodec
+from marless.learning.nets.net_kind import InputShape
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class ActorCriticLearner(OffPolicyLearner):
         sizes = []
         self._soft = config if isinstance(config, SoftConfig) else None
         for a, seen, (acts, _) in zip(classes, inputs.values(), ways.values(), strict=True):
-            shape = layout(seen.size(a), context.model, outputs_of(a.action, acts))
+            shape = layout(seen.shape(a), context.model, outputs_of(a.action, acts))
             # With so small an output layer policies start close to the middle of the box, or close to uniform.
             codec = StateCodec(POLICY, shape, output_gain=0.01, acts=True, target=not self._soft, biased=True)
             policies, weights = PublishedNet(codec, Bank(_Held)), _weights(config)
@@ -128,7 +129,11 @@ class ActorCriticLearner(OffPolicyLearner):
             # What critics read of each agent: its id only if agents share a critic.
             sizes.append(Sizes(len(a.agents), seen.size(a) if critic == "own" else a.obs_size, a.action.n))
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
-        self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
+        judged: InputShape | int = self._inputs.size
+        model = config.critic_model(context.model)
+        if critic == "own":  # reads the observation first, as the policy does
+            judged = replace(self._classes[0].inputs.shape(classes[0]), size=self._inputs.size)
+        self._critic_layout = layout(judged, model if critic == "own" else model.of_vectors, 1)
         kind = partial(StateCodec, layout=self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True)
         prefixes = (CRITIC, TWIN) if config.twin else (CRITIC,)
         self._critics = {prefix: PublishedNet(kind(prefix), Bank(_Held)) for prefix in prefixes}

@@ -120,9 +120,13 @@ class PPOLearner:
         known = len(self._inputs.known)
         acts = acts_by(action, config.distribution)
         outputs, free = outputs_of(action, acts), free_parameters(action, acts)
-        acting = layout(agent_class.obs_size + known, model, outputs, free)
-        sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
-        judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
+        acting = layout(self._inputs.shape(agent_class), model, outputs, free)
+        if critic == "own":
+            judging = layout(acting.input_shape, model, 1)
+        else:
+            joint = critic == "joint"
+            size = spaces.state_size + (0 if joint else known)
+            judging = layout(size, model.of_vectors, len(agent_class.agents) if joint else 1)
         # A critic of one agent's observations has the statistics of its policy; others have those of the state.
         seen, judged = agent_class.obs_size, 0 if critic == "own" else spaces.state_size
         if not model.normalise_observations:

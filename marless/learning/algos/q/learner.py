@@ -71,7 +71,7 @@ class QLearner(OffPolicyLearner):
         self._nets: dict[int, PublishedNet] = {}
         for k in scope.classes:
             agents = spaces.classes[k]
-            shape = layout(inputs[k].size(agents), model, agents.action.n + config.dueling)
+            shape = layout(inputs[k].shape(agents), model, agents.action.n + config.dueling)
             build = partial(QFunction, layout=shape, activation=model.activation, dueling=config.dueling)
             made = codec(_POLICY, shape, output_gain=_OUTPUT_GAIN, acts=not config.dueling, target=True, biased=biased)
             self._nets[k] = PublishedNet(made, Bank(build))

@@ -28,7 +28,7 @@ class Residual:
     """Dense layers of one width, each added to what it got."""
 
     def matrices(self, inputs, hidden, outputs):
-        return [(hidden[0], inputs), *((h, h) for h in hidden[1:]), (outputs, hidden[-1])]
+        return [(hidden[0], inputs.size), *((h, h) for h in hidden[1:]), (outputs, hidden[-1])]
 
     def memory(self, hidden):
         return 0
@@ -46,7 +46,7 @@ class LSTM:
 
     def matrices(self, inputs, hidden, outputs):
         units = hidden[-1]
-        return [(4 * units, inputs + units), (outputs, units)]
+        return [(4 * units, inputs.size + units), (outputs, units)]
 
     def memory(self, hidden):
         return 2 * hidden[-1]
