@@ -1,6 +1,6 @@
 """Stable-Baselines3 on one of MuJoCo's tasks: trains, plays whole greedy episodes, and prints both as one JSON line.
 
-PPO with `--settings zoo` has the settings that rl-baselines3-zoo tuned for the task (`hyperparams/ppo.yml`, v4), with
+PPO with `--settings zoo` has the settings that rl-baselines3-zoo tuned for the task (`hyperparams/ppo.yml`, v3), with
 one copy and normalised observations and rewards; with `equal`, those of marless's `examples/hopper.yaml`: as many
 samples in a round, epochs, minibatches and units. SAC and TD3 have the zoo's, which are the library's defaults with
 10,000 random steps.
@@ -60,6 +60,31 @@ ZOO: dict[str, dict[str, Any]] = {  # Any: as the library's constructors take th
         "gae_lambda": 0.92,
         "max_grad_norm": 0.8,
         "vf_coef": 0.58096,
+        "policy_kwargs": {"log_std_init": -2, "ortho_init": False, "activation_fn": nn.ReLU, "net_arch": [256, 256]},
+    },
+    "inverted_double_pendulum": {
+        "n_steps": 128,
+        "batch_size": 512,
+        "gamma": 0.98,
+        "learning_rate": 0.000155454,
+        "ent_coef": 1.05057e-06,
+        "clip_range": 0.4,
+        "n_epochs": 10,
+        "gae_lambda": 0.8,
+        "max_grad_norm": 0.5,
+        "vf_coef": 0.695929,
+    },
+    "humanoid": {
+        "n_steps": 512,
+        "batch_size": 256,
+        "gamma": 0.95,
+        "learning_rate": 3.56987e-05,
+        "ent_coef": 0.00238306,
+        "clip_range": 0.3,
+        "n_epochs": 5,
+        "gae_lambda": 0.9,
+        "max_grad_norm": 2,
+        "vf_coef": 0.431892,
         "policy_kwargs": {"log_std_init": -2, "ortho_init": False, "activation_fn": nn.ReLU, "net_arch": [256, 256]},
     },
 }

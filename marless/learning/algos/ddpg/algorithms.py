@@ -98,8 +98,8 @@ class DeterministicConfig(ReplayActorCriticConfig):
     smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
 
 
-class PublishedDDPGConfig(DeterministicConfig):
-    """Deterministic policies at the pace of Fujimoto et al. 2018 (and their later code): all but twins and delays."""
+class PublishedPaceConfig(ReplayActorCriticConfig):
+    """The pace of Fujimoto et al. 2018 (and their later code) and Haarnoja et al. 2018."""
 
     often: ClassVar[int] = 512
     lr: Rate = Field(3e-4, description="learning rate of policies")
@@ -110,6 +110,12 @@ class PublishedDDPGConfig(DeterministicConfig):
     random_steps: int = Field(
         1000, ge=0, le=10**9, description="env steps that actors first sample by uniformly random actions"
     )
+    replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
+
+
+class PublishedDDPGConfig(PublishedPaceConfig, DeterministicConfig):
+    """Deterministic policies at that pace: all of TD3 but twins and delays."""
+
     epsilon: Rate = Field(0.1, description="discrete actions: probability of a random legal action, when exploring")
     noise: Rate = Field(
         0.1,
@@ -119,7 +125,6 @@ class PublishedDDPGConfig(DeterministicConfig):
     inverted_gradients: bool = Field(
         True, description="continuous actions: gradients shrink towards a bound only, not on the way back"
     )
-    replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
 
 
 class PublishedTD3Config(PublishedDDPGConfig):
@@ -132,13 +137,10 @@ class PublishedTD3Config(PublishedDDPGConfig):
     )
 
 
-class SoftConfig(ReplayActorCriticConfig):
+class SoftConfig(PublishedPaceConfig):
     """Settings of soft actor-critics, whose rewards include the entropy of their policies (Haarnoja et al. 2018)."""
 
     family: ClassVar[str] = "sac"
-    often: ClassVar[int] = 512
-    lr: Rate = Field(3e-4, description="learning rate of policies")
-    critic_lr: Rate = Field(3e-4, description="learning rate of critics")
     entropy: float | None = Field(
         None, gt=0, description="α, the weight of the entropy, called temperature, too; null: learned"
     )
@@ -149,14 +151,7 @@ class SoftConfig(ReplayActorCriticConfig):
         description="entropy that a learned α aims at, in units where the box is [−1, 1]; null: "
         "−1 per component; of discrete actions 0.98 of the largest",
     )
-    batch: int | None = Field(256, ge=1, le=10**6, description="env steps per gradient step; null: 512")
-    replay_ratio: float = Field(1.0, gt=0, le=100, description="gradient steps per env step")
-    target_tau: float = Field(0.005, gt=0, le=1, description="fraction by which each gradient step moves a target net")
-    random_steps: int = Field(
-        1000, ge=0, le=10**9, description="env steps that actors first sample by uniformly random actions"
-    )
     twin: bool = Field(True, description="two critics; the lower of their values counts")
-    replay: ReplaySpec = ReplaySpec(capacity=1_000_000)
 
     @constraint
     def _a_fixed_weight_has_no_aim(self) -> None:
