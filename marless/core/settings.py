@@ -84,7 +84,8 @@ HABITS: Mapping[str, str] = {
         ("norm_obs", "normalize", "normalize_observations", "observation_filter", "obs_norm", "normalize_input"),
         "model.normalise_observations",
     ),
-    **dict.fromkeys(("use_lstm", "use_rnn", "rnn", "lstm"), "model.recurrent: gru"),
+    **dict.fromkeys(("use_rnn", "rnn"), "model.recurrent: gru"),
+    **dict.fromkeys(("use_lstm", "lstm"), "model.recurrent: lstm"),
     **dict.fromkeys(
         ("num_workers", "n_workers", "workers", "num_env_runners", "num_actors", "n_rollout_threads"), "actors.count"
     ),

@@ -70,13 +70,8 @@ class StackedGRU:
         return self._output_PKH
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        samples = input_PIM.shape[2]
-        if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
-            found = "none" if resets is None else list(resets.shape)
-            raise ValueError(f"nets with memory need resets [T, B] for {samples} samples T·B, got {found}")
-        # [T, 1 or P, 1, B]
-        self._keep = (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
-        work = self._workspace(*resets.shape[-2:])
+        self._keep = kept(resets, input_PIM)
+        work = self._workspace(len(self._keep), self._keep.shape[3])
         self._remember(self._body.forward(input_PIM), work, memory)
         kernels.matmul(self._output_PKH, work.hidden, out=work.output)
         return work.output
@@ -101,9 +96,9 @@ class StackedGRU:
             self._kernels.gru_forward(self._described[0])
             return
         units, steps = self.layout.units, len(self._keep)
-        input_r_z, input_n = _by_step(input_PGM[:, : 2 * units], steps), _by_step(input_PGM[:, 2 * units :], steps)
-        before, remembered = _by_step(work.before, steps), _by_step(work.before[:, :-1], steps)
-        hidden = _by_step(work.hidden[:, :-1], steps)
+        input_r_z, input_n = by_step(input_PGM[:, : 2 * units], steps), by_step(input_PGM[:, 2 * units :], steps)
+        before, remembered = by_step(work.before, steps), by_step(work.before[:, :-1], steps)
+        hidden = by_step(work.hidden[:, :-1], steps)
         for t in range(steps):
             recurrent, gates = work.recurrent[t], work.gates[t]
             r_z, n = gates[:, : 2 * units], gates[:, 2 * units :]
@@ -127,9 +122,9 @@ class StackedGRU:
         to_tanh, to_sigmoid = torch.ops.aten.tanh_backward.grad_input, torch.ops.aten.sigmoid_backward.grad_input
         steps, units = len(self._keep), self.layout.units
         to_memory_PHG = self._memory_PGH[:, :, :-1].transpose(1, 2)
-        d_hidden, d_new, d_recurrent = (_by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))
-        d_r, d_z, d_n = (_by_step(x, steps) for x in work.d_recurrent.chunk(GATES, dim=1))
-        remembered, scratch = _by_step(work.before[:, :-1], steps), work.scratch
+        d_hidden, d_new, d_recurrent = (by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))
+        d_r, d_z, d_n = (by_step(x, steps) for x in work.d_recurrent.chunk(GATES, dim=1))
+        remembered, scratch = by_step(work.before[:, :-1], steps), work.scratch
         for t in range(steps - 1, -1, -1):
             r, z, n = work.gates[t].chunk(GATES, dim=1)
             to_tanh(d_hidden[t], n, grad_input=d_new[t])
@@ -192,6 +187,18 @@ class StackedGRU:
         return self._workspaces[steps, copies]
 
 
-def _by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:
+def kept(resets: Tensor | None, input_PIM: Tensor) -> Tensor:
+    """What each step keeps of the memory before it, 0 where it is reset, [T, 1 or P, 1, B].
+
+    Raises ValueError unless there are resets for as many samples.
+    """
+    samples = input_PIM.shape[2]
+    if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
+        found = "none" if resets is None else list(resets.shape)
+        raise ValueError(f"nets with memory need resets [T, B] for {samples} samples T·B, got {found}")
+    return (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
+
+
+def by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Views [..., B] of the columns of each step."""
     return x.view(*x.shape[:-1], steps, -1).unbind(-2)

@@ -67,8 +67,42 @@ class GatedUnitsKind:
         return last(memory), memory
 
 
-MLP, GRU, LAYER_NORM = "mlp", "gru", "layer_norm"
-OURS: dict[str, NetKind] = {MLP: Perceptron(), GRU: GatedUnitsKind(), LAYER_NORM: NormalisedPerceptron()}
+class LongShortTermMemory:
+    """Dense layers, then long short-term memory, then the output layer; it remembers its outputs h, then its cells c.
+
+    c' = σ(f) ⊙ c + σ(i) ⊙ tanh g and h' = σ(o) ⊙ tanh c', with the gates (i, f, g, o) = W x + U h, in torch's order.
+    Source: Hochreiter & Schmidhuber 1997, with the forget gate f of Gers, Schmidhuber & Cummins 2000.
+    """
+
+    def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
+        """See `NetKind`; from below and from h to the gates, then the output layer."""
+        units = hidden[-1]
+        below = [(o, i) for i, o in pairwise((inputs.size, *hidden[:-1], 4 * units))]
+        return [*below, (4 * units, units), (outputs, units)]
+
+    def memory(self, hidden: tuple[int, ...]) -> int:
+        return 2 * hidden[-1]
+
+    def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
+        *below, gates, recurrent, last = layers
+        for layer in below:
+            x = ops.activate(layer(x))
+        units = memory.shape[1] // 2
+        found = gates(x) + recurrent(memory[:, :units])
+        add_and_keep = ops.sigmoid(found[:, : 2 * units])
+        new = ops.tanh(found[:, 2 * units : 3 * units])
+        cells = add_and_keep[:, units:] * memory[:, units:] + add_and_keep[:, :units] * new
+        output = ops.sigmoid(found[:, 3 * units :]) * ops.tanh(cells)
+        return last(output), ops.join([output, cells])
+
+
+MLP, GRU, LSTM, LAYER_NORM = "mlp", "gru", "lstm", "layer_norm"
+OURS: dict[str, NetKind] = {
+    MLP: Perceptron(),
+    GRU: GatedUnitsKind(),
+    LSTM: LongShortTermMemory(),
+    LAYER_NORM: NormalisedPerceptron(),
+}
 SIZED_BY_WEIGHTS = (MLP, GRU, LAYER_NORM)
 """Kinds of which the hidden layers and the inputs are known from the sizes of the weights, so that states tell neither.
 """

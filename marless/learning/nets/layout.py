@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError
-from marless.learning.nets.kinds import GRU, MLP, kind_of
+from marless.learning.nets.kinds import GRU, LSTM, MLP, kind_of
 from marless.learning.nets.net_kind import InputShape
 
 if TYPE_CHECKING:
@@ -167,15 +167,14 @@ class Layout(NetLayout):
 
 
 @dataclass(frozen=True)
-class GRULayout(NetLayout):
-    """The layout of a recurrent net: dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
+class GatedLayout(NetLayout):
+    """The layout of a recurrent net: dense layers, then units with gates and a memory, then the output layer.
 
-    The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates r, z, n, 3·H rows in
-    this order, and `i.memory`, from the memory to the same gates: torch.nn.GRU's weights and biases, row by row. As
-    there, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
+    The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates, H rows for each, and
+    `i.memory`, from the units' last outputs to the same gates: the weights and biases of torch's module, row by row.
     """
 
-    kind: str = GRU
+    gates: ClassVar[int]
 
     @property
     def units(self) -> int:
@@ -185,7 +184,7 @@ class GRULayout(NetLayout):
     @cached_property
     def body(self) -> Layout:
         """The layers below the recurrence: a perceptron whose outputs are added to the gates; the first parameters."""
-        return Layout(self.inputs, self.hidden[:-1], GATES * self.units)
+        return Layout(self.inputs, self.hidden[:-1], self.gates * self.units)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,7 +196,40 @@ class GRULayout(NetLayout):
         if matrix < len(self.hidden) - 1 or matrix == len(self.shapes) - 1:
             return super()._weights(matrix, rng, output_gain)
         inputs = self.shapes[matrix][1] - 1
-        return np.concatenate([_orthogonal(rng, self.units, inputs) for _ in range(GATES)])
+        return np.concatenate([_orthogonal(rng, self.units, inputs) for _ in range(self.gates)])
+
+
+@dataclass(frozen=True)
+class GRULayout(GatedLayout):
+    """The layout of gated recurrent units (Cho et al. 2014), with gates r, z and n.
+
+    As in torch.nn.GRU, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
+    """
+
+    kind: str = GRU
+    gates: ClassVar[int] = GATES
+
+
+@dataclass(frozen=True)
+class LSTMLayout(GatedLayout):
+    """The layout of long short-term memory, with gates i, f, g and o; see `kinds.LongShortTermMemory`."""
+
+    kind: str = LSTM
+    gates: ClassVar[int] = 4
+
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        """Cells keep most of what they hold at first: the forget gate has a bias of 1.
+
+        Source: Jozefowicz, Zaremba & Sutskever 2015, "An empirical exploration of recurrent network architectures".
+        """
+        flat_D = super().initial(rng, output_gain, biased=biased)
+        below = len(self.hidden) - 1
+        bias = flat_D[self.spans[below]].reshape(self.shapes[below])[:, -1]
+        bias[self.units : 2 * self.units] += 1
+        return flat_D
+
+
+_LAYOUTS: dict[str, type[NetLayout]] = {MLP: Layout, GRU: GRULayout, LSTM: LSTMLayout}
 
 
 def layout(inputs: InputShape | int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
@@ -211,8 +243,8 @@ def layout_of(kind: str, inputs: InputShape | int, hidden: tuple[int, ...], outp
     Raises SpecError for an unknown kind, and for inputs that the kind cannot read.
     """
     shape = InputShape(inputs) if isinstance(inputs, int) else inputs
-    if kind in (MLP, GRU):
-        return (GRULayout if kind == GRU else Layout)(shape.size, hidden, outputs, free)
+    if kind in _LAYOUTS:
+        return _LAYOUTS[kind](shape.size, hidden, outputs, free)
     made = NetLayout(shape.size, hidden, outputs, free, kind, shape.image, shape.entities)
     _ = made.shapes  # which raises: before work is lost
     return made

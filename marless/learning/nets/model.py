@@ -7,10 +7,13 @@ from typing import Annotated, Literal, Self, TypeAlias
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
-from marless.learning.nets.kinds import GRU, IMPALA, LAYER_NORM, MLP, NATURE, kind_of
+from marless.learning.nets.kinds import IMPALA, LAYER_NORM, MLP, NATURE, kind_of
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
+
+
+_NONE = "none"
 
 
 def _check_known(net: str) -> None:
@@ -33,8 +36,8 @@ class ModelSpec(Section):
         (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
-    recurrent: Literal["none", "gru"] = Field(
-        "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
+    recurrent: Literal["none", "gru", "lstm"] = Field(
+        "none", description="the last hidden layer has a memory of the episode: gru, gated recurrent units, or lstm"
     )
     layer_norm: bool = Field(False, description="each hidden layer is normalised before its non-linearity")
     agent_id: bool | None = Field(
@@ -53,18 +56,20 @@ class ModelSpec(Section):
 
     @constraint
     def _one_memory(self) -> None:
-        if self.recurrent == GRU and self.net not in (MLP, GRU):
-            raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
+        if self.recurrent != _NONE and self.net not in (MLP, self.recurrent):
+            raise ValueError(
+                f"recurrent: {self.recurrent} is for net: mlp; {self.net} brings a memory of its own, or none"
+            )
 
     @constraint
     def _normalised_perceptrons(self) -> None:
-        if self.layer_norm and (self.recurrent == GRU or self.net not in (MLP, LAYER_NORM)):
+        if self.layer_norm and (self.recurrent != _NONE or self.net not in (MLP, LAYER_NORM)):
             raise ValueError("layer_norm is for net: mlp with recurrent: none; leave it out")
 
     @property
     def kind(self) -> str:
         """The kind of the nets, see `marless.learning.nets.kinds`."""
-        return GRU if self.recurrent == GRU else LAYER_NORM if self.layer_norm else self.net
+        return self.recurrent if self.recurrent != _NONE else LAYER_NORM if self.layer_norm else self.net
 
     @property
     def of_vectors(self) -> Self:

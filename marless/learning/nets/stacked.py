@@ -19,7 +19,7 @@ from marless.learning.nets.compiled import CLayer, CPerceptrons, Library, librar
 from marless.learning.nets.kernels import Activation, Then
 from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.kinds import LAYER_NORM
-from marless.learning.nets.layout import GRULayout, Layout, NetLayout
+from marless.learning.nets.layout import GRULayout, Layout, LSTMLayout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
 WORKSPACES = 8
@@ -88,13 +88,16 @@ def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedFor
 
 def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
     """Make the stacked nets of a layout; raises SpecError for an unknown activation."""
-    if not isinstance(layout, GRULayout) and not layout.memory:
+    if not layout.memory:
         return feed_forward(layout, flat_PD, activation)
     from marless.learning.nets.gru import StackedGRU  # these are imported here, because they import this module
+    from marless.learning.nets.lstm import StackedLSTM
     from marless.learning.nets.unrolled import Unrolled
 
     if isinstance(layout, GRULayout):
         return StackedGRU(layout, flat_PD, activation)
+    if isinstance(layout, LSTMLayout):
+        return StackedLSTM(layout, flat_PD, activation)
     return Unrolled(layout, flat_PD, activation)
 
 

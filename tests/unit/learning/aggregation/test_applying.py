@@ -108,7 +108,9 @@ def test_the_constants_are_those_of_the_learners():
     assert (adam.BETA1, adam.BETA2) == (torch_adam.BETA1, torch_adam.BETA2)
 
 
-@pytest.mark.parametrize("kind", [{}, {"recurrent": "gru"}, {"hidden": (6,), "recurrent": "gru"}, {"hidden": (3,)}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"recurrent": "gru"}, {"recurrent": "lstm"}, {"hidden": (6,), "recurrent": "gru"}, {"hidden": (3,)}]
+)
 @pytest.mark.parametrize("free", [0, 2])
 def test_flat_vectors_are_those_of_the_layout(kind, free):
     shape = layout(5, ModelSpec.model_validate({"hidden": (8, 4), **kind}), 3, free)

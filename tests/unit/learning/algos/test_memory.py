@@ -157,5 +157,9 @@ def test_cues_are_recalled(name: str, groups: tuple[Group, ...], settings: dict[
     assert _trained_return(name, groups, "gru", **settings) > 0.95
 
 
+def test_an_lstm_recalls_them_too() -> None:
+    assert _trained_return("ippo", INDEPENDENT, "lstm") > 0.95
+
+
 def test_nobody_recalls_cues_without_memory() -> None:
     assert _trained_return("ippo", INDEPENDENT, "none") == pytest.approx(0.5, abs=0.1)

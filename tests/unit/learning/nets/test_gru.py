@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marless.learning.nets import kernels
 from marless.learning.nets.gru import StackedGRU
-from marless.learning.nets.layout import GRULayout, Layout, generator, layout
+from marless.learning.nets.layout import GRULayout, Layout, LSTMLayout, generator, layout
 from marless.learning.nets.model import ModelSpec
 from marless.learning.nets.stacked import WORKSPACES, StackedMLP, net
 
@@ -108,6 +108,39 @@ def test_weights_are_torchs_row_by_row() -> None:
     seen, _ = gru(x[0, :-1].T.float().view(STEPS, COPIES, 4))
     found = net(shape, flat_PD.float(), "tanh").forward(x.float(), _resets(0.0))
     torch.testing.assert_close(found[0].T.view(STEPS, COPIES, 5), seen.detach())
+
+
+def test_an_lstms_weights_are_torchs_row_by_row_and_so_are_its_gradients() -> None:
+    shape = LSTMLayout(4, (5,), 5)
+    flat_PD, x = _parameters(shape, 1).float(), _inputs(shape, 1).float()
+    flat_PD[:, shape.spans[-1]] = torch.eye(5, 6).flatten()  # the output layer shows what the units put out
+    arrays = shape.to_arrays("policy", flat_PD[0].numpy())
+    lstm = torch.nn.LSTM(4, 5)
+    parts = (".weight", ".memory.weight", ".bias", ".memory.bias")
+    for theirs, part in zip(lstm.parameters(), parts, strict=True):
+        theirs.data = torch.from_numpy(arrays[f"policy.0{part}"])
+    memory_1HB = torch.randn(1, 10, COPIES, generator=torch.Generator().manual_seed(2))
+    before = [each.transpose(1, 2).contiguous() for each in memory_1HB.split(5, dim=1)]
+    seen, _ = lstm(x[0, :-1].T.view(STEPS, COPIES, 4), before)
+    nets = net(shape, flat_PD, "tanh")
+    found = nets.forward(x, _resets(0.0), memory_1HB)
+    torch.testing.assert_close(found[0].T.view(STEPS, COPIES, 5), seen.detach())
+    along = torch.cos(torch.arange(float(found.numel()))).view(found.shape)
+    (seen * along[0].T.view(STEPS, COPIES, 5)).sum().backward()
+    nets.backward(along)
+    gradients = shape.to_arrays("policy", nets.gradient_PD[0].numpy())
+    for theirs, part in zip(lstm.parameters(), parts, strict=True):
+        torch.testing.assert_close(torch.from_numpy(gradients[f"policy.0{part}"]), theirs.grad)
+
+
+def test_an_lstm_keeps_its_cells_at_first() -> None:
+    """The forget gate's bias is 1, all else is as in other nets."""
+    shape = LSTMLayout(4, (6, 5), 2)
+    arrays = shape.to_arrays("policy", shape.initial(generator(1, "net"), 1.0))
+    np.testing.assert_array_equal(arrays["policy.1.bias"], np.repeat([0, 1, 0, 0], 5))
+    for weight in (arrays["policy.1.weight"], arrays["policy.1.memory.weight"]):
+        for gate in np.split(weight, 4):
+            np.testing.assert_allclose(gate @ gate.T, np.eye(5), atol=1e-6)
 
 
 def test_nothing_is_remembered_across_a_reset_and_no_gradient_flows_back() -> None:

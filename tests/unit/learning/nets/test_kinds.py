@@ -18,7 +18,7 @@ from marless.learning.algos.synthetic_job import CASES
 from marless.learning.nets import kinds, stacked
 from marless.learning.nets.acting import ActingPolicies, ActingState
 from marless.learning.nets.contract import check_net
-from marless.learning.nets.kinds import GRU, LAYER_NORM, MLP
+from marless.learning.nets.kinds import GRU, LAYER_NORM, LSTM, MLP
 from marless.learning.nets.layout import layout
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
@@ -41,8 +41,8 @@ class Residual:
         return last(x), memory
 
 
-class LSTM:
-    """One layer of long short-term memory (Hochreiter & Schmidhuber 1997); remembers outputs and cells."""
+class Cells:
+    """One layer of long short-term memory with one matrix for its gates, as another package has it."""
 
     def matrices(self, inputs, hidden, outputs):
         units = hidden[-1]
@@ -76,7 +76,7 @@ class Brought:
 @pytest.fixture(autouse=True)
 def theirs(monkeypatch) -> dict[str, kinds.NetKind]:
     """Kinds that other packages have brought."""
-    found: dict[str, kinds.NetKind] = {"residual": Residual(), "lstm": LSTM()}
+    found: dict[str, kinds.NetKind] = {"residual": Residual(), "cells": Cells()}
     monkeypatch.setattr(kinds, "KINDS", Brought(kinds.KINDS, found))
     return found
 
@@ -91,7 +91,9 @@ def theirs(monkeypatch) -> dict[str, kinds.NetKind]:
         (LAYER_NORM, (6, 5)),
         (LAYER_NORM, (4,)),
         ("residual", (6, 6, 6)),
-        ("lstm", (5,)),
+        (LSTM, (6, 4)),
+        (LSTM, (5,)),
+        ("cells", (5,)),
     ],
 )
 def test_kinds_keep_the_contract(name, hidden):
@@ -170,11 +172,11 @@ def test_a_gradient_by_hand_that_is_wrong_is_noticed(monkeypatch):
 def test_what_nobody_brought_is_refused_with_what_there_is():
     with pytest.raises(ValueError, match="unknown net 'mpl'; did you mean 'mlp'"):
         ModelSpec(net="mpl")
-    with pytest.raises(ValueError, match="recurrent: gru is for net: mlp; lstm brings a memory of its own"):
-        ModelSpec(net="lstm", recurrent="gru")
+    with pytest.raises(ValueError, match="recurrent: gru is for net: mlp; cells brings a memory of its own"):
+        ModelSpec(net="cells", recurrent="gru")
 
 
-@pytest.mark.parametrize("net", [pytest.param("residual", marks=pytest.mark.slow), "lstm", LAYER_NORM])
+@pytest.mark.parametrize("net", [pytest.param("residual", marks=pytest.mark.slow), "cells", LAYER_NORM])
 def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
     """In every made-up team: states, splits, memory, sampling; measured with the curvature of their definition."""
     cases = {
@@ -199,7 +201,7 @@ def test_layer_normalisation_by_hand():
 
 
 def test_layer_normalisation_is_of_perceptrons():
-    for more in ({"recurrent": "gru"}, {"net": "lstm"}):
+    for more in ({"recurrent": "gru"}, {"net": "cells"}, {"recurrent": "lstm"}):
         with pytest.raises(ValueError, match="layer_norm is for net: mlp with recurrent: none; leave it out"):
             ModelSpec(layer_norm=True, **more)
 
@@ -232,8 +234,8 @@ def test_q_learning_trains_them():
 def test_q_learning_with_memory_needs_whole_episodes():
     algorithm = registry.algorithm("iql")
     case = next(iter(CASES.values()))
-    setting = replace(case.setting, model=ModelSpec(net="lstm"))
-    with pytest.raises(SpecError, match="a lstm net, which has a memory, learns from whole episodes"):
+    setting = replace(case.setting, model=ModelSpec(net="cells"))
+    with pytest.raises(SpecError, match="a cells net, which has a memory, learns from whole episodes"):
         algorithm.check(algorithm.config_type(name="iql"), setting)
 
 
@@ -253,8 +255,8 @@ def test_deterministic_policies_train_and_act_with_those_without_memory(monkeypa
 def test_deterministic_policies_refuse_memory():
     algorithm = registry.algorithm("maddpg")
     case = next(iter(CASES.values()))
-    with pytest.raises(SpecError, match=r"maddpg trains no nets with memory, .* and model asks for lstm nets"):
-        algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="lstm")))
+    with pytest.raises(SpecError, match=r"maddpg trains no nets with memory, .* and model asks for cells nets"):
+        algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="cells")))
 
 
 @pytest.mark.parametrize("kind", ["residual", LAYER_NORM])
@@ -275,8 +277,8 @@ def test_gradients_with_respect_to_inputs_are_those_of_differences(theirs, kind)
                 each[:, row] += step
             one, other = (net.evaluate(each)[p].sum(dim=0) for each in moved)
             torch.testing.assert_close(found_PRM[p, r], (one - other) / 2e-2, rtol=1e-2, atol=1e-3)
-    with pytest.raises(SpecError, match="lstm nets have a memory, and these must not"):
-        stacked.feed_forward(layout(3, ModelSpec(net="lstm", hidden=(5,)), 2), flat_PD, "tanh")
+    with pytest.raises(SpecError, match="cells nets have a memory, and these must not"):
+        stacked.feed_forward(layout(3, ModelSpec(net="cells", hidden=(5,)), 2), flat_PD, "tanh")
 
 
 @pytest.mark.parametrize("hidden", ["", "6,", "6,x", "06,6", "6,0", "6,9000", "6," * 20 + "6", "6,6,6"])
@@ -291,6 +293,6 @@ def test_a_state_whose_sizes_were_tampered_with_is_refused(hidden):
 
 
 def test_layouts_of_other_kinds_know_what_they_weigh():
-    model = ModelSpec(net="lstm", hidden=(5,))
+    model = ModelSpec(net="cells", hidden=(5,))
     found = layout(3, model, 2)
     assert (found.size, found.memory) == (20 * (3 + 5 + 1) + 2 * (5 + 1), 10)
