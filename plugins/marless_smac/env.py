@@ -60,7 +60,15 @@ class SmacEnv:
         self._scorer = Scorer(smac_map, options, battles.batch)
         names = tuple(f"agent_{i}" for i in range(self._observer.agents))
         self.spaces = EnvSpaces(
-            (AgentClass("agent", names, self._observer.obs_size, Discrete(self._observer.n_actions)),),
+            (
+                AgentClass(
+                    "agent",
+                    names,
+                    self._observer.obs_size,
+                    Discrete(self._observer.n_actions),
+                    entities=self._observer.entities,
+                ),
+            ),
             state_size=self._observer.state_size,
             max_steps=smac_map.limit,
             masks=True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.learning.envs.base import BoolArray, FloatArray, Frame
+from marless.learning.envs.base import BoolArray, Entities, FloatArray, Frame
 from marless_smac.kinds import FACTS, Kind
 from marless_smac.maps import FIXED_ACTIONS, SIZE, SmacMap
 from marless_smac.options import SmacOptions
@@ -75,6 +75,13 @@ class Observer:
         self._in_state = 4 + smac_map.ally_shields + self._types, 3 + smac_map.enemy_shields + self._types
         self._others_NM = np.array([[j for j in range(self.agents) if j != i] for i in range(self.agents)], np.intp)
         self._ally_type, self._enemy_type = _places(smac_map.types), _places(smac_map.enemy_types)
+
+    @property
+    def entities(self) -> tuple[Entities, ...]:
+        """Where rows of observations describe enemies and allies; those out of sight or dead are zeros."""
+        enemies = Entities(self._enemies_at, self.enemies, self._enemy_size)
+        allies = Entities(self._allies_at, self.agents - 1, self._ally_size)
+        return (enemies, allies) if allies.count else (enemies,)
 
     @property
     def state_size(self) -> int:

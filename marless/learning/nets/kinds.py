@@ -106,13 +106,20 @@ OURS: dict[str, NetKind] = {
 SIZED_BY_WEIGHTS = (MLP, GRU, LAYER_NORM)
 """Kinds of which the hidden layers and the inputs are known from the sizes of the weights, so that states tell neither.
 """
-NATURE, IMPALA = "nature", "impala"
-OF_IMAGES = "marless.learning.nets.convolutional"
+NATURE, IMPALA, ENTITIES = "nature", "impala", "entities"
+OF_FORMS = (NATURE, IMPALA, ENTITIES)
+"""Kinds that read images or entities, and no plain vectors."""
+_CONVOLUTIONAL = "marless.learning.nets.convolutional"
 KINDS: Registry[NetKind] = Registry(
     "net",
     "marless.nets",
     "",
-    {**dict.fromkeys(OURS, __name__), NATURE: f"{OF_IMAGES}:NATURE_KIND", IMPALA: f"{OF_IMAGES}:IMPALA_KIND"},
+    {
+        **dict.fromkeys(OURS, __name__),
+        NATURE: f"{_CONVOLUTIONAL}:NATURE_KIND",
+        IMPALA: f"{_CONVOLUTIONAL}:IMPALA_KIND",
+        ENTITIES: "marless.learning.nets.entities:ENTITIES_KIND",
+    },
 )
 
 

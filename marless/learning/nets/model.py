@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from marless.core.errors import SpecError
 from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
-from marless.learning.nets.kinds import IMPALA, LAYER_NORM, MLP, NATURE, kind_of
+from marless.learning.nets.kinds import LAYER_NORM, MLP, OF_FORMS, kind_of
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
@@ -30,7 +30,7 @@ class ModelSpec(Section):
         "mlp",
         max_length=MAX_NAME,
         check=_check_known,
-        description="kind of net: mlp; nature or impala, which read images; or one of another package",
+        description="kind of net: mlp; nature or impala, of images; entities; or one of another package",
     )
     hidden: tuple[Width, ...] = Field(
         (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
@@ -73,8 +73,8 @@ class ModelSpec(Section):
 
     @property
     def of_vectors(self) -> Self:
-        """The model of nets that read vectors, such as critics of the global state, where policies read images."""
-        return self.model_copy(update={"net": MLP}) if self.net in (NATURE, IMPALA) else self
+        """The model of critics of the global state, a vector: perceptrons where policies read images or entities."""
+        return self.model_copy(update={"net": MLP}) if self.net in OF_FORMS else self
 
     @property
     def memory(self) -> int:

@@ -27,6 +27,7 @@ from marless.learning.envs.base import (
     BoolArray,
     Box,
     Discrete,
+    Entities,
     EnvSpaces,
     Frame,
     Scene,
@@ -72,6 +73,8 @@ class AgentRole:
     force: float = 5.0
     """Force of a move."""
     top_speed: float = np.inf
+    entities: tuple[Entities, ...] = ()
+    """Where its observations describe others, if nets can read them in any order."""
 
     def action(self, words: int, *, continuous: bool) -> Discrete | Box:
         """The action space; a discrete action that moves and speaks is move + 5·word."""
@@ -319,7 +322,13 @@ class ParticleEnv(Truncatable, ABC):
 
     def _spaces(self, roles: tuple[AgentRole, ...], options: ParticleOptions) -> EnvSpaces:
         classes = tuple(
-            AgentClass(r.name, r.agents, r.obs_size, r.action(self.words, continuous=options.continuous_actions))
+            AgentClass(
+                name=r.name,
+                agents=r.agents,
+                obs_size=r.obs_size,
+                action=r.action(self.words, continuous=options.continuous_actions),
+                entities=r.entities,
+            )
             for r in roles
         )
         state_size = sum(len(c.agents) * c.obs_size for c in classes)

@@ -60,7 +60,14 @@ class SimpleSpread(ParticleEnv):
     def __init__(self, options: SpreadOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         marks, others = options.places(options.marks, options.agents - 1)
         names = tuple(f"agent_{i}" for i in range(options.agents))
-        role = AgentRole(name="agent", agents=names, obs_size=4 + 2 * marks + 4 * others, collides=True, size=0.15)
+        role = AgentRole(
+            name="agent",
+            agents=names,
+            obs_size=4 + 2 * marks + 4 * others,
+            collides=True,
+            size=0.15,
+            entities=options.entities(4, options.marks, options.agents - 1),
+        )
         super().__init__((role,), (Landmarks(count=options.marks),), options, batch, dtype)
         self._options = options
         self._to_mark_MB = np.zeros((options.marks, batch))

@@ -8,6 +8,7 @@ import numpy as np
 
 from marless.core.errors import SpecError, shown
 from marless.core.limits import MAX_AGENTS
+from marless.learning.envs.base import Entities
 from marless.learning.envs.mpe.engine import FloatArray64, Rows, length, planes
 
 MAX_CYCLES = 1_000_000
@@ -54,6 +55,11 @@ class SightOptions(ParticleOptions):
         """How many landmarks and other agents have a place in an observation, in a game that has this many."""
         agents, marks = self.num_agent_neighbors, self.num_landmark_neighbors
         return landmarks if marks is None else marks, others if agents is None else agents
+
+    def entities(self, start: int, landmarks: int, others: int) -> tuple[Entities, ...]:
+        """Where `Sight` writes landmarks and other agents from this feature on."""
+        marks, agents = self.places(landmarks, others)
+        return tuple(each for each in (Entities(start, marks, 2), Entities(start + 2 * marks, agents, 2)) if each.count)
 
 
 @dataclass(frozen=True, kw_only=True)
