@@ -30,7 +30,7 @@ from marless.core.errors import SpecError
 from marless.learning.data.rollout import ActingPolicy, play
 from marless.learning.envs import registry
 from marless.learning.envs.allowed import installed
-from marless.learning.envs.base import ActionArray, BoolArray, FloatArray, chance_acts
+from marless.learning.envs.base import ActionArray, BoolArray, FloatArray, ObsArray, chance_acts
 from marless.learning.envs.contract import check_env
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.policies.evaluation import against_chance, environment
@@ -153,11 +153,11 @@ class _Seat:
         self._trained.reset_memory(anew_NB)
 
     def sample(
-        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+        self, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         return self._trained.sample(obs_NBO, mask_NBA, rng)
 
-    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+    def greedy(self, obs_NBO: ObsArray, mask_NBA: BoolArray | None) -> ActionArray:
         agents = getattr(self._trained, "agent_class")  # noqa: B009  # of both kinds of policy
         drawn = chance_acts(agents, obs_NBO, mask_NBA, self._rng)
         drawn[self._seat] = self._trained.greedy(obs_NBO, mask_NBA)[self._seat]

@@ -141,6 +141,10 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
             f"model.normalise_observations: {spec.algorithm.name} keeps no statistics of observations; leave it out, "
             "or train with an algorithm of marless"
         )
+    if spec.model.normalise_observations and any(each.image for each in spaces.classes):
+        raise SpecError(
+            "model.normalise_observations: agents observe images, whose bytes nets read as 0 to 1; leave it out"
+        )
     context = _context(spec, spaces, groups)
     policy = SCALING_POLICIES.find(spec.scaling.name).make(spec.scaling, context)
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))

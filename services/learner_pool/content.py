@@ -18,7 +18,7 @@ from marless.rpc.v1 import learner_pool_pb2 as pb
 
 Header = pb.UploadHeader
 _MOST_SIDES = 4
-_DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
+_DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "bool")}
 
 
 def check_header(schema: TrajectorySchema, header: Header) -> None:

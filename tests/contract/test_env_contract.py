@@ -8,7 +8,7 @@ import pytest
 
 from marless.jobs.spec import load
 from marless.learning.envs import registry
-from marless.learning.envs.base import EnvSpaces
+from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learning.envs.contract import check_env
 from marless.learning.envs.synthetic import SyntheticEnv
 from tests.scripted_env import ScriptedEnv
@@ -61,6 +61,25 @@ def test_a_third_partys_environment_keeps_the_contract(monkeypatch):
     monkeypatch.setenv("MARLESS_ENV_MODULES", "cogrid")
     spec = load(Path(__file__).parents[2] / "examples/overcooked.yaml")
     check_env(lambda batch: registry.make(spec.env.name, spec.env.options, batch), steps=8)
+
+
+@pytest.mark.parametrize("deaths", [True, False])
+def test_synthetic_images_keep_the_contract(deaths):
+    image = AgentClass("walker", ("a", "b"), 6, Discrete(3), (1, 2, 3))
+    check_env(lambda batch: SyntheticEnv(EnvSpaces((image,), 0, 5, deaths=deaths), batch))
+
+
+def test_images_of_another_size_or_dtype_break_the_contract():
+    class Floats(SyntheticEnv):
+        def reset(self, seed):
+            frame = super().reset(seed)
+            return replace(frame, obs=(frame.obs[0].astype(np.float32),))
+
+    image = AgentClass("walker", ("a", "b"), 6, Discrete(3), (1, 2, 3))
+    with pytest.raises(AssertionError, match=r"obs of walker is float32\[2, 1, 6\], must be uint8\[2, 1, 6\]"):
+        check_env(lambda batch: Floats(EnvSpaces((image,), 0, 5), batch))
+    with pytest.raises(AssertionError, match=r"walker: obs_size is 6, an image \(1, 2, 2\) has 4"):
+        check_env(lambda batch: SyntheticEnv(EnvSpaces((replace(image, image=(1, 2, 2)),), 0, 5), batch))
 
 
 def test_the_scripted_environment_keeps_the_contract():

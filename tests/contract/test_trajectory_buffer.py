@@ -50,6 +50,10 @@ CONTINUOUS = TrajectorySchema(
     EnvSpaces((AgentClass("a", ("a",), 1, Box((0.0,), (1.0,))),), 0, None), 2, 1, with_state=False
 )
 
+IMAGES = TrajectorySchema(
+    EnvSpaces((AgentClass("a", ("a",), 6, Discrete(3), (1, 2, 3)),), 0, None), 2, 1, with_state=False
+)
+
 
 class Uniform(Memoryless):
     """Draws any action, so that a trajectory has something to say."""
@@ -247,6 +251,17 @@ async def test_what_does_not_fit_the_declared_spaces_is_refused_and_named(buffer
     assert buffer.counts == UploadCounts(refused=1)
     assert files(tmp_path) == []
     assert await upload(buffer, blank(TINY))  # the place is still free
+
+
+async def test_images_arrive_as_bytes_and_as_nothing_else(tmp_path):
+    buffer = opened(tmp_path, IMAGES)
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 1, 1, 6)
+    assert await upload(buffer, blank(IMAGES, **{"obs/0": pixels}))
+    (file,) = buffer.trajectories("job", 0, 1)
+    assert np.array_equal(views(file.header, memoryview(file.path.read_bytes()))["obs/0"], pixels)
+    with pytest.raises(CorruptError, match=r"obs/0 is float32\[2, 1, 1, 6\], the job declares uint8"):
+        await upload(buffer, blank(IMAGES, **{"obs/0": pixels.astype(np.float32)}), index=1)
+    buffer.shutdown()
 
 
 async def test_continuous_actions_may_leave_the_box_but_not_be_nan(tmp_path):

@@ -242,8 +242,9 @@ def _policies(team: Team) -> list[tuple[str, ...]]:
     for name, policy in team.policies.items():
         action = policy.action
         kind = f"{action.n} to choose from" if isinstance(action, Discrete) else f"{action.n} continuous"
-        size = policy.obs_size
-        rows.append((name, ", ".join(policy.agents), f"{size:,} {_SIZE[size != 1]}", kind))
+        size, image = policy.obs_size, policy.agent_class.image
+        seen = f"{size:,} {_SIZE[size != 1]}" if image is None else f"images of {' · '.join(map(str, image))}"
+        rows.append((name, ", ".join(policy.agents), seen, kind))
     return rows
 
 

@@ -84,7 +84,7 @@ def summary(job: PreparedJob) -> list[str]:
 def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     """What random play showed that may go wrong in training, a sentence each."""
     for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
-        largest = max(abs(shown.obs_low), abs(shown.obs_high))
+        largest = max(abs(shown.obs_low), abs(shown.obs_high)) if agents.image is None else 1.0
         if largest > _LARGE or 0 < largest < _SMALL:
             yield (
                 f"class {agents.name} observes numbers from {shown.obs_low:g} to {shown.obs_high:g}; nets learn best "
@@ -172,7 +172,10 @@ def _spaces_of(agents: AgentClass) -> str:
     if bounds := list(zip(getattr(action, "low", ()), getattr(action, "high", ()), strict=True)):
         shown = some_of(list(dict.fromkeys(f"{end(low)} to {end(high)}" for low, high in bounds)))
         actions = f"{_count(action.n, 'continuous action')}, {shown}"
-    return f"{_count(agents.obs_size, 'number')} observed, {actions}"
+    seen = _count(agents.obs_size, "number")
+    if agents.image is not None:
+        seen = f"images of {' · '.join(map(str, agents.image))}"
+    return f"{seen} observed, {actions}"
 
 
 def _masks(job: PreparedJob) -> str:

@@ -301,7 +301,7 @@ class MarlessSharingKind(SharingKind):
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> MarlessSharing:
         """Make the policy; raises SpecError for a threshold that no slope can reach, first groups of several agents,
-        classes in which no agents could ever share, and missing packages.
+        classes in which no agents could ever share, a similarity of vectors for images, and missing packages.
         """
         assert isinstance(config, MarlessSharingConfig), config  # as above
         if config.groups != "independent":
@@ -328,6 +328,11 @@ class MarlessSharingKind(SharingKind):
                 "take sharing.name: fixed"
             )
         check_similarity(config.similarity)
+        if config.similarity.name == "kde" and any(each.image for each in spaces.classes):
+            raise SpecError(
+                "sharing.similarity: kde estimates densities of what agents observe, which are images; take "
+                "similarity: policy_distance"
+            )
         if config.grouping == "kmeans":
             needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
             from marless.jobs.sharing import clustering  # noqa: F401  # imported now, so that no round waits for it

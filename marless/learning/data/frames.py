@@ -7,7 +7,7 @@ without the time and copy axes:
 
 | name           | dtype, shape of a frame           | in a segment's last frame |
 |----------------|-----------------------------------|---------------------------|
-| `obs/k`        | float32 [N, O]                    | the final observation; zeros if all agents had terminated |
+| `obs/k`        | float32 [N, O]; uint8 for images  | the final observation; zeros if all agents had terminated |
 | `action/k`     | int32 [N] or float32 [N, A]       | zeros |
 | `reward/k`     | float32 [N]                       | zeros |
 | `terminated/k` | bool [N]                          | false |
@@ -57,7 +57,7 @@ class ReplaySchema:
         for k in self.classes:
             agents = self.spaces.classes[k]
             n, discrete = len(agents.agents), isinstance(agents.action, Discrete)
-            found[f"obs/{k}"] = ("float32", (n, agents.obs_size))
+            found[f"obs/{k}"] = (agents.obs_dtype, (n, agents.obs_size))
             found[f"action/{k}"] = ("int32", (n,)) if discrete else ("float32", (n, agents.action.n))
             found[f"reward/{k}"] = ("float32", (n,))
             found[f"terminated/{k}"] = ("bool", (n,))

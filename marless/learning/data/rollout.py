@@ -25,6 +25,7 @@ from marless.learning.envs.base import (
     BoolArray,
     FloatArray,
     Frame,
+    ObsArray,
     Saved,
     Transition,
     Truncating,
@@ -45,11 +46,11 @@ class ActingPolicy(Protocol):
         """Reset the memory of agents that begin anew in some copies: a new episode starts, or they have come back."""
 
     def sample(
-        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+        self, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """Draw actions (int32 [N, B] or float32 [N, B, A]) and their log-probabilities, float32 [N, B]."""
 
-    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+    def greedy(self, obs_NBO: ObsArray, mask_NBA: BoolArray | None) -> ActionArray:
         """The most likely actions, int32 [N, B] or float32 [N, B, A]."""
 
     def to_env(self, action: ActionArray) -> ActionArray:

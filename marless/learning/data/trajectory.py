@@ -5,7 +5,7 @@ in `marless.learning.envs.base`, K bootstrap rows:
 
 | name            | dtype, shape            | meaning |
 |-----------------|-------------------------|---------|
-| `obs/k`         | float32 [T, N, B, O]    | observations before acting |
+| `obs/k`         | float32 [T, N, B, O]    | observations before acting; uint8 if the class observes images |
 | `action/k`      | int32 [T, N, B] or float32 [T, N, B, A] | actions (continuous: before clipping to the box) |
 | `log_prob/k`    | float32 [T, N, B]       | log-probability of the action under the acting policy |
 | `reward/k`      | float32 [T, N, B]       | |
@@ -14,7 +14,7 @@ in `marless.learning.envs.base`, K bootstrap rows:
 | `alive/k`       | bool [T, N, B]          | the agent acts; only if the environment has deaths or turns |
 | `waits/k`       | bool [T, N, B]          | it is in the episode, and waits; only if the environment has turns |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
-| `boot_obs/k`    | float32 [N, K, O]       | final observations of the segments that were cut |
+| `boot_obs/k`    | float32 [N, K, O]       | final observations of the segments that were cut; uint8, likewise |
 | `boot_mask/k`   | bool [N, K, A]          | their legal actions; only if the environment has masks |
 | `boot_waits/k`  | bool [N, K]             | the agents that wait then; only if the environment has turns |
 | `cut`           | bool [T, B]             | the segment ends after this step (episode ended, or rollout did) |
@@ -130,12 +130,12 @@ class TrajectorySchema:
         for i, agents in enumerate(self.spaces.classes):
             tnb = (t, len(agents.agents), b)
             discrete = isinstance(agents.action, Discrete)
-            expected[f"obs/{i}"] = ("float32", (*tnb, agents.obs_size))
+            expected[f"obs/{i}"] = (agents.obs_dtype, (*tnb, agents.obs_size))
             expected[f"action/{i}"] = ("int32", tnb) if discrete else ("float32", (*tnb, agents.action.n))
             expected[f"log_prob/{i}"] = ("float32", tnb)
             expected[f"reward/{i}"] = ("float32", tnb)
             expected[f"terminated/{i}"] = ("bool", tnb)
-            expected[f"boot_obs/{i}"] = ("float32", (tnb[1], k, agents.obs_size))
+            expected[f"boot_obs/{i}"] = (agents.obs_dtype, (tnb[1], k, agents.obs_size))
             if self.spaces.deaths or self.spaces.turns:
                 expected[f"alive/{i}"] = ("bool", tnb)
             if self.spaces.turns:
@@ -275,7 +275,8 @@ class Recorder:
             self._arrays[f"memory/{k}"][...] = memory[k]
 
     def saw(self, t: int, frame: Frame) -> None:
-        """Record the observations before step t."""
+        """Record the observations before step t; raises SpecError for images of another size or dtype."""
+        self._check_images(t, frame)
         for k in range(len(frame.obs)):
             self._arrays[f"obs/{k}"][t] = frame.obs[k]
             if frame.alive is not None:
@@ -293,7 +294,10 @@ class Recorder:
         self._arrays[f"log_prob/{k}"][t] = log_prob_NB
 
     def got(self, t: int, transition: Transition) -> None:
-        """Record the result of step t; where a segment is cut, its final observation becomes a bootstrap row."""
+        """Record the result of step t; where a segment is cut, its final observation becomes a bootstrap row.
+
+        Raises SpecError for images of another size or dtype.
+        """
         for k in range(len(transition.rewards)):
             self._arrays[f"reward/{k}"][t] = transition.rewards[k]
             self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
@@ -304,7 +308,18 @@ class Recorder:
         # At the end of the rollout, episodes that go on are cut, too, and bootstrap as truncated ones do.
         copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)
         if copies.size:
+            self._check_images(t + 1, transition.final)
             self._bootstrap(t, copies, transition.final)
+
+    def _check_images(self, t: int, frame: Frame) -> None:
+        """NumPy would take numbers of another dtype modulo 256, and say of another size neither whose nor when."""
+        for agents, obs_NBO in zip(self._schema.spaces.classes, frame.obs, strict=True):
+            shape = (len(agents.agents), self._schema.batch, agents.obs_size)
+            if agents.image is not None and (obs_NBO.dtype.name, obs_NBO.shape) != (agents.obs_dtype, shape):
+                raise SpecError(
+                    f"the environment is broken: before step {t} {agents.name} observes "
+                    f"{obs_NBO.dtype.name}{list(obs_NBO.shape)}, and its images are {agents.obs_dtype}{list(shape)}"
+                )
 
     def _bootstrap(self, t: int, copies: NDArray[np.intp], final: Frame) -> None:
         self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))

@@ -24,6 +24,8 @@ from marless.core.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATI
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+ObsArray = NDArray[np.float32] | NDArray[np.uint8]
+"""Observations: float32, or uint8 where they are images; see `AgentClass.obs_dtype`."""
 ActionArray = NDArray[np.int32] | NDArray[np.float32]
 Arrays = Mapping[str, NDArray[np.generic]]
 BOUNDLESS = 1e30
@@ -233,8 +235,8 @@ class Frame:
     Arrays are valid until the next `reset` or `step` of the environment that made them.
     """
 
-    obs: tuple[FloatArray, ...]
-    """float32 [N, B, O] per class; zeros for an agent that is not alive, or waits.
+    obs: tuple[ObsArray, ...]
+    """float32 [N, B, O], or uint8 for images, per class; zeros for an agent that is not alive, or waits.
 
     Except that an agent which was truncated while others go on shows its final observation for one frame, in which it
     is not alive: the value of that observation is what comes after its last step.
@@ -253,7 +255,7 @@ class Frame:
     After a truncation: an agent that was truncated and got no final observation.
     """
 
-    def arrays(self) -> list[FloatArray | BoolArray]:
+    def arrays(self) -> list[ObsArray | BoolArray]:
         """All arrays of the frame, the global state last."""
         state = () if self.state is None else (self.state,)
         return [*self.obs, *(self.masks or ()), *(self.alive or ()), *(self.waits or ()), *state]
@@ -435,7 +437,7 @@ def random_actions(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) ->
 
 
 def chance_acts(
-    agents: AgentClass, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    agents: AgentClass, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
 ) -> ActionArray:
     """Uniformly random legal actions for the agents of one class."""
     shape, space = obs_NBO.shape[:2], agents.action

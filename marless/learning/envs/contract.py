@@ -6,6 +6,7 @@ For tests of marless and of other packages; see docs/extending/environment.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +147,8 @@ def _check_spaces(spaces: EnvSpaces) -> None:
     _require(len(set(names)) == len(names), f"agent classes need distinct names, got {names}")
     for c in spaces.classes:
         _require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
+        pixels = c.obs_size if c.image is None else prod(c.image)
+        _require(pixels == c.obs_size, f"class {c.name}: obs_size is {c.obs_size}, an image {c.image} has {pixels}")
 
 
 def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: There = None) -> None:
@@ -159,7 +162,7 @@ def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: There = Non
         _check(frame.state, "float32", (batch, spaces.state_size), f"{where}: state")
     for k, c in enumerate(spaces.classes):
         shape = (len(c.agents), batch)
-        _check(frame.obs[k], "float32", (*shape, c.obs_size), f"{where}: obs of {c.name}")
+        _check(frame.obs[k], c.obs_dtype, (*shape, c.obs_size), f"{where}: obs of {c.name}")
         if frame.masks is not None:
             _check(frame.masks[k], "bool", (*shape, c.action.n), f"{where}: mask of {c.name}")
             _require(bool(frame.masks[k].any(axis=-1).all()), f"{where}: some {c.name} has no legal action")

@@ -10,12 +10,14 @@ import numpy as np
 
 from marless.learning.envs.base import (
     ActionArray,
+    AgentClass,
     Arrays,
     BoolArray,
     Box,
     EnvSpaces,
     FloatArray,
     Frame,
+    ObsArray,
     RewardArray,
     Transition,
     Truncatable,
@@ -35,9 +37,9 @@ _LEGAL = 0.6
 
 
 class SyntheticEnv(Truncatable):
-    """Agents observe noise. The reward of a discrete action a is component a of the observation (modulo its size);
-    a continuous action costs the sum of its components' distances from those of the observation. The team's reward, if
-    there is one, is the greatest of its agents' rewards.
+    """Agents observe noise, or images of it, whose bytes count as 0 to 1. The reward of a discrete action a is
+    component a of the observation (modulo its size); a continuous action costs the sum of its components' distances
+    from those of the observation. The team's reward, if there is one, is the greatest of its agents' rewards.
     """
 
     def __init__(self, spaces: EnvSpaces, batch: int) -> None:
@@ -92,9 +94,9 @@ class SyntheticEnv(Truncatable):
         self._there = tuple(map(np.logical_or, self._alive, waits))
         return self._frame
 
-    def _arrays(self) -> dict[str, BoolArray | FloatArray]:
+    def _arrays(self) -> dict[str, BoolArray | ObsArray]:
         frame = self._frame
-        found: dict[str, BoolArray | FloatArray] = {} if frame.state is None else {"state": frame.state}
+        found: dict[str, BoolArray | ObsArray] = {} if frame.state is None else {"state": frame.state}
         found |= {f"obs/{k}": array for k, array in enumerate(frame.obs)}
         found |= {f"mask/{k}": array for k, array in enumerate(frame.masks or ())}
         found |= {f"waits/{k}": array for k, array in enumerate(frame.waits or ())}
@@ -106,10 +108,7 @@ class SyntheticEnv(Truncatable):
         waits = tuple(each & (rng.random(each.shape) < _WAITS) for each in there) if spaces.turns else None
         alive = there if waits is None else tuple(np.greater(*each) for each in zip(there, waits, strict=True))
         self._there, self._alive = there, alive
-        obs = tuple(
-            rng.standard_normal((*alive_NB.shape, c.obs_size), np.float32) * alive_NB[..., None]
-            for c, alive_NB in zip(spaces.classes, alive, strict=True)
-        )
+        obs = tuple(self._noise(c, alive_NB) for c, alive_NB in zip(spaces.classes, alive, strict=True))
         state = rng.standard_normal((self.batch, spaces.state_size), np.float32) if spaces.state_size else None
         masks = None
         if spaces.masks:
@@ -118,6 +117,12 @@ class SyntheticEnv(Truncatable):
                 mask_NBA[..., 0] = True
         return Frame(obs, state, masks, alive if spaces.deaths or spaces.turns else None, waits)
 
+    def _noise(self, agents: AgentClass, alive_NB: BoolArray) -> ObsArray:
+        shape = (*alive_NB.shape, agents.obs_size)
+        if agents.image is not None:
+            return self._rng.integers(256, size=shape, dtype=np.uint8) * alive_NB[..., None]
+        return self._rng.standard_normal(shape, np.float32) * alive_NB[..., None]
+
     def _rewards(self, k: int, action: ActionArray) -> RewardArray:
         earned_NB = self._paid(k, action)
         if self._frame.waits is None:
@@ -125,7 +130,9 @@ class SyntheticEnv(Truncatable):
         return np.where(self._frame.waits[k], np.float32(_PAID_WAITING), earned_NB)
 
     def _paid(self, k: int, action: ActionArray) -> RewardArray:
-        space, obs_NBO, alive_NB = self.spaces.classes[k].action, self._frame.obs[k], self._alive[k]
+        agents, alive_NB = self.spaces.classes[k], self._alive[k]
+        space, white = agents.action, np.float32(1 if agents.image is None else 255)
+        obs_NBO: FloatArray = np.divide(self._frame.obs[k], white, dtype=np.float32)
         if isinstance(space, Box):
             low_A, high_A = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
             if not ((action >= low_A) & (action <= high_A)).all():

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_LAYERS, MAX_WIDTH
-from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, FloatArray, ObsArray
 from marless.learning.nets import acting_heads, acting_nets, normalising, observed_forms
 from marless.learning.nets.acting_heads import ActingHead
 from marless.learning.nets.acting_nets import ActingNet
-from marless.learning.nets.inputs import Inputs, write_action
+from marless.learning.nets.inputs import Inputs, write_action, write_observation
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.normalising import Normaliser
 
@@ -102,6 +102,8 @@ class ActingPolicies:
                 free=acting_heads.free_parameters(action, acts),
             )
             normaliser = Normaliser.of(owners, metadata, agent_class.obs_size)
+            if normaliser is not None and agent_class.image is not None:
+                raise CorruptError("its policies normalise observations, which are images")
             return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs, normaliser)
         except CorruptError as error:
             raise CorruptError(f"class {agent_class.name}: {error}") from None
@@ -149,7 +151,7 @@ class ActingPolicies:
             self._last_NAB[:] = memory["last_action"]
 
     def sample(
-        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+        self, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """Exploring actions, int32 [N, B] or (normalised) float32 [N, B, A], and their log-probabilities [N, B].
 
@@ -161,7 +163,7 @@ class ActingPolicies:
             write_action(self._last_NAB, action)
         return action, log_prob_NB
 
-    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+    def greedy(self, obs_NBO: ObsArray, mask_NBA: BoolArray | None) -> ActionArray:
         """The most probable or best actions, int32 [N, B] or (normalised) float32 [N, B, A]."""
         action = self._head.greedy(self._output(obs_NBO), mask_NBA)
         if self._inputs.last_action:
@@ -169,7 +171,7 @@ class ActingPolicies:
         return action
 
     def outputs(
-        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None
+        self, obs_NBO: ObsArray, mask_NBA: BoolArray | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """Logits or Q values [N, B, A]; or means of actions as `sample` returns them, with log standard deviations, [N
         or 1, A] or [N, B, A], if the policy is stochastic. No action is chosen: the last action stays unchanged.
@@ -180,7 +182,7 @@ class ActingPolicies:
         """Convert actions of `sample` or `greedy` to those of the environment."""
         return acting_heads.to_env(self.agent_class.action, self._head.unit(action))
 
-    def _output(self, obs_NBO: FloatArray) -> FloatArray:
+    def _output(self, obs_NBO: ObsArray) -> FloatArray:
         batch = obs_NBO.shape[1]
         if batch != self._batch:
             if self.remembers and self._batch != _NOT_BEGUN:
@@ -190,10 +192,9 @@ class ActingPolicies:
                 )
             # Without memory nothing is lost by new buffers, so the number of copies may change at any time.
             self.begin(batch)
-        if self._normaliser is None:
-            self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
-        else:
-            self._normaliser.write(obs_NBO.transpose(0, 2, 1), self._obs_NOB)
+        write_observation(self._obs_NOB, obs_NBO)
+        if self._normaliser is not None:
+            self._normaliser.write(self._obs_NOB, self._obs_NOB)
         # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results
         # are right (https://github.com/numpy/numpy/issues/24067). Policies that are not finite are refused when loaded.
         with np.errstate(invalid="ignore"):
@@ -215,6 +216,7 @@ def description(
     }
     if model.kind not in SIZED_BY_WEIGHTS:
         found["hidden"] = ",".join(map(str, model.hidden))
+    if model.kind not in SIZED_BY_WEIGHTS or agent_class.image is not None:
         found |= observed_forms.metadata_of(agent_class)
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
     normalises = normalising.metadata(normalises=model.normalise_observations, clip=model.observation_clip)

@@ -1,9 +1,9 @@
 """The inputs of a net: the observation and, optionally, the last action and the agent's id. NumPy only, used by actors
 and learners.
 
-Rows of an input, in this order: the observation [O]; the last action [A], one-hot or its components as chosen, 0 at an
-episode's start and where the agent comes back; the agent's id, one-hot. Shapes: N agents of a class, B copies or M
-samples.
+Rows of an input, in this order: the observation [O], an image scaled to [0, 1]; the last action [A], one-hot or its
+components as chosen, 0 at an episode's start and where the agent comes back; the agent's id, one-hot. Shapes: N agents
+of a class, B copies or M samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from marless.core.errors import CorruptError
-from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, FloatArray
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, FloatArray, ObsArray
 from marless.learning.nets.net_kind import InputShape
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.learning.nets.model import ModelSpec
 
 _OBS, _LAST_ACTION, _ID = "obs", "last_action", "id"
+WHITE = np.float32(255)
+"""The byte of an image that is 1 for a net; nets read a byte v as v / 255."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Inputs:
     def build(
         self,
         agent_class: AgentClass,
-        obs_NMO: FloatArray,
+        obs_NMO: ObsArray,
         last_action: ActionArray | None = None,
         first: BoolArray | None = None,
     ) -> FloatArray:
@@ -104,13 +106,13 @@ class Inputs:
         self,
         input_NIM: FloatArray,
         agent_class: AgentClass,
-        obs_NMO: FloatArray,
+        obs_NMO: ObsArray,
         last_action: ActionArray | None = None,
         first: BoolArray | None = None,
     ) -> None:
         """Write the inputs that `build` returns to `input_NIM`."""
         seen = obs_NMO.shape[2]
-        input_NIM[:, :seen] = obs_NMO.transpose(0, 2, 1)
+        write_observation(input_NIM[:, :seen], obs_NMO)
         if self.last_action and last_action is not None and first is not None:
             rows_NAM = input_NIM[:, seen : seen + agent_class.action.n]
             write_action(rows_NAM, last_action)
@@ -123,6 +125,14 @@ class Inputs:
 
     def _names(self) -> list[str]:
         return [_LAST_ACTION] * self.last_action + [_ID] * bool(self.known)
+
+
+def write_observation(rows_NOB: FloatArray, obs_NBO: ObsArray) -> None:
+    """Write observations as rows of an input: float32 as it is, the bytes of images scaled to [0, 1]."""
+    if obs_NBO.dtype == np.uint8:
+        np.divide(obs_NBO.transpose(0, 2, 1), WHITE, out=rows_NOB)
+    else:
+        rows_NOB[:] = obs_NBO.transpose(0, 2, 1)
 
 
 def write_action(rows_NAB: FloatArray, action: ActionArray) -> None:

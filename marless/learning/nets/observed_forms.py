@@ -1,6 +1,7 @@
 """What the metadata of a policy state say of the form of its observations: their size, an image, entities.
 
-States of kinds whose weights do not show it say it, so that whoever loads a policy can make its net.
+States of kinds whose weights do not show it say it, and those of images, so that whoever loads a policy can make its
+net, and scales what it reads as in training.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def metadata_of(agent_class: AgentClass) -> dict[str, str]:
 
 
 def check(metadata: Mapping[str, str], agent_class: AgentClass) -> None:
-    """Raise CorruptError unless a state that says what its policy observes says what this class does."""
+    """Raise CorruptError unless a state that says what its policy observes says what this class does.
+
+    One that says nothing is of vectors.
+    """
     said, here = _said(metadata), metadata_of(agent_class)
-    if said and said != here:
+    if said != here and (said or agent_class.image is not None):
         raise CorruptError(
             f"class {agent_class.name}: its policies read {_told(said)}, its agents observe {_told(here)}"
         )
@@ -70,4 +74,4 @@ def _three(text: str) -> tuple[int, int, int]:
 
 
 def _told(said: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}: {shown(value)}" for key, value in said.items())
+    return ", ".join(f"{key}: {shown(value)}" for key, value in said.items()) or "vectors"

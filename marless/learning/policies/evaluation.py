@@ -25,6 +25,7 @@ from marless.learning.envs.base import (
     BoolArray,
     EnvSpaces,
     FloatArray,
+    ObsArray,
     chance_acts,
 )
 from marless.learning.policies.team import Team
@@ -171,12 +172,12 @@ class Chance:
         """Do nothing: there is no memory."""
 
     def sample(
-        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+        self, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """Random legal actions; their log-probabilities are 0, as evaluations do not use them."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, rng), np.zeros(obs_NBO.shape[:2], np.float32)
 
-    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+    def greedy(self, obs_NBO: ObsArray, mask_NBA: BoolArray | None) -> ActionArray:
         """Random legal actions here, too, as no action is preferred."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, self._rng)
 

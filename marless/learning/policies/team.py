@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from marless.core.errors import CorruptError, SpecError, unknown_name
 from marless.core.limits import MAX_AGENTS
-from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, EnvSpaces, FloatArray
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, ObsArray
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.policies.policy import Origin, Policy
 from marless.learning.policies.policy_file import write_policy, write_team
@@ -102,9 +103,10 @@ class Team:
     ) -> dict[str, int | ActionArray]:
         """The actions of the agents in `observations`: greedy, or sampled with `explore`.
 
-        An observation is [O], or [B, O] for B copies; its mask, True or 1 where an action is legal, is [A] or [B, A]. A
-        discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. If a mask
-        allows no action, the action is 0. `seed` seeds the team's random generator, which starts unseeded.
+        An observation is [O], or [B, O] for B copies; an image may also be [C, H, W] or [B, C, H, W], of bytes, or of
+        floating-point numbers that are scaled to [0, 1] already. Its mask, True or 1 where an action is legal, is [A]
+        or [B, A]. A discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. If
+        a mask allows no action, the action is 0. `seed` seeds the team's random generator, which starts unseeded.
 
         With memory, a call is the next step of each agent's episode: call `begin` when new ones start.
 
@@ -157,7 +159,7 @@ class Team:
 
     def _act(self, agent: str, observation: ArrayLike, mask: ArrayLike | None, explore: bool) -> int | ActionArray:
         player = self._players[agent]
-        obs = _observation(agent, observation, player.agent_class.obs_size)
+        obs = _observation(agent, observation, player.agent_class)
         obs_1BO = obs.reshape(1, -1, player.agent_class.obs_size)
         if player.remembers:
             self._continue(agent, player, obs_1BO.shape[1])
@@ -197,7 +199,10 @@ def _check_size(policies: Sequence[Policy]) -> None:
             raise CorruptError(f"policy {policy.name}: its weights are not all finite numbers")
 
 
-def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:
+def _observation(agent: str, observation: ArrayLike, agent_class: AgentClass) -> ObsArray:
+    if agent_class.image is not None:
+        return _image(agent, observation, agent_class.image)
+    size = agent_class.obs_size
     try:
         with np.errstate(over="ignore"):  # what is infinite in float32 is refused below
             obs = np.asarray(observation, np.float32)
@@ -208,6 +213,26 @@ def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:
     if not np.isfinite(obs).all():
         raise SpecError(f"the observation of {agent} holds NaN or infinite numbers: {observation!r:.100}")
     return obs
+
+
+def _image(agent: str, observation: ArrayLike, image: tuple[int, int, int]) -> ObsArray:
+    """The pixels [O] or [B, O] of images: bytes, or float32 in [0, 1]."""
+    found, size = np.asarray(observation), prod(image)
+    if found.shape[-3:] == image and found.ndim in (3, 4):
+        found = found.reshape(*found.shape[:-3], size)
+    if found.dtype.kind not in "uif" or found.ndim not in (1, 2) or found.shape[-1] != size:
+        raise SpecError(
+            f"{agent} observes images {list(image)}, [{size}] or a batch of them, got "
+            f"{found.dtype.name}{list(found.shape)}"
+        )
+    highest = 1 if found.dtype.kind == "f" else 255
+    # Not "outside of", so that NaN is refused, too.
+    if not ((found >= 0) & (found <= highest)).all():
+        raise SpecError(
+            f"the image that {agent} observes has values outside of 0…{highest}; images are bytes, or floating-point "
+            "numbers that are scaled to 0…1"
+        )
+    return found.astype(np.float32) if found.dtype.kind == "f" else found.astype(np.uint8)
 
 
 def _mask(agent: str, mask: ArrayLike, batch: tuple[int, ...], action: Discrete | Box) -> BoolArray:

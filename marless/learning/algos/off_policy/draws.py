@@ -20,7 +20,7 @@ from marless.learning.algos.training.turns import Rows, last_turns, next_turns, 
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
 from marless.learning.data.trajectory import returned
-from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Discrete, FloatArray
+from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Discrete, FloatArray, ObsArray
 from marless.learning.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
@@ -110,6 +110,12 @@ class BatchSource:
         """Names of the fields of a frame."""
         return frozenset(self.schema.fields())
 
+    @cached_property
+    def _bytes_of_frame(self) -> int:
+        """Bytes of a frame as nets read it: four for each of an image's."""
+        images = sum(len(a.agents) * a.obs_size for _, a, _ in self.classes if a.image is not None)
+        return self.schema.frame_bytes + 3 * images
+
     def draws(
         self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
     ) -> Iterator[Sequence[Batch]]:
@@ -119,7 +125,7 @@ class BatchSource:
         steps are several batches drawn and gathered at once. `beta` is the exponent of importance weights.
         """
         if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
-            most = max(_AT_ONCE // (2 * count * self.schema.frame_bytes), 1)
+            most = max(_AT_ONCE // (2 * count * self._bytes_of_frame), 1)
             for begun in range(0, times, most):
                 row = self.replay.draw(rng, min(times - begun, most) * count).row
                 yield list(self._batch(row, self._single(row, count), moments, None).parts(count))
@@ -310,7 +316,7 @@ class BatchSource:
         input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
         for some in _pieces(len(frame)):
             row = frame[some]
-            obs_NFO = self._each(f"obs/{k}", row).astype(np.float32, copy=False).swapaxes(0, 1)
+            obs_NFO: ObsArray = self._each(f"obs/{k}", row).astype(agents.obs_dtype, copy=False).swapaxes(0, 1)
             before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
             if self.statistics is not None:

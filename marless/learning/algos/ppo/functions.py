@@ -20,6 +20,7 @@ from marless.learning.algos.ppo import advantages, losses
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, PPOConfig
 from marless.learning.algos.ppo.early_stop import EarlyStop
 from marless.learning.algos.settings import value_at
+from marless.learning.algos.training.images import ImageReader, ReadingNet
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples, weights
 from marless.learning.curvature.hessian import (
@@ -35,6 +36,7 @@ from marless.learning.nets import adam, heads, stacked
 from marless.learning.nets.acting_heads import BETA, STOCHASTIC
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
+from marless.learning.nets.stacked import Net
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
@@ -124,9 +126,16 @@ class _Trained(ABC):
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str) -> None:
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, reader: ImageReader | None = None) -> None:
+        """Train these rows; their features have positions of the images of `reader`, if there is one."""
         self.tensors = tensors
-        self.net = stacked.net(layout, tensors["flat"], activation)
+        self._layout, self._activation, self._reader = layout, activation, reader
+        self.net = self._made(tensors["flat"])
+
+    def _made(self, flat_PD: Tensor) -> Net:
+        """Nets like those that are trained, with other parameters."""
+        net = stacked.net(self._layout, flat_PD, self._activation)
+        return net if self._reader is None else ReadingNet(net, self._reader)
 
     def train(
         self,
@@ -206,10 +215,16 @@ class PolicyFunction(_Trained):
     surrogate: ClassVar[Surrogate] = Surrogate(losses.surrogate, losses.surrogate_gradient, ("clip",))
 
     def __init__(
-        self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box, acts: str = STOCHASTIC
+        self,
+        tensors: Row,
+        layout: NetLayout,
+        activation: str,
+        action: Discrete | Box,
+        acts: str = STOCHASTIC,
+        reader: ImageReader | None = None,
     ) -> None:
-        """Train these rows; `acts` as in `marless.learning.nets.acting_heads`."""
-        super().__init__(tensors, layout, activation)
+        """Train these rows; `acts` as in `marless.learning.nets.acting_heads`, `reader` as in `_Trained`."""
+        super().__init__(tensors, layout, activation, reader)
         self._action, self._acts = action, acts
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD, acts)
         self.discrete = isinstance(action, Discrete)
@@ -262,7 +277,8 @@ class PolicyFunction(_Trained):
             legal_PAM = batch["legal"] > 0 if "legal" in batch else None
             return CategoricalScore(output_PAM, batch["action"].long(), legal_PAM, weight_PM)
 
-        return hessian_product(net, flat_PD, batch, objective)
+        features = batch["features"] if self._reader is None else self._reader.read(batch["features"])
+        return hessian_product(net, flat_PD, {**batch, "features": features}, objective)
 
     def log_probs(self, seen: Mapping[str, Tensor], owner: Tensor | None = None) -> Tensor:
         """Log-probabilities of actions, [rows, S]; no gradient follows, and none that was prepared is lost.
@@ -271,7 +287,7 @@ class PolicyFunction(_Trained):
         `owner[i]`, or policy i if `owner` is None.
         """
         flat_PD = self.tensors["flat"] if owner is None else self.tensors["flat"][owner]
-        net = stacked.net(self.net.layout, flat_PD, self.net.activation)
+        net = self._made(flat_PD)
         head = heads.head(self._action, flat_PD, net.gradient_PD, self._acts)
         action = seen["action"].long() if self.discrete else seen["action"]
         legal_PAS = seen["legal"] > 0 if "legal" in seen else None
@@ -345,7 +361,7 @@ class CriticFunction(_Trained):
         """
         net, moments = self.net, self.tensors["moments"]
         if owner is not None:
-            net, moments = stacked.net(net.layout, self.tensors["flat"][owner], net.activation), moments[owner]
+            net, moments = self._made(self.tensors["flat"][owner]), moments[owner]
         mean, std = advantages.mean_and_std(moments)
         return net.evaluate(features, resets) * std.float() + mean.float()
 

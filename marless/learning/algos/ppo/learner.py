@@ -39,6 +39,7 @@ from marless.learning.algos.ppo.post_process import (
 )
 from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.observed import observation_sums, state_sums
 from marless.learning.algos.training.passes import Graph, Pass, threads_for
 from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
@@ -141,8 +142,10 @@ class PPOLearner:
             free=(math.log(config.initial_std),) * free,
         )
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
-        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action, acts))
-        self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
+        self._reader = None if agent_class.image is None else ImageReader(self._device)
+        judges_by = self._reader if critic == "own" else None
+        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action, acts, self._reader))
+        self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by))
         self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -277,6 +280,7 @@ class PPOLearner:
                 for metric, values_P in found.items():
                     for name, number in zip(each.names, values_P.tolist(), strict=True):
                         metrics[name][metric] = number
+        self._show(None)
         distances, compared = work.similarity.result()
         return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
 
@@ -327,6 +331,7 @@ class PPOLearner:
     ) -> Metrics:
         """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        self._show(table.images)
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
         policies_of, judges = list(zip(chosen, trained, strict=True)), self._judges(chosen, critics)
@@ -348,6 +353,11 @@ class PPOLearner:
             samples = policy_samples(stack, advantage_N1S, estimates.value, tensors, segments, self._config, peers)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
         return {}
+
+    def _show(self, images: RoundImages | None) -> None:
+        """Let nets read the images of a round, or of none."""
+        if self._reader is not None:
+            self._reader.show(images)
 
     def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
         """The stacks of the round's groups; without shared policies, samples are not drawn."""

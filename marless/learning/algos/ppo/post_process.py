@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from marless.learning.algos.training.turns import Turns
 from marless.learning.nets.normalising import centre_and_scale
 
 Tensors = Mapping[str, Tensor]
-"""A `Table` on the learner's device, without the fields that are None."""
+"""The arrays of a `Table` on the learner's device."""
 
 
 def upload(table: Table, device: torch.device, known: Sequence[str] = ()) -> Tensors:
@@ -41,7 +42,9 @@ def upload(table: Table, device: torch.device, known: Sequence[str] = ()) -> Ten
     On the CPU, memory is shared instead.
     """
     arrays = {field.name: getattr(table, field.name) for field in fields(table)}
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+    tensors = {
+        name: torch.from_numpy(array).to(device) for name, array in arrays.items() if isinstance(array, np.ndarray)
+    }
     return tensors | {name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}
 
 

@@ -119,6 +119,8 @@ def behaviour(
     index_NS = np.stack([rng.choice(each, drawn, replace=False) for each in living])
     legal = None if table.legal is None else _columns(table.legal, index_NS) > 0
     obs_NSO = _columns(table.obs, index_NS)[..., :-1]
+    if table.images is not None:
+        obs_NSO = table.images.scaled(obs_NSO[..., 0].astype(np.int64))
     states = [acting[agent] for agent in agent_class.agents]
     if Inputs.parse(states[0].metadata).last_action:
         obs_NSO = np.concatenate([obs_NSO, _actions_before(table, index_NS, agent_class)], axis=2)

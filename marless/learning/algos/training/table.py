@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError
+from marless.learning.algos.training.images import RoundImages
 from marless.learning.algos.training.turns import open_turns
 from marless.learning.data.trajectory import Trajectory, returned
 
@@ -25,7 +26,7 @@ class Table:
     """The samples of a round for a learner; the module's docstring explains the shapes."""
 
     obs: FloatArray
-    """[N, I, S]."""
+    """[N, I, S]; of images, whose positions are in the place of the observation, [N, 2, S]."""
     boot_obs: FloatArray
     """[N, I, K]."""
     action: FloatArray
@@ -56,6 +57,8 @@ class Table:
     """[1, I, K]."""
     memory: FloatArray | None
     """[N, H, B], memory of the policies before the first step; None if episodes begin there, or nets have none."""
+    images: RoundImages | None
+    """What the positions of images mean; None if the class observes vectors."""
 
 
 def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: bool) -> Table:
@@ -68,9 +71,10 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
     if alive is not None and unfinished is not None:
         alive *= ~unfinished.reshape(alive.shape)
     first, k = trajectories[0].arrays, agent_class
+    images = RoundImages.of(trajectories, k)
     return Table(
-        obs=_with_ones([t[f"obs/{k}"] for t in trajectories]),
-        boot_obs=_with_ones([t[f"boot_obs/{k}"][None] for t in trajectories]),
+        obs=_with_ones(source.observations("obs", images)),
+        boot_obs=_with_ones([each[None] for each in source.observations("boot_obs", images)]),
         action=source.rows("action"),
         log_prob=source.rows("log_prob"),
         reward=source.over_time("reward").astype(np.float32, copy=False),
@@ -85,6 +89,7 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
         boot_state=_with_ones([t["boot_state"][None, None] for t in trajectories]) if with_state else None,
         memory=source.memory() if f"memory/{k}" in first else None,
+        images=images,
     )
 
 
@@ -92,6 +97,12 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
 class _Source:
     trajectories: Sequence[Trajectory]
     agent_class: int
+
+    def observations(self, name: str, images: RoundImages | None) -> Sequence[NDArray[np.generic]]:
+        """The array "obs" or "boot_obs" of each trajectory, or the positions of its images."""
+        if images is not None:
+            return images.positions(self.trajectories, name, self.agent_class)
+        return [t[f"{name}/{self.agent_class}"] for t in self.trajectories]
 
     def rows(self, name: str) -> FloatArray:
         """[N, R, S] float32 of arrays [T, N, b, R] or, with R = 1, [T, N, b]."""

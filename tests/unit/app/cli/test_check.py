@@ -65,11 +65,17 @@ def test_what_marless_sees_of_a_job(marless, job):
     assert "ippo trains 2 policies; 2 actors · 4 copies · 5 steps = 40 env steps a round" in shown
 
 
+NUMBERS = {"image": None, "entities": []}
+"""What is said of observations that are neither images nor lists of others."""
+
+
 def test_the_same_as_json(marless, job):
     code, shown, _ = marless("check", job, "-o", "json")
     found = json.loads(shown)
     assert code == 0
-    assert found["classes"] == [{"name": "agent", "agents": ["agent_0", "agent_1"], "obs_size": 3, "action": {"n": 3}}]
+    assert found["classes"] == [
+        {"name": "agent", "agents": ["agent_0", "agent_1"], "obs_size": 3, "action": {"n": 3}, **NUMBERS}
+    ]
     assert found["seen"]["episodes"] == found["seen"]["env_steps"]
     assert found["notes"] == []
 

@@ -48,6 +48,8 @@ def trajectory(
         kind, _, k = name.partition("/")
         if dtype == "float32":
             arrays[name] = rng.normal(size=shape).astype(np.float32)
+        elif dtype == "uint8":
+            arrays[name] = rng.integers(256, size=shape, dtype=np.uint8)
         elif kind == "action":
             arrays[name] = rng.integers(spaces.classes[int(k)].action.n, size=shape, dtype=np.int32)
         else:

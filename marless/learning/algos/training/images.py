@@ -1,0 +1,164 @@
+"""The images of a round, read by their positions: bytes stay where the trajectories lie until a net sees a minibatch.
+
+As float32, the images of a round would take four times their bytes, and a shuffled copy of them once more. So tables,
+pools and minibatches have in the place of observations one number for each image, its *position*, and nets that read
+images put the pixels in its place, scaled as actors scale them. Shapes: N agents of the class, T time, b copies of an
+actor, K bootstrap rows, O pixels of an image, P nets, R rows with positions, I with pixels, M samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.core.errors import SpecError
+from marless.learning.data.trajectory import Trajectory
+from marless.learning.envs.base import FloatArray
+from marless.learning.nets.inputs import WHITE
+from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.stacked import Net
+
+_MOST = 2**24
+"""Positions are float32, as all features, and exact below this number."""
+_AT_ONCE = 1024
+"""Samples whose pixels a net that is only evaluated sees at once."""
+_PIECE = 64
+"""Images that are transposed at once, so few that a core's cache holds them."""
+Positions = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RoundImages:
+    """All images that the agents of a class have observed in a round, actor by actor, as views of the trajectories."""
+
+    parts: tuple[NDArray[np.uint8], ...]
+    """[rows, O] of each actor: its observations, and of each actor its bootstrap rows."""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], agent_class: int) -> RoundImages | None:
+        """The images of a class; None if it observes vectors. Raises SpecError for more than can be numbered."""
+        arrays = [t[f"{name}/{agent_class}"] for name in ("obs", "boot_obs") for t in trajectories]
+        if arrays[0].dtype != np.uint8:
+            return None
+        parts = tuple(each.reshape(-1, each.shape[-1]).view(np.uint8) for each in arrays)
+        if (count := sum(map(len, parts))) > _MOST:
+            raise SpecError(
+                f"a round has {count:,} images of class {agent_class}, and a learner takes {_MOST:,}; lower "
+                "actors.steps, actors.envs or actors.count"
+            )
+        return cls(parts)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The position of the first image of each part, and the number of all."""
+        return np.cumsum([0, *map(len, self.parts)])
+
+    def positions(self, trajectories: Sequence[Trajectory], name: str, agent_class: int) -> list[Positions]:
+        """The positions of an array "obs" or "boot_obs" of each trajectory, in its shape, with 1 in the place of O."""
+        first = 0 if name == "obs" else len(trajectories)
+        shapes = [t[f"{name}/{agent_class}"].shape[:-1] for t in trajectories]
+        return [
+            np.arange(start, stop, dtype=np.float32).reshape(*shape, 1)
+            for start, stop, shape in zip(self.starts[first:], self.starts[first + 1 :], shapes, strict=False)
+        ]
+
+    def take(self, position_M: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The images at these positions, [M, O]."""
+        part_M = np.searchsorted(self.starts, position_M, "right") - 1
+        used = np.unique(part_M)
+        if len(used) == 1:
+            taken_MO: NDArray[np.uint8] = self.parts[used[0]].take(position_M - self.starts[used[0]], axis=0)
+            return taken_MO
+        found_MO = np.empty((len(position_M), self.parts[0].shape[1]), np.uint8)
+        for part in used:
+            mine = np.flatnonzero(part_M == part)
+            found_MO[mine] = self.parts[part].take(position_M[mine] - self.starts[part], axis=0)
+        return found_MO
+
+    def scaled(self, position: NDArray[np.int64]) -> FloatArray:
+        """The images at positions [...], float32 [..., O], as nets read them."""
+        pixels: FloatArray = np.divide(self.take(position.ravel()), WHITE)
+        return pixels.reshape(*position.shape, -1)
+
+
+class ImageReader:
+    """Reads the images of the round that a learner trains on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._images: RoundImages | None = None
+        self._store: Tensor | None = None
+
+    def show(self, images: RoundImages | None) -> None:
+        """Read from these from now on; None: from none, so that their memory is released."""
+        self._images, self._store = images, None
+        if images is not None and self._device.type != "cpu":
+            self._store = torch.empty(int(images.starts[-1]), images.parts[0].shape[1], dtype=torch.uint8)
+            np.concatenate(images.parts, out=self._store.numpy())
+            self._store = self._store.to(self._device)
+
+    def read(self, x_PRM: Tensor) -> Tensor:
+        """Features [P, I, M] of features with positions, [P, R, M], whose first row they are."""
+        if self._images is None:
+            raise ValueError("there is no round whose images could be read")
+        nets, rows, samples = x_PRM.shape
+        pixels = self._images.parts[0].shape[1]
+        found_PIM = x_PRM.new_empty(nets, pixels + rows - 1, samples)
+        found_PIM[:, pixels:] = x_PRM[:, 1:]
+        if self._store is not None:
+            shown_PMO = self._store[x_PRM[:, 0].long()]
+            torch.div(shown_PMO.transpose(1, 2), float(WHITE), out=found_PIM[:, :pixels])
+            return found_PIM
+        position_PM = x_PRM[:, 0].numpy().astype(np.int64)
+        for position_M, out_OM in zip(position_PM, found_PIM[:, :pixels].numpy(), strict=True):
+            for begun in range(0, samples, _PIECE):
+                piece = slice(begun, begun + _PIECE)
+                np.divide(self._images.take(position_M[piece]).T, WHITE, out=out_OM[:, piece])
+        return found_PIM
+
+
+class ReadingNet:
+    """Stacked nets that read images: a `Net` whose features have positions in the place of pixels."""
+
+    def __init__(self, net: Net, reader: ImageReader) -> None:
+        self._net, self._reader = net, reader
+        self.gradient_PD = net.gradient_PD
+
+    @property
+    def layout(self) -> NetLayout:
+        return self._net.layout
+
+    @property
+    def activation(self) -> str:
+        return self._net.activation
+
+    @property
+    def output_layer(self) -> Tensor:
+        return self._net.output_layer
+
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        return self._net.forward(self._reader.read(input_PIM), resets, memory)
+
+    def backward(self, d_output_PKM: Tensor) -> None:
+        self._net.backward(d_output_PKM)
+
+    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
+        """See `Net`; a part of the samples at a time, whole segments of nets with memory."""
+        if resets is None:
+            parts = (self._net.evaluate(self._reader.read(part)) for part in torch.split(input_PIS, _AT_ONCE, dim=2))
+            return torch.cat(list(parts), dim=2)
+        steps, copies = resets.shape[-2:]
+        width = max(_AT_ONCE // steps, 1)
+        input_PITB = input_PIS.view(*input_PIS.shape[:2], steps, copies)
+        found = []
+        for b in range(0, copies, width):
+            pixels_PIM = self._reader.read(input_PITB[..., b : b + width].flatten(2))
+            output_PKM = self._net.evaluate(pixels_PIM, resets[..., b : b + width].contiguous())
+            found.append(output_PKM.view(*output_PKM.shape[:2], steps, -1))
+        return torch.cat(found, dim=3).flatten(2)
