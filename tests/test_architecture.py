@@ -413,7 +413,7 @@ from marless.learning.algos.registry import ALGORITHMS
 print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS.modules)))
 """
     done = run(program)
-    names = "DDPG IDDPG Impact IPPO IQL MADDPG MAPPO MASAC MATD3 QMIX SAC TD3 VDN"
+    names = "DDPG IDDPG Impact IPPO IQL MADDPG MAPPO MASAC MATD3 IndependentPQN PQNVDN QMIX SAC TD3 VDN"
     assert done.stdout.split() == [f"{name}Config" for name in names.split()]
 
 

@@ -257,6 +257,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
         with_state=algorithm.needs_state(spec.algorithm),
         carried=actors.episodes == "carried",
         round_steps=round_steps,
+        least_steps=sampled * of_actor,
         total_steps=min(bounds, default=None),
     )
 

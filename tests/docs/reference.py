@@ -30,13 +30,17 @@ An empty default is `null`. Column "of" names the algorithms, schedules or polic
 `schedule.aggregation.rule` (stellaris, softsync, ssp, async, sync). Not here: the scaling policy `minions`, which needs
 a [scheduler that was trained](scaling.md), and the settings of sinks ([metrics.md](metrics.md)).
 
-*PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *DPG* iddpg and maddpg, *TD3* td3 and matd3, *SAC* sac and
-masac, *off-policy* all but PPO. A *schedule* is a number, or `{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear
-over the first env steps of the job. Upper limits of 1,000,000,000 and more are left out.
+*PPO* means ippo, mappo and impact, *Q* iql, vdn and qmix, *PQN* pqn and pqn_vdn, *DPG* iddpg and maddpg, *TD3* td3 and
+matd3, *SAC* sac and masac, *off-policy* all but PPO and PQN. A *schedule* is a number, or
+`{start: 0.002, end: 0.0, env_steps: 1_000_000}`: linear over the first env steps of the job. Upper limits of
+1,000,000,000 and more are left out.
 """
 FAMILIES = {
+    "ddpg, iddpg, iql, maddpg, masac, matd3, pqn, pqn_vdn, qmix, sac, td3, vdn": "all but PPO",
+    "ddpg, iddpg, impact, ippo, iql, maddpg, mappo, masac, matd3, pqn, sac, td3": "all but vdn, qmix, pqn_vdn",
+    "iql, pqn, pqn_vdn, qmix, vdn": "Q, PQN",
+    "pqn, pqn_vdn": "PQN",
     "ddpg, iddpg, iql, maddpg, masac, matd3, qmix, sac, td3, vdn": "off-policy",
-    "ddpg, iddpg, impact, ippo, iql, maddpg, mappo, masac, matd3, sac, td3": "all but vdn, qmix",
     "ddpg, iddpg, iql, maddpg, masac, matd3, sac, td3, vdn": "off-policy, not qmix",
     "iddpg, iql, maddpg, qmix, vdn": "Q, DPG",
     "ddpg, masac, matd3, sac, td3": "ddpg, TD3, SAC",

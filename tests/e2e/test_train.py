@@ -464,7 +464,7 @@ MISTAKES = {
     "actors.cout=3": "actors.cout: unknown field 'cout'; did you mean 'count'? known: count, envs, episodes, steps, "
     "timeout_s",
     "algorithm.name=ipo": "algorithm: unknown algorithm 'ipo'; did you mean 'ippo'? known: ddpg, iddpg, "
-    "impact, ippo, iql, maddpg, mappo, masac, matd3, qmix, sac, td3, vdn",
+    "impact, ippo, iql, maddpg, mappo, masac, matd3, pqn, pqn_vdn, qmix, sac, td3, vdn",
     "env.options.agents=0": "env: environment mpe/simple_spread: agents must be a whole number of at least 1, got 0",
 }
 

@@ -70,6 +70,7 @@ SYNCHRONOUS: Mapping[str, Document] = {
     "vdn decides": DECIDES | {"algorithm": {"name": "vdn", **LEARNS, "warmup": 70}},
     "ippo trends": TRENDS,
     "ippo carried": CARRIED | {"model": {"hidden": [8], "recurrent": "gru", **NORMALISED["model"]}},
+    "pqn_vdn groups": GROUPS | NORMALISED | {"algorithm": {"name": "pqn_vdn", **PPO}},
     "vdn carried": CARRIED | {"algorithm": {"name": "vdn", **SMALL_Q}},
     "maddpg carried": CARRIED | {"algorithm": {"name": "maddpg", **SMALL_Q}},
     "iql": {"algorithm": WRAPS | {"replay": {"capacity": 500}}},
@@ -77,7 +78,7 @@ SYNCHRONOUS: Mapping[str, Document] = {
 }
 OF_ALL: Mapping[str, Document] = {
     f"{name} everything": EVERYTHING
-    | {"env": TEAM if name in ("vdn", "qmix") else RIVALS, "algorithm": {"name": name, **settings}}
+    | {"env": TEAM if name in ("vdn", "qmix", "pqn_vdn") else RIVALS, "algorithm": {"name": name, **settings}}
     for name, settings in ALGORITHMS.items()
 }
 FRESH = {"actors": {"count": 3, "envs": 2, "steps": 5, "episodes": "fresh"}, "stop": {"rounds": 8}}
@@ -89,6 +90,7 @@ STELLARIS: Mapping[str, Document] = {
     "vdn": FRESH | {"algorithm": {"name": "vdn", **UPDATES}},
     "qmix": FRESH | {"algorithm": {"name": "qmix", **UPDATES}},
     "maddpg": FRESH | {"algorithm": {"name": "maddpg", **UPDATES}},
+    "pqn_vdn": FRESH | {"algorithm": {"name": "pqn_vdn", **PPO}},
     "iddpg rivals": FRESH | {"env": RIVALS, "algorithm": {"name": "iddpg", **UPDATES}},
     "ippo groups": FRESH | GRADIENTS | SCRIPTED | NORMALISED | {"env": THREE, "stop": {"rounds": 9}},
     "vdn groups": FRESH

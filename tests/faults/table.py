@@ -62,7 +62,7 @@ synchronous | ippo decides | coordinator killed over and over in each round | sa
     record.after
 synchronous | {mappo,vdn} decides | coordinator killed over and over in each round, learner_pool once | same measured
     ~record.after
-synchronous | maddpg groups | coordinator killed over and over in each round, learner_pool once | same
+synchronous | {maddpg,pqn_vdn} groups | coordinator killed over and over in each round, learner_pool once | same
     record.after
 synchronous | ippo trends | coordinator killed over and over in each round | same
     record.after
@@ -94,7 +94,7 @@ synchronous | iql wraps | learner_pool workers killed | same
     after-train:3
 synchronous | iql | store loses the job | same
     after-update:3
-synchronous | {ippo,mappo,impact,iql,vdn,qmix,iddpg,maddpg,sac} everything | coordinator killed | computed
+synchronous | {ippo,mappo,impact,iql,vdn,qmix,iddpg,maddpg,sac,pqn,pqn_vdn} everything | coordinator killed | computed
     record.before:2
 synchronous | {ippo,mappo} everything | ended and resumed | computed
     3
@@ -154,11 +154,11 @@ stellaris | vdn | coordinator killed | followed kept
     {pending,record}.{before,after}:4 checkpoint.after drop.before ~{pending,record}.{before,after}:1
 stellaris | vdn | {actor_pool,learner_pool,param_store} restarted | followed kept
     after-update:5 ~after-sample:5
-stellaris | {qmix,maddpg} | {actor_pool,learner_pool,param_store} restarted | followed kept
+stellaris | {qmix,maddpg,pqn_vdn} | {actor_pool,learner_pool,param_store} restarted | followed kept
     ~after-{sample,update}:5
 stellaris | vdn | store loses the job | followed kept went-back
     before-sample:9 {before,after}-update:5
-stellaris | {qmix,maddpg} | store loses the job | followed kept went-back
+stellaris | {qmix,maddpg,pqn_vdn} | store loses the job | followed kept went-back
     ~before-sample:9 ~{before,after}-update:5
 stellaris | iddpg rivals | actor_pool workers die | followed kept none-lost
     ~actor.upload.before:3

@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
     "sinks": [{"name": "tensorboard"}],
     "stop": {"rounds": 6},
 }
-ALGORITHMS = ("ippo", "mappo", "iql", "vdn", "qmix", "iddpg", "maddpg", "sac")
+ALGORITHMS = ("ippo", "mappo", "iql", "vdn", "qmix", "iddpg", "maddpg", "sac", "pqn", "pqn_vdn")
 SPACES: dict[str, Any] = {
     "classes": [
         {"name": "a", "agents": ["a", "b"], "obs_size": 3, "action": {"n": 5}},

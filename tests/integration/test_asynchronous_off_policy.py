@@ -74,6 +74,13 @@ async def test_services_compute_what_one_process_computes(cluster, tmp_path, nam
     assert records[-1].newest_evaluation is not None
 
 
+@pytest.mark.parametrize("name", ["pqn", "pqn_vdn"])
+async def test_services_compute_it_without_a_replay(cluster, tmp_path, name):
+    folder = new(tmp_path, name, algorithm={"name": name, "minibatches": 2})
+    await succeeded(cluster, folder)
+    checked(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -56,7 +56,7 @@ async def run_on(folder: RunFolder, pools: Pools) -> None:
 async def test_every_algorithm(tmp_path, monkeypatch, name, workers):
     """With lanes that rest and come back, policies that are shared and split, evaluations beside updates."""
     monkeypatch.syspath_prepend(SCRIPTED)
-    env = TEAM if name in ("vdn", "qmix") else RIVALS
+    env = TEAM if name in ("vdn", "qmix", "pqn_vdn") else RIVALS
     folder = new(tmp_path, env=env, algorithm={"name": name, **ALGORITHMS[name]}, **EVERYTHING)
     await run(folder, workers)
     check_same_weights(folder)

@@ -31,7 +31,7 @@ CLOCKS_S = 1e-2
 
 def new(tmp_path, name: str = "ippo", **changes) -> RunFolder:
     given = {
-        "env": TEAM if name in ("vdn", "qmix") else RIVALS,
+        "env": TEAM if name in ("vdn", "qmix", "pqn_vdn") else RIVALS,
         "algorithm": {"name": name, **ALGORITHMS[name]},
         "schedule": "pipelined",
         **EVERYTHING,

@@ -23,6 +23,8 @@ ALGORITHMS = {
     "maddpg": LEARNS,
     "td3": LEARNS | {"random_steps": 16},
     "sac": LEARNS | {"random_steps": 16},
+    "pqn": PPO,
+    "pqn_vdn": PPO,
 }
 TEAM = {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 7}}
 RIVALS = {"name": "mpe/simple_adversary", "options": {"max_cycles": 7}}
@@ -39,7 +41,7 @@ _serials = count()
 
 
 def new(tmp_path, name: str, **changes) -> RunFolder:
-    env = TEAM if name in ("vdn", "qmix") else RIVALS
+    env = TEAM if name in ("vdn", "qmix", "pqn_vdn") else RIVALS
     given = {"env": env, "algorithm": {"name": name, **ALGORITHMS[name]}, **EVERYTHING, **changes}
     return created(tmp_path / f"same-{next(_serials)}", spec_of(**given))
 

@@ -22,7 +22,7 @@ PROCESSES = (
     "marless.services.actor_pool.worker",
     "marless.services.learner_pool.worker",
 )
-ALGORITHMS = ("ippo", "mappo", "impact", "iql", "vdn", "qmix", "iddpg", "maddpg")
+ALGORITHMS = ("ippo", "mappo", "impact", "iql", "vdn", "qmix", "iddpg", "maddpg", "pqn", "pqn_vdn")
 
 
 def complaints(source: str) -> set[str]:

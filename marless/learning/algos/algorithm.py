@@ -99,6 +99,8 @@ class Setting:
     """Episodes continue over rounds."""
     round_steps: int | None = None
     """Env steps of a round with the maximum number of actors; None if unknown."""
+    least_steps: int | None = None
+    """The fewest env steps of a round; None if unknown."""
     total_steps: int | None = None
     """Env steps of the whole job, if its stop rules bound them; else None."""
 

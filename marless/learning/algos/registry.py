@@ -8,6 +8,7 @@ from marless.learning.algos.algorithm import Algorithm
 _FAMILIES = {
     "ppo": ("ippo", "mappo", "impact"),
     "q": ("iql", "vdn", "qmix"),
+    "pqn": ("pqn", "pqn_vdn"),
     "ddpg": ("iddpg", "maddpg", "ddpg", "td3", "matd3", "sac", "masac"),
 }
 """Ours, by the package that has their settings, functions, losses and learner."""

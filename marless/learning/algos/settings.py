@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from marless.core.errors import SpecError
 from marless.core.settings import Field, Section, constraint
 from marless.learning.algos.algorithm import AlgorithmConfig, Setting
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
 
 _NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 
@@ -29,6 +32,16 @@ def check_probability(name: str, rate: Rate) -> None:
     highest = max(rate.start, rate.end) if isinstance(rate, Ramp) else rate
     if highest > 1:
         raise ValueError(f"{name} is a probability and cannot be {highest:g}; keep it between 0 and 1")
+
+
+def check_discrete(name: str, spaces: EnvSpaces) -> None:
+    """Raise SpecError for an algorithm of this name if actions are continuous."""
+    for each in spaces.classes:
+        if hasattr(each.action, "low"):  # a Box; importing its module would load NumPy
+            raise SpecError(
+                f"algorithm.name {name} needs discrete actions, and those of class {each.name} are continuous; use "
+                "maddpg, iddpg or ippo instead"
+            )
 
 
 def value_at(rate: Rate, env_steps: int) -> float:
@@ -99,4 +112,41 @@ class RewardConfig(AlgorithmConfig):
             raise SpecError(
                 f"algorithm.team_reward {self.team_reward} rewards all agents alike, and those of env.name compete; "
                 "set algorithm.team_reward: none"
+            )
+
+
+class TeamRewardConfig(AlgorithmConfig):
+    """Base of the settings of algorithms that maximise the team's reward."""
+
+    alone: ClassVar[str]
+    """The algorithm that trains each agent on its own reward instead."""
+    team_reward: TeamReward = Field(
+        "auto",
+        description="the team's reward: the environment's own or, without one, the sum (auto), the sum of all agents' "
+        "rewards, or their mean over agents that are alive",
+    )
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        """The rewards that policies are trained on."""
+        return RewardRule(self.team_reward, joint=True)
+
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate, or what
+        the team earns.
+        """
+        told = (
+            f"algorithm.name {self.name} maximises the reward of all agents together, and env.name does not say "
+            f"whether they work together; if they compete, use {self.alone}"
+        )
+        unknown = told if setting.spaces.rewards == "unknown" else ""
+        advice = super().advice(setting), unknown, sum_advice(self.team_reward, setting)
+        return ". ".join(filter(None, advice))
+
+    def check_team(self, spaces: EnvSpaces) -> None:
+        """Raise SpecError for agents that compete."""
+        if spaces.rewards == "competitive":
+            raise SpecError(
+                f"algorithm.name {self.name} maximises the reward of all agents together, and those of env.name "
+                f"compete; use {self.alone} instead"
             )

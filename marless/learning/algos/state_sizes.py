@@ -76,6 +76,16 @@ def q(config: QConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces,
     return _by_state(nets)
 
 
+def pqn(groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec) -> dict[str, int]:
+    """Parallel Q-learning, which has neither target nets nor mixers."""
+    nets = []
+    for group in groups:
+        agents = spaces.class_of(group.agents[0])
+        net = layout(Inputs.of(agents, model).shape(agents), model, agents.action.n)
+        nets.append((group.policy, net.size * _WITH_ADAM))
+    return _by_state(nets)
+
+
 def ddpg(
     config: ReplayActorCriticConfig,
     scope: Scope,

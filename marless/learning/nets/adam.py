@@ -1,4 +1,4 @@
-"""Adam and RMSProp over the stacked flat parameters of several nets, each net with a step count of its own."""
+"""Adam, RAdam and RMSProp over the stacked flat parameters of several nets, each net with a step count of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from marless.learning.nets import kernels
 
 BETA1, BETA2 = 0.9, 0.999
 DECAY = 0.99
+LEAST_LENGTH = 5.0
+"""ρ of RAdam must be greater: 4 in the paper, 5 in its authors' code, torch and optax."""
 _AT_ONCE = 1024
 """Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
 
@@ -31,6 +33,9 @@ class Adam:
     With the bias corrections c₁, c₂ of a net's own count, the step −lr · (m / c₁) / (√(v / c₂) + ε) is
     −lr · m / (a·√v + b) with a = c₁ / √c₂ and b = c₁·ε, which are computed for all steps in advance.
     Source: Kingma & Ba 2015, algorithm 1.
+
+    With `rectified`, the step of Liu et al. 2020 (RAdam), algorithm 2: a and b are divided by its factor r, and in the
+    first steps, whose v is of too few gradients (ρ ≤ 5), the step is −lr · m / c₁: a = 0 and b = c₁.
     """
 
     def __init__(
@@ -43,14 +48,18 @@ class Adam:
         steps: int,
         lr: float,
         eps: float,
+        rectified: bool = False,
     ) -> None:
         self._flat_PD, self._first_PD, self._second_PD, self._count_P = flat_PD, first_PD, second_PD, count_P
         counts_SP1 = count_P.unsqueeze(1) + torch.arange(1, steps + 1, device=count_P.device).view(-1, 1, 1)
         self._lr = lr
         # In float64, as counts are: in float32 1 − 0.999 is wrong in its fifth digit, and so would be the first steps.
         correction1 = 1 - BETA1**counts_SP1
-        self._a = _each((correction1 / (1 - BETA2**counts_SP1).sqrt()).to(flat_PD.dtype))
-        self._b = _each((correction1 * eps).to(flat_PD.dtype))
+        a, b = correction1 / (1 - BETA2**counts_SP1).sqrt(), correction1 * eps
+        if rectified:
+            rate = _rectification(counts_SP1)
+            a, b = torch.where(rate > 0, a / rate, 0.0), torch.where(rate > 0, b / rate, correction1)
+        self._a, self._b = _each(a.to(flat_PD.dtype)), _each(b.to(flat_PD.dtype))
 
     def step(self, gradient_PD: Tensor) -> None:
         """Take one step along a gradient [P, D]; raises StopIteration after `steps` steps."""
@@ -63,6 +72,15 @@ class Adam:
         self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
         denominator_PD = torch.addcmul(b_P1, self._second_PD.sqrt(), a_P1)
         self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-self._lr)
+
+
+def _rectification(count: Tensor) -> Tensor:
+    """r of the steps of these numbers; 0 where v is not used. Source: Liu et al. 2020, §4 and algorithm 2."""
+    longest = 2 / (1 - BETA2) - 1
+    decayed = BETA2**count
+    length = longest - 2 * count * decayed / (1 - decayed)
+    share = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    return torch.where(length > LEAST_LENGTH, share.clamp_min(0.0).sqrt(), 0.0)
 
 
 def _each(constant_SP1: Tensor) -> Iterator[Tensor]:

@@ -92,8 +92,9 @@ class StateCodec:
 
     A row has `flat` (parameters), `first` and `second` (the optimizer's moments), each float32 [D], and `count` (steps
     taken, float64). With `moments`, it also has the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3];
-    with `target`, the target net's parameters, float32 [D], initially equal to the net's; with `seen`, the sums of
-    that many inputs, float64 [I, 3] (`marless.learning.nets.normalising`), which actors need as they need the weights.
+    with `target`, the target net's parameters, float32 [D], initially equal to the net's; with `rewards`, sums of
+    rewards, float64 [5] (`marless.learning.algos.training.rewards`); with `seen`, the sums of that many inputs,
+    float64 [I, 3] (`marless.learning.nets.normalising`), which actors need as they need the weights.
     """
 
     prefix: str
@@ -104,6 +105,7 @@ class StateCodec:
     """True if actors need the weights: they are then part of `acting`, otherwise of `learning`."""
     moments: bool = False
     target: bool = False
+    rewards: bool = False
     biased: bool = False
     """See `ParameterLayout.initial`."""
     seen: int = 0
@@ -138,10 +140,12 @@ class StateCodec:
         memory = {key[start:]: array for key, array in learning.items() if key.startswith(f"{self.prefix}.")}
         for key in ("first", "second", "target") if self.target else ("first", "second"):
             checked(memory, key, (self.layout.size,))
-        shapes = {"count": (), "moments": (self.layout.outputs, 3)}
-        for key in ("count", "moments") if self.moments else ("count",):
-            if key not in memory or memory[key].shape != shapes[key]:
-                raise CorruptError(f"policy state: {self.prefix}.{key} is missing or not of shape {list(shapes[key])}")
+        shapes: dict[str, tuple[int, ...]] = {"count": ()}
+        shapes |= {"moments": (self.layout.outputs, 3)} if self.moments else {}
+        shapes |= {"rewards": (5,)} if self.rewards else {}
+        for key, shape in shapes.items():
+            if key not in memory or memory[key].shape != shape:
+                raise CorruptError(f"policy state: {self.prefix}.{key} is missing or not of shape {list(shape)}")
         if self.seen:
             seen = weights.get(f"{self.prefix}.{SEEN}")
             if seen is None or seen.shape != (self.seen, 3):
@@ -160,6 +164,8 @@ class StateCodec:
         if self.moments:
             nothing = np.zeros((self.layout.outputs, 3))
             row["moments"] = torch.tensor(memory.get("moments", nothing), dtype=torch.float64)
+        if self.rewards:
+            row["rewards"] = torch.tensor(memory.get("rewards", np.zeros(5)), dtype=torch.float64)
         if self.seen:
             row[SEEN] = torch.tensor(memory.get(SEEN, np.zeros((self.seen, 3))), dtype=torch.float64)
         if self.target:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from marless.learning.algos.ddpg.heads import Chosen, Head
 from marless.learning.algos.ddpg.inputs import CriticInputs, SampleView, replaced
-from marless.learning.algos.off_policy import td
 from marless.learning.algos.training.passes import PRESENT
 from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.algos.training.td import sample_weights, td_gradient, td_loss
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.stacked import feed_forward
 
@@ -117,17 +117,17 @@ class ActorCritics:
         """The gradients of each stack of critics, and the TD errors of the first stack, [R, 1, M]."""
         target_R1M, weight_RM = self.targets(views), torch.cat([view.weights() for view in views])
         # the weights without importance; 0 for an agent that is in none of the samples
-        share_RM = td.sample_weights(torch.cat([view.alive for view in views]).squeeze(1), None)
+        share_RM = sample_weights(torch.cat([view.alive for view in views]).squeeze(1), None)
         found, errors = [], []
         for critics in self.critics:
             value_R1M = critics.nets.net.forward(built)
             error_R1M = value_R1M - target_R1M
             error_RM = error_R1M.squeeze(1)
             per_row = {
-                "value_loss": td.td_loss(error_RM, weight_RM, None),
+                "value_loss": td_loss(error_RM, weight_RM, None),
                 "value": (value_R1M.squeeze(1) * share_RM).sum(dim=1),  # a plain mean: only losses have importance
             }
-            gradient_PD = critics.nets.backward(td.td_gradient(error_RM, weight_RM, None).unsqueeze(1))
+            gradient_PD = critics.nets.backward(td_gradient(error_RM, weight_RM, None).unsqueeze(1))
             found.append(StackGradient(gradient_PD, _per_net(critics.nets, per_row, share_RM)))
             errors.append(error_R1M)
         return found, errors[0]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from marless.learning.algos.ddpg.heads import Head
-from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.algos.training.td import sample_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class SampleView:
         """[N, M], weights that sum to 1 per agent, times the samples' importance; with `acting`, those for policies."""
         counts_N1M = self.acts if acting and self.acts is not None else self.alive
         importance_NM = None if self.importance is None else self.importance.squeeze(1)
-        return td.sample_weights(counts_N1M.squeeze(1), importance_NM)
+        return sample_weights(counts_N1M.squeeze(1), importance_NM)
 
 
 def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[SampleView, ...]:

@@ -24,10 +24,10 @@ from marless.learning.algos.ddpg.inputs import SampleView, replaced, views
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
-from marless.learning.algos.off_policy.td import Metrics, TrainedStack
 from marless.learning.algos.training import measuring
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.algos.training.td import Metrics, TrainedStack
 from marless.learning.curvature.hessian import hessian_product
 from marless.learning.curvature.lanczos import Product
 from marless.learning.nets.learner_states import Row
@@ -111,11 +111,11 @@ class ActorCriticTraining:
             if policies:
                 with meter.measure("policy", _names(each.policies)):
                     for trained, gradient in self._due(each, policies):
-                        trained.follow(gradient.gradient, config, gradient.metrics)
+                        td.follow(trained, gradient.gradient, config, gradient.metrics)
             moves = self._config.target_moves(_next_step(each))
             with meter.measure("critic", _names(each.critics)):
                 for trained, gradient in zip(each.critics, critics, strict=True):
-                    trained.follow(gradient.gradient, config, gradient.metrics, target_moves=moves)
+                    td.follow(trained, gradient.gradient, config, gradient.metrics, target_moves=moves)
                 each.nets.refresh()
             errors.append(error_R1M)
         return self._priorities(batch, everyone, errors)

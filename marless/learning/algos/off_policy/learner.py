@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marless.core.errors import CorruptError, NotFoundError
+from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
@@ -29,13 +29,14 @@ from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.off_policy.draws import BatchSource
-from marless.learning.algos.off_policy.td import Metrics
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.observed import ObservationStatistics
 from marless.learning.algos.training.passes import PassTimer
+from marless.learning.algos.training.policy_classes import PolicyClasses
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.learning.algos.training.table import tabulate
+from marless.learning.algos.training.td import Metrics
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
 from marless.learning.nets.adam import clip_norm_
@@ -113,7 +114,7 @@ class OffPolicyLearner(ABC):
         self._device = torch.device(context.device)
         self._replay_name = f"replay.{context.scope.name}"
         self._explores: dict[str, NDArray[np.float32]] = {}
-        self._class_by_name: dict[str, int] = {}
+        self._class_of = PolicyClasses(context.spaces, context.scope)
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
         spec = config.replay
@@ -160,9 +161,7 @@ class OffPolicyLearner(ABC):
         """Stack the nets for the round's groups; with `copies`, copies of them, so that held states do not change."""
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
-        for group in groups:
-            k = self._spaces.classes.index(self._spaces.class_of(group.agents[0]))
-            self._class_by_name |= {group.policy: k, group.start: k}
+        self._class_of.learn(groups)
         return (*(group.policy for group in groups), *self._joint(), self._replay_name)
 
     def initial(self, name: str, seed: int) -> PolicyState:
@@ -269,19 +268,6 @@ class OffPolicyLearner(ABC):
     def _target_moves(self, prefix: str, steps: int) -> bool:
         """Whether the target of a net of a prefix moves in its gradient step of this number."""
         return True
-
-    def _class_of(self, name: str) -> int:
-        """Index of the agent class of a policy; raises NotFoundError if no group had this name.
-
-        Before there are groups, policies have the names of their agents.
-        """
-        if name not in self._class_by_name and name in self._spaces.agents:
-            return self._spaces.classes.index(self._spaces.class_of(name))
-        if name not in self._class_by_name and len(self._scope.classes) > 1:
-            raise NotFoundError(
-                f"no group of this learner has a policy {name!r}; it knows {sorted(self._class_by_name)}"
-            )
-        return self._class_by_name.get(name, self._scope.classes[0])
 
     def _compose(
         self, name: str, arrays: Sequence[tuple[Arrays, Arrays]], exploration: NDArray[np.float32] | None

@@ -1,4 +1,4 @@
-"""Temporal-difference learning: targets, losses, and gradient steps of stacked nets and their target nets.
+"""Temporal-difference learning from a replay: targets, priorities, and gradient steps of nets with target nets.
 
 Shapes: N agents (or 1 for a team), T time, E episodes, M samples, P nets. A *successor's value* is the value of the
 state after a step. It is ignored where the agent terminated (discount 0), and used where an episode was truncated.
@@ -7,19 +7,15 @@ state after a step. It is ignored where the agent terminated (discount 0), and u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from marless.learning.algos.off_policy.config import OffPolicyConfig
-from marless.learning.algos.training.passes import step_means
 from marless.learning.algos.training.policy_batching import same_shape
-from marless.learning.nets.adam import Adam, RMSProp, clip_norm_
+from marless.learning.algos.training.td import TrainedStack
+from marless.learning.nets.adam import Adam, RMSProp
 from marless.learning.nets.learner_states import Row
-
-Metrics = dict[str, dict[str, float]]
-"""Metrics by published name, then by metric."""
 
 
 def lambda_returns(
@@ -61,35 +57,6 @@ def n_step_returns(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, 
             [torch.where(follows[..., :-1, :], longer_NTE, result_NTE[:, :-1]), result_NTE[:, -1:]], dim=1
         )
     return result_NTE
-
-
-def td_loss(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
-    """Loss per net, [P]: Σ w · ℓ(δ), ℓ(δ) = δ²/2, or Huber's loss, linear beyond `huber`.
-
-    `weight` comes from `sample_weights`: 0 for padded steps and dead agents.
-    Source: Mnih et al. 2015 (squared TD errors; their clipping of δ in the gradient is Huber's loss with huber = 1).
-    """
-    same_shape("P, M", error_PM, weight_PM)
-    if huber is None:
-        return (0.5 * error_PM.square() * weight_PM).sum(dim=1)
-    small_PM = error_PM.abs().clamp_max(huber)
-    return (small_PM * (error_PM.abs() - 0.5 * small_PM) * weight_PM).sum(dim=1)
-
-
-def td_gradient(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
-    """The gradient of `td_loss` at the predictions, [P, M], with δ = prediction − target."""
-    same_shape("P, M", error_PM, weight_PM)
-    return (error_PM if huber is None else error_PM.clamp(-huber, huber)) * weight_PM
-
-
-def sample_weights(counts_PM: Tensor, importance_M: Tensor | None) -> Tensor:
-    """Weights [P, M] of samples: `counts` (1, or 0 for padding and dead agents) over their sum, times importance.
-
-    A net without samples that count has weights 0. Importance weights are normalised by their maximum, so that they
-    only scale steps down (Schaul et al. 2016, §3.4).
-    """
-    weight_PM = counts_PM / counts_PM.sum(dim=1, keepdim=True).clamp_min(1.0)
-    return weight_PM if importance_M is None else weight_PM * importance_M
 
 
 def mean_errors(error_XM: Tensor, counts_XM: Tensor, width: int) -> Tensor:
@@ -139,41 +106,17 @@ def follow_(config: OffPolicyConfig, row: Row) -> None:
         row["target"][due_P] = row["flat"][due_P]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedStack:
-    """A stack of nets with its optimizer and its metrics."""
-
-    names: tuple[str, ...]
-    prefix: str
-    """Prefix of its nets in published states."""
-    tensors: Row
-    optimizer: Adam | RMSProp
-    seen: list[Mapping[str, Tensor]] = field(default_factory=list)
-    """Metrics of the gradient steps so far, [P] each."""
-
-    def follow(
-        self,
-        gradient_PD: Tensor,
-        config: OffPolicyConfig,
-        metrics: Mapping[str, Tensor] | None = None,
-        *,
-        target_moves: bool = True,
-    ) -> None:
-        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets, if there
-        are any and they move in this step.
-        """
-        # For each net separately; EPyMARL limits the norm of all nets together.
-        norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
-        self.optimizer.step(gradient_PD)
-        if target_moves:
-            follow_(config, self.tensors)
-        self.seen.append({**(metrics or {}), "grad_norm": norm_P})
-
-    def metrics(self) -> Metrics:
-        """Mean of each metric over the steps that have it, see `step_means`."""
-        means = {self.label(key): mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
-        return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
-
-    def label(self, metric: str) -> str:
-        """The name under which a metric of these nets is reported."""
-        return metric
+def follow(
+    trained: TrainedStack,
+    gradient_PD: Tensor,
+    config: OffPolicyConfig,
+    metrics: Mapping[str, Tensor] | None = None,
+    *,
+    target_moves: bool = True,
+) -> None:
+    """Take an optimizer step along a gradient, see `TrainedStack.step`, and update the target nets, if there are any
+    and they move in this step.
+    """
+    trained.step(gradient_PD, config.max_grad_norm, metrics)
+    if target_moves:
+        follow_(config, trained.tensors)

@@ -1,9 +1,8 @@
-"""Advantages by GAE or V-trace, and the normalisation of advantages over a batch and of returns over a run.
+"""Advantages by V-trace, and the normalisation of advantages over a batch and of returns over a run.
 
-Generalised advantage estimation (Schulman et al. 2016) takes whole trajectories of the policy itself; V-trace (Espeholt
-et al. 2018) finds the value targets and advantages of a policy π from what another one, μ, did.
-Shapes: N agents, T time, B environment copies, K cut segments; for normalisation, P nets, K outputs of a critic, M
-samples.
+Generalised advantage estimation (`marless.learning.algos.training.gae`) takes whole trajectories of the policy itself;
+V-trace (Espeholt et al. 2018) finds the value targets and advantages of a policy π from what another one, μ, did.
+Shapes: N agents, T time, B environment copies; for normalisation, P nets, K outputs of a critic, M samples.
 """
 
 from __future__ import annotations
@@ -18,61 +17,6 @@ ROUNDING = 2.0**-22
 """Numbers that differ by less than this share of the terms from which they were computed in float32 do not differ: it
 is two of its units in the last place."""
 _LEAST_STD = 1e-4
-
-
-def successor_values(
-    value_NTB: Tensor, boot_value_NK: Tensor, boot_index_K: Tensor, cut_TB: Tensor, terminated_NTB: Tensor
-) -> Tensor:
-    """The value of the successor of each step, [N, T, B].
-
-    It is 0 where the agent terminated; the bootstrap value where a segment was cut (`boot_index`: t·B + b, ascending);
-    otherwise the value of the next observation. The first observation after a reset is never used as a successor.
-    """
-    agents, steps, batch = value_NTB.shape
-    if terminated_NTB.shape != value_NTB.shape or cut_TB.shape != (steps, batch):
-        raise ValueError(
-            f"values {value_NTB.shape}, terminated {terminated_NTB.shape}, cut {cut_TB.shape} do not match"
-        )
-    if boot_value_NK.shape != (agents, *boot_index_K.shape):
-        raise ValueError(f"{boot_index_K.numel()} bootstrap rows, but values {boot_value_NK.shape}")
-    after_NTB = torch.zeros_like(value_NTB)
-    after_NTB[:, :-1] = value_NTB[:, 1:]
-    after_NTB.masked_fill_(cut_TB, 0.0)
-    after_NTB.view(agents, -1)[:, boot_index_K] = boot_value_NK
-    # Last, because a segment that is cut has a bootstrap row for every agent, also for those that have terminated.
-    return after_NTB.masked_fill_(terminated_NTB, 0.0)
-
-
-def gae(
-    reward_NTB: Tensor,
-    value_NTB: Tensor,
-    after_NTB: Tensor,
-    ends_NTB: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    turns: Turns | None = None,
-) -> Tensor:
-    """Advantages [N, T, B]: A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_after − V_t.
-
-    A_{t+1} counts as 0 where `ends` is true: where the agent terminated or a segment was cut. `after` comes from
-    `successor_values`. With `turns`, A_t is that of a turn, and A_{t+1} that of the next turn.
-    Source: Schulman et al. 2016, eq. 16 (in its recursive form).
-    """
-    if not reward_NTB.shape == value_NTB.shape == after_NTB.shape == ends_NTB.shape:
-        raise ValueError(
-            f"rewards {reward_NTB.shape}, values {value_NTB.shape}, successors {after_NTB.shape} and "
-            f"ends {ends_NTB.shape} must have one shape"
-        )
-    advantage_NTB = reward_NTB + gamma * after_NTB - value_NTB
-    decay_NTB = (~ends_NTB).to(value_NTB.dtype).mul_(gamma * gae_lambda)
-    if turns is not None:
-        advantage_NTB, decay_NTB = turns.errors(advantage_NTB), turns.decays(decay_NTB, gamma * ~ends_NTB)
-    # Time first, so that a step of the recursion reads and writes memory without gaps.
-    advantage_TNB, decay_TNB = (each.transpose(0, 1).contiguous() for each in (advantage_NTB, decay_NTB))
-    for t in range(advantage_TNB.shape[0] - 2, -1, -1):
-        advantage_TNB[t].addcmul_(decay_TNB[t], advantage_TNB[t + 1])
-    return advantage_TNB.transpose(0, 1).contiguous()
 
 
 def vtrace_corrections(

@@ -30,9 +30,10 @@ from marless.learning.algos.ppo.algorithms import BATCHES, ImpactConfig
 from marless.learning.algos.ppo.functions import PolicyFunction, RoundSettings
 from marless.learning.algos.ppo.learner import PPOLearner
 from marless.learning.algos.ppo.losses import impact_reference
-from marless.learning.algos.ppo.post_process import Tensors, log_probs, ratios
-from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.ppo.post_process import log_probs, ratios
 from marless.learning.algos.training.policy_batching import Stack
+from marless.learning.algos.training.round_tensors import Tensors
+from marless.learning.algos.training.segments import Segments
 from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.learning.envs.base import EnvSpaces
 

@@ -26,24 +26,21 @@ from marless.learning.algos.ppo.functions import CriticFunction, Metrics, Policy
 from marless.learning.algos.ppo.post_process import (
     Judge,
     PeerPolicies,
-    Tensors,
     critic_passes,
     critic_samples,
     estimate,
     log_probs,
-    normalised,
     policy_samples,
     ratios,
-    upload,
-    with_ids,
 )
-from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.observed import observation_sums, state_sums
 from marless.learning.algos.training.passes import Graph, Pass, threads_for
 from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
 from marless.learning.algos.training.rewards import rewarded
+from marless.learning.algos.training.round_tensors import Tensors, by_agent, normalised, upload, with_ids
+from marless.learning.algos.training.segments import Segments
 from marless.learning.algos.training.table import tabulate
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import acts_by, free_parameters, outputs_of
@@ -414,10 +411,8 @@ class PPOLearner:
 
         All of a class have the same statistics, unless a policy has begun from a version of another round.
         """
-        agents, inputs = len(self._class.agents), self._class.obs_size
-        seen_NI3 = torch.zeros(agents, inputs, 3, dtype=torch.float64, device=self._device)
-        for stack, function in policies:
-            seen_NI3[stack.agents] = function.tensors[SEEN][list(stack.owners)]
+        stacked = ((stack, function.tensors[SEEN]) for stack, function in policies)
+        seen_NI3 = by_agent(stacked, len(self._class.agents))
         names = [(name, seen_NI3) for name in ("obs", "boot_obs")]
         if self._critic != "own":
             names += [(name, critic.tensors[SEEN][:1]) for name in ("state", "boot_state")]

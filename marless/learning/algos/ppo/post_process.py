@@ -9,62 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from marless.learning.algos.ppo import losses
 from marless.learning.algos.ppo.advantages import (
     batch_moments,
-    gae,
     standardise,
-    successor_values,
     vtrace_advantages,
     vtrace_corrections,
 )
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig
 from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction
-from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.training.gae import Successors, gae
 from marless.learning.algos.training.policy_batching import Samples, Stack, weights
-from marless.learning.algos.training.table import Table
-from marless.learning.algos.training.turns import Turns
-from marless.learning.nets.normalising import centre_and_scale
-
-Tensors = Mapping[str, Tensor]
-"""The arrays of a `Table` on the learner's device."""
-
-
-def upload(table: Table, device: torch.device, known: Sequence[str] = ()) -> Tensors:
-    """Copy a table to the device, with the ids of `known` agents among the inputs of policies.
-
-    On the CPU, memory is shared instead.
-    """
-    arrays = {field.name: getattr(table, field.name) for field in fields(table)}
-    tensors = {
-        name: torch.from_numpy(array).to(device) for name, array in arrays.items() if isinstance(array, np.ndarray)
-    }
-    return tensors | {name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}
-
-
-def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
-    """Inputs with the one-hot ids of the class's agents before the row of ones; the same if no agent is known."""
-    if not known:
-        return x_NIS
-    ids_NKS = torch.eye(len(known), device=x_NIS.device).unsqueeze(2).expand(-1, -1, x_NIS.shape[2])
-    return torch.cat([x_NIS[:, :-1], ids_NKS, x_NIS[:, -1:]], dim=1)
-
-
-def normalised(x_NIS: Tensor, seen_NJ3: Tensor, clip: float | None) -> Tensor:
-    """A copy of inputs whose first J rows are normalised by their statistics, as actors normalise them."""
-    centre_NJ, scale_NJ = map(torch.from_numpy, centre_and_scale(seen_NJ3.cpu().numpy()))
-    found_NIS = x_NIS.clone()
-    rows_NJS = found_NIS[:, : seen_NJ3.shape[1]]
-    rows_NJS.sub_(centre_NJ.to(x_NIS.device).unsqueeze(2)).mul_(scale_NJ.to(x_NIS.device).unsqueeze(2))
-    if clip is not None:
-        rows_NJS.clamp_(-clip, clip)
-    return found_NIS
+from marless.learning.algos.training.round_tensors import Tensors
+from marless.learning.algos.training.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -147,16 +109,14 @@ def estimate(
     ratio_NTB: Tensor | None = None,
 ) -> Estimates:
     """Estimate values and advantages: by `gae`, or by `vtrace` with the ratios π/μ, [N, T, B]."""
-    reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
+    reward_NTB = tensors["reward"]
     value_NS, boot_value_NK = _values(passes, tensors, segments)
     value_NTB = value_NS.view_as(reward_NTB)
-    after_NTB = successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
-    ends_NTB = terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death))
     gamma, gae_lambda, rho, c = config.gamma, config.gae_lambda, config.vtrace_rho, config.vtrace_c
-    turns = None
-    if "waits" in tensors:
-        turns = Turns.of(tensors["waits"], tensors["open"], ~tensors["cut"])
-        after_NTB = turns.through(reward_NTB, torch.full_like(reward_NTB, gamma), after_NTB)
+    later = Successors.of(
+        tensors, reward_NTB, value_NTB, boot_value_NK, gamma=gamma, after_death=config.credit_after_death
+    )
+    after_NTB, ends_NTB, turns = later.value, later.ends, later.turns
     if ratio_NTB is None:
         given = reward_NTB, value_NTB, after_NTB, ends_NTB
         correction_NTB = advantage_NTB = gae(*given, gamma=gamma, gae_lambda=gae_lambda, turns=turns)
@@ -168,15 +128,6 @@ def estimate(
         advantage_NTB = vtrace_advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
     correction_N1S, advantage_N1S = (each.flatten(1).unsqueeze(1) for each in (correction_NTB, advantage_NTB))
     return Estimates(value_NS.unsqueeze(1), correction_N1S, advantage_N1S)
-
-
-def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
-    """bool [N, T, B]: the agent is absent in the next step, so that nothing later is an advantage of this one."""
-    left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
-    if "alive" in tensors:
-        left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
-    # `roll` brings the first step to the last, where nobody counts as having left anyway.
-    return left_NTB & ~tensors["waits"].roll(-1, dims=1) if "waits" in tensors else left_NTB
 
 
 def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:

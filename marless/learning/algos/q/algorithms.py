@@ -15,10 +15,9 @@ from marless.learning.algos.settings import (
     Ramp,
     Rate,
     RewardConfig,
-    RewardRule,
-    TeamReward,
+    TeamRewardConfig,
+    check_discrete,
     check_probability,
-    sum_advice,
 )
 from marless.learning.nets.model import ModelSpec
 
@@ -70,32 +69,6 @@ class QConfig(OffPolicyConfig):
         check_probability("epsilon", self.epsilon)
 
 
-class TeamConfig(QConfig):
-    """Base of the settings of algorithms that maximise the team's reward."""
-
-    team_reward: TeamReward = Field(
-        "auto",
-        description="the team's reward: the environment's own or, without one, the sum (auto), the sum of all agents' "
-        "rewards, or their mean over agents that are alive",
-    )
-
-    @property
-    def reward_rule(self) -> RewardRule:
-        return RewardRule(self.team_reward, joint=True)
-
-    def advice(self, setting: Setting) -> str:
-        """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate, or what
-        the team earns.
-        """
-        told = (
-            f"algorithm.name {self.name} maximises the reward of all agents together, and env.name does not say "
-            "whether they work together; if they compete, use iql"
-        )
-        unknown = told if setting.spaces.rewards == "unknown" else ""
-        advice = super().advice(setting), unknown, sum_advice(self.team_reward, setting)
-        return ". ".join(filter(None, advice))
-
-
 class QAlgorithm:
     """Base of the family's algorithms, which differ in their config and in their mixer."""
 
@@ -112,20 +85,12 @@ class QAlgorithm:
         rewards, and for a missing global state if the mixer needs it.
         """
         spaces = setting.spaces
-        for each in spaces.classes:
-            if hasattr(each.action, "low"):  # a Box; importing its module would load NumPy
-                raise SpecError(
-                    f"algorithm.name {config.name} needs discrete actions, and those of class {each.name} are "
-                    "continuous; use maddpg, iddpg or ippo instead"
-                )
+        check_discrete(config.name, spaces)
         check_replay(OffPolicyConfig.model_validate(self.config_type.model_validate(config)), setting)
         if isinstance(config, RewardConfig):
             config.check_reward(setting)
-        if self.mixer != "none" and spaces.rewards == "competitive":
-            raise SpecError(
-                f"algorithm.name {config.name} maximises the reward of all agents together, and those of env.name "
-                "compete; use iql instead"
-            )
+        if isinstance(config, TeamRewardConfig):
+            config.check_team(spaces)
         if self.needs_state(config) and spaces.state_size == 0:
             raise SpecError(
                 f"algorithm.name {config.name} needs a global state, and env.name gives none "
@@ -172,9 +137,10 @@ class IQL(QAlgorithm):
     mixer = "none"
 
 
-class VDNConfig(TeamConfig):
+class VDNConfig(TeamRewardConfig, QConfig):
     """Settings of VDN."""
 
+    alone: ClassVar[str] = "iql"
     name: Literal["vdn"] = Field("vdn", description="this algorithm")
 
 
@@ -185,9 +151,10 @@ class VDN(QAlgorithm):
     mixer = "sum"
 
 
-class QMIXConfig(TeamConfig):
+class QMIXConfig(TeamRewardConfig, QConfig):
     """Settings of QMIX."""
 
+    alone: ClassVar[str] = "iql"
     name: Literal["qmix"] = Field("qmix", description="this algorithm")
     target_every: int | None = Field(200, ge=1, le=10**9, description="gradient steps between copies to target nets")
     embed: int = Field(32, ge=1, le=8192, description="units of the mixer's hidden layer")

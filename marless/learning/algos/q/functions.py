@@ -62,45 +62,23 @@ class QInputs:
         return resets
 
 
-class QFunction:
-    """P Q nets and their target nets, over the tensors of a bank's rows."""
+class QNets:
+    """P Q nets over the tensors of a bank's rows, and the gradient of a loss of the values of the actions taken.
+
+    What computes these values also sets `_columns`, `_chosen` and `_turns_P1F`, see `QFunction.values`.
+    """
+
+    _columns: int
+    """Columns of the net's last pass, the first of which have actions that were taken."""
+    _chosen: tuple[Tensor, int]
+    """The actions taken, int64 [P, 1, M], and A."""
+    _turns_P1F: Tensor | None = None  # noqa: N815  # a shape suffix
+    """int64 [P, 1, F], the columns whose values count; None: each its own."""
 
     def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
         self.tensors = tensors
         self.net = net(layout, tensors["flat"], activation)
-        self._target = net(layout, tensors["target"], activation)
-        self._remembers = layout.memory > 0
         self._dueling = dueling
-
-    def values(self, seen: QInputs, *, double: bool) -> tuple[Tensor, Tensor]:
-        """Q of the actions taken, and of the best legal next actions by the target nets, each [P, M].
-
-        With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
-        2016, eq. 4). `backward` refers to the last call.
-        """
-        width, features = seen.width, seen.features
-        legal_PAM = None if seen.legal is None else seen.legal[:, :, width:]
-        self._turns_P1F = None  # the columns whose values count; None: each its own
-        if seen.turn is not None:
-            self._turns_P1F = seen.turn * width + torch.arange(features.shape[2], device=features.device) % width
-        if seen.steps == 1 and not self._remembers:  # successors need no gradient, so they get passes of their own
-            now, after = features[:, :, :width], features[:, :, width:]
-            best_PAM = self._values(self.net.forward(after)) if double else None
-            after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
-            # Last, because `backward` follows the net's last pass.
-            q_PAM = self._values(self.net.forward(now))
-            self._columns = width
-        else:
-            q_PAF, target_PAF = (
-                self._values(net.forward(features, seen.resets(), seen.memory)) for net in (self.net, self._target)
-            )
-            if (turns_P1F := self._turns_P1F) is not None:
-                q_PAF, target_PAF = (x_PAF.gather(2, turns_P1F.expand_as(x_PAF)) for x_PAF in (q_PAF, target_PAF))
-            after_PM = best(q_PAF[:, :, width:] if double else None, target_PAF[:, :, width:], legal_PAM)
-            q_PAM = q_PAF[:, :, :-width]
-            self._columns = features.shape[2]
-        self._chosen = seen.action, q_PAM.shape[1]
-        return q_PAM.gather(1, seen.action).squeeze(1), after_PM
 
     def backward(self, d_chosen_PM: Tensor) -> None:
         """Write the loss's gradient to the net's buffer, given that with respect to the values of the actions taken."""
@@ -135,6 +113,45 @@ class QFunction:
 
     def _values(self, output_PKM: Tensor) -> Tensor:
         return dueling(output_PKM) if self._dueling else output_PKM
+
+
+class QFunction(QNets):
+    """P Q nets and their target nets."""
+
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
+        super().__init__(tensors, layout, activation, dueling=dueling)
+        self._target = net(layout, tensors["target"], activation)
+        self._remembers = layout.memory > 0
+
+    def values(self, seen: QInputs, *, double: bool) -> tuple[Tensor, Tensor]:
+        """Q of the actions taken, and of the best legal next actions by the target nets, each [P, M].
+
+        With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
+        2016, eq. 4). `backward` refers to the last call.
+        """
+        width, features = seen.width, seen.features
+        legal_PAM = None if seen.legal is None else seen.legal[:, :, width:]
+        self._turns_P1F = None
+        if seen.turn is not None:
+            self._turns_P1F = seen.turn * width + torch.arange(features.shape[2], device=features.device) % width
+        if seen.steps == 1 and not self._remembers:  # successors need no gradient, so they get passes of their own
+            now, after = features[:, :, :width], features[:, :, width:]
+            best_PAM = self._values(self.net.forward(after)) if double else None
+            after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
+            # Last, because `backward` follows the net's last pass.
+            q_PAM = self._values(self.net.forward(now))
+            self._columns = width
+        else:
+            q_PAF, target_PAF = (
+                self._values(net.forward(features, seen.resets(), seen.memory)) for net in (self.net, self._target)
+            )
+            if (turns_P1F := self._turns_P1F) is not None:
+                q_PAF, target_PAF = (x_PAF.gather(2, turns_P1F.expand_as(x_PAF)) for x_PAF in (q_PAF, target_PAF))
+            after_PM = best(q_PAF[:, :, width:] if double else None, target_PAF[:, :, width:], legal_PAM)
+            q_PAM = q_PAF[:, :, :-width]
+            self._columns = features.shape[2]
+        self._chosen = seen.action, q_PAM.shape[1]
+        return q_PAM.gather(1, seen.action).squeeze(1), after_PM
 
 
 def best(choice_PAM: Tensor | None, value_PAM: Tensor, legal_PAM: Tensor | None) -> Tensor:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from marless.learning.algos.learner import LearnerContext, RoundInput
 from marless.learning.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training
-from marless.learning.algos.off_policy.td import TrainedStack, make_optimizer
+from marless.learning.algos.off_policy.td import make_optimizer
 from marless.learning.algos.q.algorithms import Mixing, QConfig, QMIXConfig
 from marless.learning.algos.q.functions import MonotoneMixer, QFunction, Sum
 from marless.learning.algos.q.training import IndependentTraining, JointTraining, Policies
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.policy_batching import Stack, cut_stacks, stacks
+from marless.learning.algos.training.td import TrainedStack
 from marless.learning.nets import acting
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
 from marless.learning.nets.inputs import Inputs

@@ -18,12 +18,12 @@ from torch import Tensor
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
-from marless.learning.algos.off_policy.td import Metrics, TrainedStack
 from marless.learning.algos.q.algorithms import QConfig
 from marless.learning.algos.q.functions import Mixer, MonotoneMixer, QFunction, QInputs
 from marless.learning.algos.training import measuring
-from marless.learning.algos.training.passes import PRESENT, PassTimer
+from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Samples, Stack
+from marless.learning.algos.training.td import Metrics, TrainedStack, sample_weights, td_gradient, td_metrics
 from marless.learning.algos.training.turns import Turns
 
 _PARTS = 4
@@ -101,21 +101,6 @@ class QTraining(ABC):
                 found[name] = {key: float(number_P[i]) for key, number_P in numbers.items()}
         return found
 
-    def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor, counts_PM: Tensor) -> None:
-        """Keep the metrics of a gradient step, those of each policy or of the team.
-
-        `weight`, with importance, is that of the loss. The others are plain means over the samples that count: with
-        importance weights, which do not add up to 1, they would shrink with the least likely sample of the draw.
-        """
-        share_PM = td.sample_weights(counts_PM, None)
-        found = {
-            "td_loss": td.td_loss(error_PM, weight_PM, self._config.huber),
-            "td_error": (error_PM.abs() * share_PM).sum(dim=1),
-            "value": (value_PM * share_PM).sum(dim=1),
-            PRESENT: (share_PM.sum(dim=1) > 0).float(),
-        }
-        each.seen.append({name: number.expand(len(each.names)) for name, number in found.items()})
-
 
 class IndependentTraining(QTraining):
     """IQL: each policy has TD targets of its own."""
@@ -125,7 +110,7 @@ class IndependentTraining(QTraining):
         for each in self._policies:
             with meter.measure("policy", each.names):
                 errors.append(self._gradient(each, batch))
-                each.follow(each.function.net.gradient_PD, self._config)
+                td.follow(each, each.function.net.gradient_PD, self._config)
         return self._priorities(batch, errors)
 
     def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
@@ -143,9 +128,9 @@ class IndependentTraining(QTraining):
         value_PM, error_PM = self._judged(each, batch)
         importance_M = None if batch.importance is None else each.own(batch.importance.expand(len(mine.features), -1))
         counts_PM = each.own(counted(batch, mine))
-        weight_PM = td.sample_weights(counts_PM, importance_M)
-        each.function.backward(td.td_gradient(error_PM, weight_PM, self._config.huber))
-        self._note(each, value_PM, error_PM, weight_PM, counts_PM)
+        weight_PM = sample_weights(counts_PM, importance_M)
+        each.function.backward(td_gradient(error_PM, weight_PM, self._config.huber))
+        each.seen.append(td_metrics(value_PM, error_PM, weight_PM, counts_PM, self._config.huber))
         return error_PM
 
     def _judged(self, each: Policies, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -190,10 +175,10 @@ class JointTraining(QTraining):
         priority_E = self._gradient(batch, meter)
         with meter.measure("policy", self._names):
             for each in self._policies:
-                each.follow(each.function.net.gradient_PD, self._config)
+                td.follow(each, each.function.net.gradient_PD, self._config)
         if self._joint and isinstance(self._mixer, MonotoneMixer):
             with meter.measure("mixer", self._joint.names):
-                self._joint.follow(self._mixer.gradient_PD, self._config)
+                td.follow(self._joint, self._mixer.gradient_PD, self._config)
         return priority_E
 
     def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
@@ -213,13 +198,14 @@ class JointTraining(QTraining):
         with meter.measure("mixer", self._joint.names) if self._joint else meter.measure("policy", self._names):
             team_1M, error_1M = self._mixed(batch, *values)
             counts_1M = anyone(batch)
-            weight_1M = td.sample_weights(counts_1M, batch.importance)
+            weight_1M = sample_weights(counts_1M, batch.importance)
             # the mixer attributes the team's error to the agents' values
-            d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
+            d_value_RM = self._mixer.gradient(td_gradient(error_1M, weight_1M, self._config.huber))
         with meter.measure("policy", self._names):
+            found = td_metrics(team_1M, error_1M, weight_1M, counts_1M, self._config.huber)
             for each, d_value_PM in zip(self._policies, self._shares(d_value_RM, batch), strict=True):
                 each.function.backward(d_value_PM)
-                self._note(each, team_1M, error_1M, weight_1M, counts_1M)
+                each.seen.append({name: number.expand(len(each.names)) for name, number in found.items()})
         return None if batch.importance is None else td.mean_errors(error_1M, counts_1M, batch.width)
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:

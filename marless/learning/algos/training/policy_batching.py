@@ -325,6 +325,9 @@ class Samples:
         units = len(self._order_U)
         bounds = [(units * i // count, units * (i + 1) // count) for i in range(count)]
         columns_S = torch.cat([self._columns(self._order_U[a:b]) for a, b in bounds])
+        if len(columns_S) != self._shuffled_PRS.shape[2]:  # an order may leave units out
+            self._shuffled_PRS = self._table_PRS.new_empty(*self._table_PRS.shape[:2], len(columns_S))
+            self._views.clear()
         kernels.take_columns(self._table_PRS, columns_S, out=self._shuffled_PRS)
         # Segments get new views each time, as their resets and memory are gathered in the new order.
         if self._steps is None and (units, count) in self._views:

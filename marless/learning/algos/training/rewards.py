@@ -43,7 +43,7 @@ def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Tra
         return trajectory
     team_TB = team_rewards(trajectory, spaces, rule.team)
     arrays = dict(trajectory.arrays)
-    gone_TB = _everyone_gone(trajectory, range(len(spaces.classes))) if rule.after_death else None
+    gone_TB = everyone_gone(trajectory, range(len(spaces.classes))) if rule.after_death else None
     for k in range(len(spaces.classes)):
         earns_TNB = trajectory.there(k) | rule.after_death | rule.joint
         arrays[f"reward/{k}"] = np.where(earns_TNB, team_TB[:, None], 0.0).astype(np.float32)
@@ -62,7 +62,7 @@ def with_dead_agents_rewarded(trajectory: Trajectory, rule: RewardRule) -> Traje
     )
 
 
-def _everyone_gone(trajectory: Trajectory, classes: Iterable[int]) -> BoolArray:
+def everyone_gone(trajectory: Trajectory, classes: Iterable[int]) -> BoolArray:
     """bool [T, B]: no agent of these classes is left after the step."""
     gone = [(trajectory[f"terminated/{k}"].astype(np.bool_) | ~trajectory.there(k)).all(axis=1) for k in classes]
     found_TB: BoolArray = np.logical_and.reduce(gone)
@@ -99,7 +99,7 @@ class RewardMoments:
                 if self._team:
                     there = [trajectory.there(k).any(axis=1, keepdims=True) for k in self._classes]
                     reward_TNB, there_TNB = reward_TNB[:, :1], np.logical_or.reduce(there)
-                    over_TNB = _everyone_gone(trajectory, self._classes)[:, None]
+                    over_TNB = everyone_gone(trajectory, self._classes)[:, None]
                 reward, last = reward_TNB[there_TNB], reward_TNB[there_TNB & over_TNB]
                 self.sums[row] += (reward.size, reward.sum(), np.square(reward).sum(), last.size, last.sum())
 

@@ -51,6 +51,8 @@ class Table:
     """[N, T, B], the agent comes back: its memory is empty; None if agents never leave."""
     legal: FloatArray | None
     """[N, A, S], 1 or 0; None if every action always is."""
+    boot_legal: FloatArray | None
+    """[N, A, K], likewise."""
     state: FloatArray | None
     """[1, I, S]."""
     boot_state: FloatArray | None
@@ -86,6 +88,7 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         open=unfinished,
         returned=source.returned() if f"alive/{k}" in first else None,
         legal=source.rows("mask") if f"mask/{k}" in first else None,
+        boot_legal=source.boot_legal() if f"boot_mask/{k}" in first else None,
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
         boot_state=_with_ones([t["boot_state"][None, None] for t in trajectories]) if with_state else None,
         memory=source.memory() if f"memory/{k}" in first else None,
@@ -131,6 +134,11 @@ class _Source:
             return None, None
         cut_TB = np.concatenate([t["cut"] for t in self.trajectories], axis=1).astype(np.bool_)
         return waits_NTB, open_turns(waits_NTB, boot_waits_NK, cut_TB, self.boot_index())
+
+    def boot_legal(self) -> FloatArray:
+        """[N, A, K] of arrays [N, k, A]."""
+        arrays = [t[f"boot_mask/{self.agent_class}"] for t in self.trajectories]
+        return np.ascontiguousarray(np.concatenate(arrays, axis=1).swapaxes(1, 2), np.float32)
 
     def memory(self) -> FloatArray:
         """[N, H, B] of arrays [N, b, H]."""

@@ -146,3 +146,19 @@ def turn_times(waits_TEN: BoolArray) -> Rows:
     """int64 [T + 1, E, N]: the time step of each agent's last turn, its own where it acts; 0 if it had none."""
     times_T11 = np.arange(len(waits_TEN))[:, None, None]
     return np.maximum.accumulate(np.where(waits_TEN, 0, times_T11), axis=0)
+
+
+def held_turns(there_NTB: BoolArray, waits_NTB: BoolArray, cut_TB: BoolArray) -> tuple[Rows, BoolArray]:
+    """Each agent's last turn in the segment, for a round whose segments follow one another in time, each [N, T, B].
+
+    The first has its time step, the step's own where the agent acts; the second is true where an agent is there and has
+    had a turn since the segment began or it came back. Elsewhere the time step is the step's own.
+    """
+    time_T1 = np.arange(len(cut_TB))[:, None]
+    begins_TB = np.ones_like(cut_TB)
+    begins_TB[1:] = cut_TB[:-1]
+    begun_TB = np.maximum.accumulate(np.where(begins_TB, time_T1, 0), axis=0)
+    acted_NTB = np.maximum.accumulate(np.where(there_NTB & ~waits_NTB, time_T1, -1), axis=1)
+    absent_NTB = np.maximum.accumulate(np.where(there_NTB, -1, time_T1), axis=1)
+    had_NTB = there_NTB & (acted_NTB >= begun_TB) & (acted_NTB > absent_NTB)
+    return np.where(had_NTB, acted_NTB, time_T1), had_NTB

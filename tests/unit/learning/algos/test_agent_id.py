@@ -38,6 +38,7 @@ class Apart:
 
 PPO = {"lr": 0.03, "gamma": 0.95, "minibatches": 2}
 Q = {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
+PQN = {"lr": 0.02, "gamma": 0.95, "minibatches": 4, "epsilon": 1.0}
 DDPG = {"lr": 0.01, "critic_lr": 0.03, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20, "noise": 1.0}
 
 
@@ -51,10 +52,12 @@ DDPG = {"lr": 0.01, "critic_lr": 0.03, "target_tau": 0.02, "batch": 64, "warmup"
         ("iql", Q, {}),
         pytest.param("vdn", Q, {}, marks=pytest.mark.slow),
         ("qmix", Q, {}),
+        ("pqn", PQN, {"recurrent": "gru"}),
+        ("pqn_vdn", PQN, {}),
         pytest.param("maddpg", DDPG, {}, marks=pytest.mark.slow),
         ("iddpg", DDPG, {}),
     ],
-    ids=["ippo", "gru", "central", "per_agent", "iql", "vdn", "qmix", "maddpg", "iddpg"],
+    ids=["ippo", "gru", "central", "per_agent", "iql", "vdn", "qmix", "pqn", "pqn_vdn", "maddpg", "iddpg"],
 )
 def test_a_shared_policy_acts_differently_for_each_agent(name, settings, model):
     nets = ModelSpec.model_validate({"hidden": (16,), "agent_id": True, **model})

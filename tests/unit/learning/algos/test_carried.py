@@ -12,9 +12,10 @@ from marless.core.group import Group
 from marless.core.settings import CurvatureSpec, Measure
 from marless.core.state import PolicyState
 from marless.learning.algos.ppo.learner import PPOLearner
-from marless.learning.algos.ppo.post_process import critic_passes, estimate, upload
-from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.ppo.post_process import critic_passes, estimate
 from marless.learning.algos.q.learner import QLearner
+from marless.learning.algos.training.round_tensors import upload
+from marless.learning.algos.training.segments import Segments
 from marless.learning.algos.training.table import tabulate
 from marless.learning.data.rollout import Lane
 from marless.learning.data.trajectory import Trajectory

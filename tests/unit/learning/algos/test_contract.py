@@ -76,6 +76,15 @@ TRIALS = {
     "vdn, remembering": (EPISODES | {"huber": 1.0}, {"updates": 1}, DISCRETE),
     "qmix": (OFF_POLICY, {"updates": 1}, ("discrete", "in turns")),
     "qmix, remembering": (EPISODES | {"td_lambda": 0.8}, {"updates": 1}, DISCRETE),
+    "pqn": (PPO, {"minibatches": 1}, DISCRETE),
+    "pqn, of the team's reward": (
+        PPO
+        | {"team_reward": "sum", "credit_after_death": True, "optimizer": "adam", "huber": 1.0}
+        | {"reward_normalisation": False},
+        {"minibatches": 1},
+        DISCRETE,
+    ),
+    "pqn_vdn": (PPO, {"minibatches": 1}, DISCRETE),
 }
 """Settings, those with which an update is one gradient step, and the made-up jobs that the algorithm is meant for."""
 

@@ -26,7 +26,18 @@ PPO = {"lr": 0.03, "gamma": 0.95, "minibatches": 2}
 Q = {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
 DDPG = {"lr": 0.01, "critic_lr": 0.03, "gamma": 0.95, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20}
 SAC = DDPG | {"lr": 0.01, "entropy_lr": 0.01, "entropy_start": 0.1, "target_entropy": 0.1, "random_steps": 64}
-SETTINGS = {"ippo": PPO, "mappo": PPO, "iql": Q, "vdn": Q, "qmix": Q, "maddpg": DDPG, "iddpg": DDPG} | {
+PQN = {"lr": 0.02, "gamma": 0.95, "minibatches": 4, "epochs": 4, "epsilon": 1.0}
+SETTINGS = {
+    "pqn": PQN,
+    "pqn_vdn": PQN,
+    "ippo": PPO,
+    "mappo": PPO,
+    "iql": Q,
+    "vdn": Q,
+    "qmix": Q,
+    "maddpg": DDPG,
+    "iddpg": DDPG,
+} | {
     "sac": SAC,
     "masac": SAC,
     "td3": DDPG | {"random_steps": 64},

@@ -13,6 +13,7 @@ from tests.unit.learning.algos.games import space_of
 DISCRETE, CONTINUOUS, COMPETITIVE = "mpe/simple_spread", "continuous", "mpe/simple_adversary"
 MADE = ("continuous", "unbounded", "unknown", "stateless")
 Q, TEAM, DDPG, PPO = ("iql", "vdn", "qmix"), ("vdn", "qmix"), ("maddpg", "iddpg"), ("ippo", "mappo")
+PQN = ("pqn", "pqn_vdn")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,27 @@ def test_defaults_are_accepted_without_a_word(algorithm):
     assert advice(prepare(job(algorithm))) == ""
 
 
-@pytest.mark.parametrize("algorithm", Q)
+@pytest.mark.parametrize("algorithm", PQN)
+def test_nets_without_targets_are_told_to_normalise_their_layers(algorithm):
+    assert "set model.layer_norm: true" in advice(prepare(job(algorithm)))
+    assert advice(prepare(job(algorithm, model={"layer_norm": True}))) == ""
+    assert advice(prepare(job(algorithm, model={"recurrent": "gru"}, actors={"envs": 32}))) == ""
+
+
+@pytest.mark.parametrize("algorithm", PQN)
+def test_more_minibatches_than_a_round_has_are_refused(algorithm):
+    few = {"count": 1, "envs": 2, "steps": 25}
+    said = refusal(algorithm, actors=few, settings={"minibatches": 51}, sharing={"groups": "shared"})
+    assert said == (
+        "algorithm.minibatches is 51, but a pass over a round has only 50 env steps: set at most 50, or raise "
+        "actors.envs or actors.steps"
+    )
+    prepare(job(algorithm, actors=few, settings={"minibatches": 50}, sharing={"groups": "shared"}))
+    said = refusal(algorithm, actors=few, model={"recurrent": "gru"})
+    assert "only 2 segments (actors.count · actors.envs): set at most 2, or raise actors.envs" in said
+
+
+@pytest.mark.parametrize("algorithm", (*Q, *PQN))
 def test_q_learning_of_continuous_actions_is_refused(algorithm):
     said = refusal(algorithm, "continuous")
     assert said.startswith(f"algorithm.name {algorithm} needs discrete actions, and those of class agent are")
@@ -75,6 +96,7 @@ def test_sums_of_rewards_that_compete_are_refused_and_unknown_ones_are_told(algo
     told = advice(prepare(job(algorithm, "unknown")))
     assert told.startswith(f"algorithm.name {algorithm} maximises the reward of all agents together")
     assert "if they compete, use iql. env.name declares no reward of the team" in told
+    assert refusal("pqn_vdn", COMPETITIVE).endswith("and those of env.name compete; use pqn instead")
     prepare(job("iql", COMPETITIVE))
     assert advice(prepare(job("iql", "unknown"))) == ""
 

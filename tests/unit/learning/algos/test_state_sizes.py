@@ -31,6 +31,8 @@ ANY_NET = [
     ("iql", {}, DISCRETE),
     ("vdn", {"dueling": True}, DISCRETE),
     ("qmix", {"last_action": True}, DISCRETE),
+    ("pqn", {}, DISCRETE),
+    ("pqn_vdn", {"reward_normalisation": False}, DISCRETE),
 ]
 NO_MEMORY = [
     ("iddpg", {}, BOXED),

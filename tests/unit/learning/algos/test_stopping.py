@@ -24,6 +24,8 @@ KINDS = {
     "mappo": (rounds.DISCRETE, {"epochs": 3, "minibatches": 2}),
     "iql": (rounds.DISCRETE, OFF_POLICY),
     "vdn": (rounds.DISCRETE, OFF_POLICY),
+    "pqn": (rounds.DISCRETE, {"epochs": 3, "minibatches": 2}),
+    "pqn_vdn": (rounds.DISCRETE, {"epochs": 3, "minibatches": 2}),
     "iddpg": (rounds.CONTINUOUS, OFF_POLICY),
     "maddpg": (rounds.CONTINUOUS, OFF_POLICY),
     "sac": (rounds.CONTINUOUS, OFF_POLICY),
@@ -32,7 +34,7 @@ KINDS = {
 
 def update(name, stopped, measure=None):
     spaces, settings = KINDS[name]
-    groups = TEAM if name == "vdn" else rounds.INDEPENDENT
+    groups = TEAM if name in ("vdn", "pqn_vdn") else rounds.INDEPENDENT
     learner = rounds.learner(name, spaces, groups, **settings)
     given = rounds.inputs(groups, [rounds.trajectory(spaces, seed) for seed in (1, 2)])
     return learner.update(replace(given, stopped=stopped, measure=measure or Measure()))
@@ -50,7 +52,7 @@ def test_an_update_can_be_stopped_before_each_gradient_step(name):
             update(name, lambda asked=asked, stop=stop: next(asked) >= stop)
 
 
-@pytest.mark.parametrize("name", ["ippo", "iql", "maddpg"])
+@pytest.mark.parametrize("name", ["ippo", "iql", "pqn", "maddpg"])
 def test_measurements_can_be_stopped_between_their_products(name):
     curvature = CurvatureSpec.model_validate({"samples": 32, "steps": 5, "probes": 3})
     for measure, least in ((Measure(curvature=curvature), 15), (Measure(noise=True), 2)):

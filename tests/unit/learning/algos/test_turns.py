@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from marless.learning.algos.ppo.learner import PPOLearner
-from marless.learning.algos.ppo.post_process import critic_passes, estimate, upload
-from marless.learning.algos.ppo.segments import Segments
+from marless.learning.algos.ppo.post_process import critic_passes, estimate
+from marless.learning.algos.training.round_tensors import upload
+from marless.learning.algos.training.segments import Segments
 from marless.learning.algos.training.table import tabulate
 from marless.learning.data.rollout import rollout
 from marless.learning.nets.acting import ActingPolicies
@@ -20,7 +21,19 @@ GAMMA = 0.9
 PPO = {"lr": 0.03, "gamma": GAMMA, "minibatches": 2}
 Q = {"lr": 0.01, "gamma": GAMMA, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
 DDPG = {"lr": 0.003, "critic_lr": 0.02, "gamma": GAMMA, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20}
-SETTINGS = {"ippo": PPO, "mappo": PPO, "impact": PPO, "iql": Q, "vdn": Q, "qmix": Q, "iddpg": DDPG, "maddpg": DDPG}
+PQN = {"lr": 0.02, "gamma": GAMMA, "minibatches": 4, "epochs": 4, "epsilon": 1.0}
+SETTINGS = {
+    "pqn": PQN,
+    "pqn_vdn": PQN,
+    "ippo": PPO,
+    "mappo": PPO,
+    "impact": PPO,
+    "iql": Q,
+    "vdn": Q,
+    "qmix": Q,
+    "iddpg": DDPG,
+    "maddpg": DDPG,
+}
 EPISODES = {"replay": {"unit": "episodes"}, "batch": 32}
 TARGETS = {
     "one step": {},
@@ -56,6 +69,15 @@ def test_targets_of_every_kind_reach_the_choice_that_is_paid_later(name, targets
     for seed in ONE:
         nets = "memory" if targets == "memory" else "plain"
         made = team(name, Alternating, seed=seed, nets=nets, **TARGETS[targets])
+        made.train(12, 2)
+        assert made.greedy(4).return_sum == {"a": 4.0, "b": 4.0}, seed
+
+
+@pytest.mark.parametrize("nets", ["plain", "memory"])
+@pytest.mark.parametrize("name", ["pqn", "pqn_vdn"])
+def test_returns_of_a_round_reach_the_choice_that_is_paid_later(name, nets):
+    for seed in SEEDS:
+        made = team(name, Alternating, seed=seed, nets=nets)
         made.train(12, 2)
         assert made.greedy(4).return_sum == {"a": 4.0, "b": 4.0}, seed
 

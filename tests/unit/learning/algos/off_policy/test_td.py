@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from marless.learning.algos.off_policy import td
+from marless.learning.algos.training.td import sample_weights, td_gradient, td_loss
 
 REWARD = torch.tensor([[[1.0], [2.0], [3.0]]])  # one agent, three steps, one episode
 AFTER = torch.tensor([[[10.0], [20.0], [40.0]]])
@@ -64,25 +65,25 @@ def test_episodes_beside_one_another_do_not_touch():
 def test_loss_and_its_gradient():
     """Errors 1 and −3 of weight ¼ and ½: squared ½·¼ + 4.5·½; beyond 2 linear: 2·(3 − 1) = 4, so ½·¼ + 4·½."""
     error, weight = torch.tensor([[1.0, -3.0]]), torch.tensor([[0.25, 0.5]])
-    assert td.td_loss(error, weight, None).tolist() == [2.375]
-    assert td.td_loss(error, weight, 2.0).tolist() == [2.125]
-    assert td.td_gradient(error, weight, None).tolist() == [[0.25, -1.5]]
-    assert td.td_gradient(error, weight, 2.0).tolist() == [[0.25, -1.0]]
+    assert td_loss(error, weight, None).tolist() == [2.375]
+    assert td_loss(error, weight, 2.0).tolist() == [2.125]
+    assert td_gradient(error, weight, None).tolist() == [[0.25, -1.5]]
+    assert td_gradient(error, weight, 2.0).tolist() == [[0.25, -1.0]]
 
 
 @pytest.mark.parametrize("huber", [None, 0.7])
 def test_the_gradient_is_that_of_the_loss(huber):
     error = torch.randn(3, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weight = torch.rand(3, 9, generator=torch.Generator().manual_seed(1))
-    td.td_loss(error, weight, huber).sum().backward()
-    torch.testing.assert_close(error.grad, td.td_gradient(error.detach(), weight, huber))
+    td_loss(error, weight, huber).sum().backward()
+    torch.testing.assert_close(error.grad, td_gradient(error.detach(), weight, huber))
 
 
 def test_weights_leave_out_the_dead_and_the_padded_and_scale_down_what_was_preferred():
     counts = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    assert td.sample_weights(counts, None).tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0, 0]]
+    assert sample_weights(counts, None).tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0, 0]]
     importance = torch.tensor([1.0, 0.5, 1.0, 1.0])
-    assert td.sample_weights(counts, importance).tolist() == [[0.5, 0.25, 0, 0], [0, 0, 0, 0]]
+    assert sample_weights(counts, importance).tolist() == [[0.5, 0.25, 0, 0], [0, 0, 0, 0]]
 
 
 def test_shapes_that_do_not_match_are_refused():
@@ -91,4 +92,4 @@ def test_shapes_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match="must have one shape"):
         td.n_step_returns(REWARD, HALF[:, :2], AFTER, ON, 2)
     with pytest.raises(ValueError, match=r"must all be \[P, M\]"):
-        td.td_loss(torch.zeros(2, 3), torch.zeros(2, 4), None)
+        td_loss(torch.zeros(2, 3), torch.zeros(2, 4), None)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from marless.core.group import Group
-from marless.learning.algos.ppo.advantages import gae, vtrace_advantages, vtrace_corrections
+from marless.learning.algos.ppo.advantages import vtrace_advantages, vtrace_corrections
+from marless.learning.algos.training.gae import gae
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds

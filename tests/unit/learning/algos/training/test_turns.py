@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from marless.learning.algos.ppo import advantages
+from marless.learning.algos.training.gae import gae, successor_values
 from marless.learning.algos.training.table import tabulate
 from marless.learning.algos.training.turns import Turns, open_turns
 from marless.learning.data.rollout import rollout
@@ -26,13 +27,13 @@ def estimated(*, boot_waits: bool, terminated: bool = False):
     over[0, -1] = terminated
     index = torch.tensor([] if terminated else [5], dtype=torch.int64)
     boot = torch.full((1, len(index)), 40.0)
-    after = advantages.successor_values(VALUE, boot, index, CUT, over)
+    after = successor_values(VALUE, boot, index, CUT, over)
     waits = np.full((1, len(index)), boot_waits)
     opened = torch.from_numpy(open_turns(WAITS.numpy(), waits, CUT.numpy(), index.numpy()))
     turns = Turns.of(WAITS, opened, ~CUT)
     after = turns.through(REWARD, torch.full_like(REWARD, GAMMA), after)
     ends, decays = over | CUT, {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    by_gae = advantages.gae(REWARD, VALUE, after, ends, **decays, turns=turns)
+    by_gae = gae(REWARD, VALUE, after, ends, **decays, turns=turns)
     delta, ones = turns.errors(REWARD + GAMMA * after - VALUE), torch.ones_like(REWARD)
     corrected = advantages.vtrace_corrections(delta, ends, ones, **decays, rho=1.0, c=1.0, turns=turns)
     by_vtrace = advantages.vtrace_advantages(delta, ends, corrected, **decays)

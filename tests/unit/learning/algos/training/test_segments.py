@@ -11,8 +11,8 @@ from marless.core.errors import SpecError
 from marless.core.group import Group
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import Setting
-from marless.learning.algos.ppo.segments import Segments
 from marless.learning.algos.training.policy_batching import Samples, drawn_stacks, stacks
+from marless.learning.algos.training.segments import Segments
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ppo import advantages
+from marless.learning.algos.training import gae
 
 REWARD = [1.0, 2.0, 3.0]
 VALUE = [0.5, 1.0, 1.5]
@@ -21,9 +21,9 @@ def _advantages(boots: dict[int, float], terminated: list[bool]) -> list[float]:
     terminated_NTB = torch.tensor(terminated).view(1, 3, 1)
     value_NTB = _column(VALUE)
     index, rows = torch.tensor(list(boots)), torch.tensor([list(boots.values())])
-    after_NTB = advantages.successor_values(value_NTB, rows, index, cut_TB, terminated_NTB)
+    after_NTB = gae.successor_values(value_NTB, rows, index, cut_TB, terminated_NTB)
     ends_NTB = cut_TB | terminated_NTB
-    found = advantages.gae(_column(REWARD), value_NTB, after_NTB, ends_NTB, gamma=0.9, gae_lambda=0.8)
+    found = gae.gae(_column(REWARD), value_NTB, after_NTB, ends_NTB, gamma=0.9, gae_lambda=0.8)
     return found.flatten().tolist()
 
 
@@ -50,7 +50,7 @@ def test_bootstrap_rows_find_their_copy() -> None:
     value_NTB = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
     cut_TB = torch.tensor([[False, True], [True, True]])
     never_NTB = torch.zeros(1, 2, 2, dtype=torch.bool)
-    after_NTB = advantages.successor_values(
+    after_NTB = gae.successor_values(
         value_NTB, torch.tensor([[10.0, 20.0, 30.0]]), torch.tensor([1, 2, 3]), cut_TB, never_NTB
     )
     assert after_NTB.tolist() == [[[3.0, 10.0], [20.0, 30.0]]]
@@ -59,6 +59,6 @@ def test_bootstrap_rows_find_their_copy() -> None:
 def test_shapes_that_do_not_match_are_refused() -> None:
     three = _column(VALUE)
     with pytest.raises(ValueError, match="one shape"):
-        advantages.gae(three, three, three[:, :2], three > 9, gamma=0.9, gae_lambda=0.8)
+        gae.gae(three, three, three[:, :2], three > 9, gamma=0.9, gae_lambda=0.8)
     with pytest.raises(ValueError, match="bootstrap"):
-        advantages.successor_values(three, torch.zeros(1, 2), torch.tensor([2]), three[0] > 9, three > 9)
+        gae.successor_values(three, torch.zeros(1, 2), torch.tensor([2]), three[0] > 9, three > 9)
