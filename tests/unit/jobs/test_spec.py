@@ -128,7 +128,7 @@ MISTAKES = {
     "algorithm: {gamma: 0.9}": "algorithm: needs a name, e.g. `algorithm: {name: ippo}`",
     "algorithm: {name: [ippo]}": "algorithm: needs a name, e.g. `algorithm: {name: ippo}`",
     "algorithm: ipo": "algorithm: unknown algorithm 'ipo'; did you mean 'ippo'? known: ddpg, iddpg, impact, "
-    "ippo, iql, maddpg, mappo, masac, matd3, qmix, sac, td3, vdn",
+    "ippo, iql, maddpg, mappo, masac, matd3, pqn, pqn_vdn, qmix, sac, td3, vdn",
     "algorithm: {name: ippo, gamma: 3}": "algorithm.gamma: got 3; allowed: at most 1.0",
     "algorithm: {name: ippo, lr: fast}": "algorithm.lr: got 'fast'; allowed: a number or a section with fields",
     "algorithm: {name: ippo, lr: -1}": "algorithm.lr: got -1; allowed: at least 0.0 or a section with fields",

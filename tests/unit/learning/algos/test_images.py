@@ -48,6 +48,8 @@ JOBS = [
     ("iql", DRAWN | {"n_step": 3}, {"recurrent": "gru"}, DISCRETE),
     ("vdn", DRAWN, {"agent_id": True}, DISCRETE),
     ("qmix", DRAWN, {}, DISCRETE),
+    ("pqn", PPO, {"recurrent": "gru"}, DISCRETE),
+    ("pqn_vdn", PPO, {"agent_id": True}, DISCRETE),
     ("iddpg", DRAWN, {}, CONTINUOUS),
     ("maddpg", DRAWN, {}, CONTINUOUS),
     ("sac", DRAWN | {"random_steps": 0}, {}, CONTINUOUS),
@@ -93,9 +95,9 @@ def _measured(inputs: RoundInput) -> RoundInput:
     )
 
 
-@pytest.mark.parametrize("name", ["ippo", "iql"])
+@pytest.mark.parametrize("name", ["ippo", "iql", "pqn"])
 def test_curvature_noise_and_similarity_of_images_are_those_of_the_same_numbers(name):
-    settings = PPO if name == "ippo" else DRAWN
+    settings = DRAWN if name == "iql" else PPO
     seen = [rounds.trajectory(DISCRETE, actor) for actor in range(3)]
     found = []
     for spaces, given in ((DISCRETE, seen), (vectors(DISCRETE), list(map(as_vectors, seen)))):
