@@ -26,6 +26,8 @@ MAX_NAME = 200
 """Characters of the name of an agent, a class, a policy, an environment or a worker."""
 MAX_OBSERVATION = 2**20
 """Elements of one agent's observation."""
+MAX_FRAMES = 16
+"""Images that a net reads at once, the last ones that an agent has observed."""
 MAX_ACTIONS = 2**16
 """Discrete actions, or dimensions of a continuous action."""
 MAX_WIDTH, MAX_LAYERS = 8192, 16

@@ -19,13 +19,14 @@ from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
 from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
-from marless.learning.algos.algorithm import Setting, remembered, scopes
+from marless.learning.algos.algorithm import Setting, remembered, scopes, stacked_frames
 from marless.learning.algos.learner import Scope
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.trajectory import TrajectorySchema
 from marless.learning.envs import registry as environments
 from marless.learning.envs.base import EnvSpaces, check_spaces
+from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.kinds import kind_of
 from marless.learning.nets.net_kind import InputShape
 
@@ -141,6 +142,8 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
             f"model.normalise_observations: {spec.algorithm.name} keeps no statistics of observations; leave it out, "
             "or train with an algorithm of marless"
         )
+    if spec.model.frames > 1:
+        _check_frames(spec, spaces)
     if spec.model.normalise_observations and any(each.image for each in spaces.classes):
         raise SpecError(
             "model.normalise_observations: agents observe images, whose bytes nets read as 0 to 1; leave it out"
@@ -176,7 +179,8 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     actors, config = spec.actors, spec.algorithm
     carried, with_state = actors.episodes == "carried", algorithms.algorithm(config.name).needs_state(config)
     memory = remembered(config, spec.model, spaces, carried=carried)
-    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=carried, memory=memory)
+    frames = stacked_frames(spec.model, spaces, carried=carried)
+    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried, memory, frames)
 
 
 def replay_of(spec: JobSpec, spaces: EnvSpaces, scope: Scope) -> tuple[ReplaySchema, int] | None:
@@ -185,7 +189,19 @@ def replay_of(spec: JobSpec, spaces: EnvSpaces, scope: Scope) -> tuple[ReplaySch
     if not isinstance(config, OffPolicyConfig):
         return None
     made = schema_of(spec, spaces)
-    return ReplaySchema(spaces, scope.classes, made.with_state, made.memory), config.replay.capacity
+    return ReplaySchema(spaces, scope.classes, made.with_state, made.memory, made.frames), config.replay.capacity
+
+
+def _check_frames(spec: JobSpec, spaces: EnvSpaces) -> None:
+    """Raises SpecError where nets cannot read several images at once."""
+    if not any(each.image for each in spaces.classes):
+        raise SpecError(f"model.frames: the agents of {spec.env.name} observe no images; leave it out")
+    if spaces.turns:
+        raise SpecError(
+            f"model.frames: agents of {spec.env.name} wait for their turns, and see nothing then; leave it out"
+        )
+    if not spec.algorithm.stacks_frames:
+        raise SpecError(f"model.frames: {spec.algorithm.name} reads one image at a time; leave it out")
 
 
 def _check_trajectory(spec: JobSpec, spaces: EnvSpaces) -> None:
@@ -206,7 +222,8 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
     weights, kind = 0, kind_of(spec.model.kind)
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        inputs = InputShape(agents.obs_size, agents.image, agents.entities)
+        seen = Inputs.of(agents, spec.nets).stacked(agents)
+        inputs = InputShape(seen.obs_size, seen.image, seen.entities)
         weights += sum(starmap(mul, kind.matrices(inputs, spec.model.hidden, agents.action.n)))
     needed, given = weights * _BYTES_PER_WEIGHT, spec.functions.learner.memory_mb * 2**20
     if needed > given:

@@ -29,6 +29,8 @@ class AlgorithmConfig(Section):
     that acted, as recorded, or because it learns from whatever is in its replay. Needed by schedule `pipelined`."""
     normalises: ClassVar[bool] = False
     """True if its learners keep statistics of observations, and so can follow `model.normalise_observations`."""
+    stacks_frames: ClassVar[bool] = False
+    """True if its nets can read several images at once (`model.frames`)."""
     name: str
 
     @property
@@ -77,6 +79,12 @@ def remembered(config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, *, 
     """`TrajectorySchema.memory` of a job: how many numbers policies remember, per class; () if nothing is recorded."""
     numbers = tuple(config.memory(model, agents.action.n) for agents in spaces.classes)
     return numbers if carried and any(numbers) else ()
+
+
+def stacked_frames(model: ModelSpec, spaces: EnvSpaces, *, carried: bool) -> tuple[int, ...]:
+    """`TrajectorySchema.frames` of a job; () if nets read one image, or nothing before a rollout matters to it."""
+    frames = tuple(1 if agents.image is None else model.frames for agents in spaces.classes)
+    return frames if carried and max(frames) > 1 else ()
 
 
 @dataclass(frozen=True, kw_only=True)

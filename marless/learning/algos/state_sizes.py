@@ -43,12 +43,13 @@ def ppo(
     nets: list[tuple[str, int]] = []
     for group in groups:
         agents = spaces.class_of(group.agents[0])
-        seen = Inputs.of(agents, model).shape(agents)
+        inputs = Inputs.of(agents, model)
+        seen = inputs.shape(agents)
         acts = acts_by(agents.action, distribution)
         policy = layout(seen, model, outputs_of(agents.action, acts), free_parameters(agents.action, acts))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
         if critic != "joint":
-            of_state = spaces.state_size + seen.size - agents.obs_size
+            of_state = spaces.state_size + inputs.extra(agents.action)
             judging = layout(seen, model, 1) if critic == "own" else layout(of_state, model.of_vectors, 1)
             nets.append((group.policy, judging.size * _WITH_ADAM))
     if critic == "joint":
@@ -110,7 +111,9 @@ def ddpg(
             inputs = replace(seen, size=seen.size + agents.action.n)
             nets.append((group.policy, layout(inputs, config.critic_model(model), 1).size * critics))
     if critic == "joint":
-        of_all = sum(len(each.agents) * (each.obs_size + each.action.n) for each in classes)
+        of_all = sum(
+            len(each.agents) * (Inputs.of(each, model).stacked(each).obs_size + each.action.n) for each in classes
+        )
         size = layout(of_all, config.critic_model(model).of_vectors, 1).size * critics
         nets += [(f"critic.{agent}", size) for each in classes for agent in each.agents]
     return _by_state(nets)

@@ -19,6 +19,10 @@ without the time and copy axes:
 | `resumed`      | bool, likewise                    | false; true in the first frame of the rest of an episode |
 | `first`        | bool                              | false; true in the first frame of a segment |
 | `last`         | bool                              | true: no action was taken in it |
+| `before`       | bool, if trajectories have images before their first step | false |
+
+Those images are frames, too, before the first one of a segment that goes on with an episode: `before` is true in them,
+and all agents are there, so that nets read the last images of a step from the frames before it.
 """
 
 from __future__ import annotations
@@ -50,6 +54,13 @@ class ReplaySchema:
     with_state: bool
     memory: tuple[int, ...] = ()
     """See `TrajectorySchema.memory`: of each class of the environment, or ()."""
+    frames: tuple[int, ...] = ()
+    """See `TrajectorySchema.frames`, likewise."""
+
+    @property
+    def before(self) -> int:
+        """Number of frames before a segment that goes on with an episode."""
+        return max((self.frames[k] for k in self.classes), default=1) - 1 if self.frames else 0
 
     def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (NumPy dtype name, shape) of one frame, in the order of the arrays in a file."""
@@ -71,9 +82,10 @@ class ReplaySchema:
                 found[f"memory/{k}"] = ("float32", (n, self.memory[k]))
         if self.with_state:
             found["state"] = ("float32", (self.spaces.state_size,))
-        if self.memory:
+        if self.memory or self.before:
             found["resumed"] = ("bool", ())
-        return found | {"first": ("bool", ()), "last": ("bool", ())}
+        before: dict[str, tuple[str, tuple[int, ...]]] = {"before": ("bool", ())} if self.before else {}
+        return found | {"first": ("bool", ()), "last": ("bool", ())} | before
 
     @property
     def frame_bytes(self) -> int:
@@ -147,19 +159,28 @@ class Placing:
     """The bootstrap rows of `seen`."""
     frames: int
     """Number of frames."""
+    first: Rows
+    """The first frame of each stored segment."""
+    before: Rows
+    """[X, R]: the X frames before each of R segments that go on with an episode."""
 
-    @property
-    def first(self) -> Rows:
-        """The first frame of each stored segment."""
-        return np.concatenate([np.zeros(1, np.int64), self.last + 1])[: len(self.last)]
 
+def place(trajectory: Trajectory, room: int, before: int = 0) -> Placing:
+    """Assign frames to a trajectory, at most `room`: to all of it, or to as many of its first segments as fit.
 
-def place(trajectory: Trajectory, room: int) -> Placing:
-    """Assign frames to a trajectory, at most `room`: to all of it, or to as many of its first segments as fit."""
+    There are `before` frames more before the first segment of each copy whose episode is resumed.
+    """
     steps, batch = trajectory.steps, trajectory.batch
     cut = np.asarray(trajectory["cut"], np.bool_).T.ravel()
     # Each segment that has ended before a step adds one frame, its last view, which comes after its steps.
     row = np.arange(cut.size) + np.cumsum(cut) - cut
+    resumed_B = np.zeros(batch, np.int64)
+    if before:
+        resumed_B[:] = trajectory["resumed"]
+        row += before * np.cumsum(resumed_B).repeat(steps)
+    begun = np.ones(cut.size, np.bool_)
+    begun[1:] = cut[:-1]
+    first = row[begun]
     where = np.flatnonzero(cut)
     last = row[where] + 1
     index = trajectory["boot_index"].astype(np.int64)
@@ -171,16 +192,20 @@ def place(trajectory: Trajectory, room: int) -> Placing:
         kept = (row < frames).reshape(batch, steps)
         last, where = last[fits], where[fits]
         seen, boots = seen[seen < frames], boots[seen < frames]
-    return Placing(row.reshape(batch, steps), kept, last, (where // steps, where % steps), seen, boots, frames)
+        first = first[first < frames]
+    goes_on = row.reshape(batch, steps)[resumed_B > 0, 0]
+    ahead = goes_on[goes_on < frames] - np.arange(before, 0, -1)[:, None]
+    ends = where // steps, where % steps
+    return Placing(row.reshape(batch, steps), kept, last, ends, seen, boots, frames, first, ahead)
 
 
 def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Placing) -> None:
     """Write a trajectory's frames into `arrays` from frame `start` on."""
     for name, array in arrays.items():
         out = array[start : start + placing.frames]
-        if name in ("first", "last"):
+        if name in ("first", "last", "before"):
             out[...] = False
-            out[placing.last if name == "last" else placing.first] = True
+            out[getattr(placing, name)] = True
         elif name == "resumed" or name.startswith("memory/"):
             # What is known of the first time step only, [B] or [N, B, H], and zeros elsewhere.
             x_B = trajectory[name] if trajectory[name].ndim == 1 else trajectory[name].swapaxes(0, 1)
@@ -194,6 +219,18 @@ def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Plac
             else:
                 out[placing.row[placing.kept]] = x_BT[placing.kept]
             _write_last(out, name, trajectory, placing)
+            if placing.before.size:
+                _write_before(out, name, trajectory, placing)
+
+
+def _write_before(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:
+    kind, _, k = name.partition("/")
+    out[placing.before] = kind in ("alive", "mask")
+    images = trajectory.arrays.get(f"before/{k}")
+    if kind == "obs" and images is not None:
+        resumed = np.flatnonzero(trajectory["resumed"])[: placing.before.shape[1]]
+        # A class whose nets read fewer images than another's has none before those.
+        out[placing.before[-len(images) :]] = images[:, :, resumed].swapaxes(1, 2)
 
 
 def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:

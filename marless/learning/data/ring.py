@@ -85,8 +85,8 @@ class Ring:
         """Position of the next round."""
         self.rounds = list(rounds)
 
-    def add(self, number: int, ends: Rows, episodes: int) -> tuple[RingRound, list[RingRound]]:
-        """Place a new round and return it, and the rounds that it replaces.
+    def add(self, number: int, ends: Rows, episodes: int, before: int = 0) -> tuple[RingRound, list[RingRound]]:
+        """Place a new round, with `before` frames before its segments, and return it, and the rounds that it replaces.
 
         `ends` holds the end of each segment (the frame after its last), ascending, counted from the round's first
         frame. The round must fit: `ends[-1] <= capacity`.
@@ -99,7 +99,7 @@ class Ring:
             split = int(ends[ends <= tail].max(initial=0))
             if split == 0 or frames - split > self.head:
                 start, split = 0, frames
-        new = RingRound(number, start, split, frames, frames - episodes, episodes)
+        new = RingRound(number, start, split, frames, frames - episodes - before, episodes)
         # Rounds in the part that is skipped go, too, so that their order along the ring stays that of their age.
         skipped = (slice(self.head, self.capacity),) if frames > tail else ()
         dropped = []
@@ -123,7 +123,8 @@ class StoredRounds:
         starts = np.cumsum([0, *(placing.frames for placing in placings)])
         # The frame after each segment, counted from the round's first frame.
         ends = [NOTHING, *(start + each.last + 1 for start, each in zip(starts, placings, strict=False))]
-        new, dropped = self.ring.add(number, np.concatenate(ends), sum(len(each) for each in ends))
+        before = sum(each.before.size for each in placings)
+        new, dropped = self.ring.add(number, np.concatenate(ends), sum(len(each) for each in ends), before)
         self._write(new, trajectories, placings)
         self._find(new)
         return new, dropped
@@ -144,7 +145,7 @@ class StoredRounds:
     def _placings(self, trajectories: Sequence[Trajectory]) -> list[Placing]:
         room, placings = self.ring.capacity, []
         for trajectory in trajectories:
-            placings.append(place(trajectory, room))
+            placings.append(place(trajectory, room, self._schema.before))
             # Once a segment does not fit, nothing of later trajectories is stored either: what is kept is a beginning.
             room = room - placings[-1].frames if placings[-1].kept is None else 0
         if trajectories and not sum(placing.frames for placing in placings):
@@ -177,9 +178,10 @@ class StoredRounds:
 
     def _find(self, each: RingRound) -> None:
         """Find the samples of a round that the file holds."""
-        last, first = (
-            np.concatenate([self._file.arrays[name][piece] for piece in each.pieces]) for name in ("last", "first")
+        names = ("last", "first", "before") if self._schema.before else ("last", "first")
+        last, first, *before = (
+            np.concatenate([self._file.arrays[name][piece] for piece in each.pieces]) for name in names
         )
-        each.rows = each.at(np.flatnonzero(np.logical_not(last)))
+        each.rows = each.at(np.flatnonzero(np.logical_not(np.logical_or.reduce([last, *before]))))
         each.firsts = each.at(np.flatnonzero(first))
         each.lengths = np.flatnonzero(last) - np.flatnonzero(first)

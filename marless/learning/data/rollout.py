@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError
 from marless.core.interruption import Stopped, check, never
@@ -173,9 +174,11 @@ class Lane:
             if k in self._memory and isinstance(policy, Remembering):
                 policy.recall(self._memory[k])
         memory = [] if index is None else _memory(policies)
+        before = {} if index is None else _before(policies)
         units = tuple(each.shape[2] for each in memory)
-        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, index is not None, units))
-        recorder.begun(self._meter.steps_B > 0, memory)
+        frames = tuple(1 + len(before[k][0]) if k in before else 1 for k in range(len(policies))) if before else ()
+        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, index is not None, units, frames))
+        recorder.begun(self._meter.steps_B > 0, memory, before)
         if index is not None and self._cutter is not None:
             self._stagger.plan(index, spaces.max_steps, steps)
         for t in range(steps):
@@ -241,12 +244,18 @@ def _checksum(frame: Frame) -> int:
 
 def _memory(policies: Sequence[ActingPolicy]) -> list[FloatArray]:
     """[N, B, H] of each class before the first step of a rollout; [] if there is no memory."""
-    found = _remembered(policies)
-    return [
-        # By name, "hidden" before "last_action": readers of `memory/k` take the last action from its end.
-        np.concatenate([found[k][name] for name in sorted(found[k])], axis=1, dtype=np.float32).swapaxes(1, 2)
-        for k in sorted(found)
-    ]
+    # "hidden" before "last_action": readers of `memory/k` take the last action from its end.
+    found = {
+        k: [memory[name] for name in ("hidden", "last_action") if name in memory]
+        for k, memory in sorted(_remembered(policies).items())
+    }
+    return [np.concatenate(parts, axis=1, dtype=np.float32).swapaxes(1, 2) for parts in found.values() if parts]
+
+
+def _before(policies: Sequence[ActingPolicy]) -> dict[int, tuple[NDArray[np.generic], BoolArray]]:
+    """The images before the first step, and who begins with it, by class; see `FrameStack.memory`."""
+    found = {k: memory for k, memory in _remembered(policies).items() if "frames" in memory}
+    return {k: (memory["frames"], memory["begins"].astype(np.bool_)) for k, memory in found.items()}
 
 
 def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:

@@ -22,6 +22,7 @@ in `marless.learning.envs.base`, K bootstrap rows:
 | `state`         | float32 [T, B, S]       | global state; only if the algorithm requires it |
 | `boot_state`    | float32 [K, S]          | likewise |
 | `resumed`       | bool [B]                | the first step continues an episode; only if episodes are carried |
+| `before/k`      | uint8 [F − 1, N, B, O]  | the images before the first step; only if carried, and nets read F > 1 |
 | `memory/k`      | float32 [N, B, H]       | memory of policies at first (nets, then last action); only if carried |
 
 The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
@@ -40,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +109,9 @@ class TrajectorySchema:
     memory: tuple[int, ...] = ()
     """H, numbers that each policy remembers at the first step, per class; () if nothing, or if not carried."""
 
+    frames: tuple[int, ...] = ()
+    """F, how many images the nets of each class read at once; () if one, or if not carried."""
+
     def bytes_with(self, boot_rows: int) -> int:
         """Bytes of a trajectory with this many bootstrap rows."""
         return sum(np.dtype(dtype).itemsize * prod(shape) for dtype, shape in self.shapes(boot_rows).values())
@@ -125,6 +130,10 @@ class TrajectorySchema:
             expected["team_reward"] = ("float32", (t, b))
         if self.carried:
             expected["resumed"] = ("bool", (b,))
+        for i, frames in enumerate(self.frames):
+            if frames > 1:
+                agents = self.spaces.classes[i]
+                expected[f"before/{i}"] = ("uint8", (frames - 1, len(agents.agents), b, agents.obs_size))
         for i, units in enumerate(self.memory):
             expected[f"memory/{i}"] = ("float32", (len(self.spaces.classes[i].agents), b, units))
         for i, agents in enumerate(self.spaces.classes):
@@ -255,6 +264,7 @@ class Recorder:
 
     def __init__(self, schema: TrajectorySchema) -> None:
         self._schema = schema
+        self._begins: dict[int, BoolArray] = {}
         self._arrays: dict[str, NDArray[np.generic]] = {
             name: np.empty(shape, dtype)
             for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
@@ -267,8 +277,20 @@ class Recorder:
             if name.startswith("boot_")
         }
 
-    def begun(self, resumed_B: BoolArray, memory: Sequence[FloatArray]) -> None:
-        """Record, if the schema has it, in which copies an episode goes on, and the memory at the first step."""
+    def begun(
+        self,
+        resumed_B: BoolArray,
+        memory: Sequence[FloatArray],
+        before: Mapping[int, tuple[NDArray[np.generic], BoolArray]] = MappingProxyType({}),
+    ) -> None:
+        """Record, if the schema has it, in which copies an episode goes on, and the memory at the first step.
+
+        `before` has by class the images before the first step, [F − 1, N, B, O], and who begins with it, bool [N, B]:
+        of those, `saw` repeats the first image.
+        """
+        for k, (frames, begins_NB) in before.items():
+            self._arrays[f"before/{k}"][...] = frames
+            self._begins[k] = begins_NB
         if self._schema.carried:
             self._arrays["resumed"][...] = resumed_B
         for k in range(len(self._schema.memory)):
@@ -277,6 +299,8 @@ class Recorder:
     def saw(self, t: int, frame: Frame) -> None:
         """Record the observations before step t; raises SpecError for images of another size or dtype."""
         self._check_images(t, frame)
+        for k, begins_NB in self._begins.items() if t == 0 else ():
+            self._arrays[f"before/{k}"][:, begins_NB] = frame.obs[k][begins_NB]
         for k in range(len(frame.obs)):
             self._arrays[f"obs/{k}"][t] = frame.obs[k]
             if frame.alive is not None:

@@ -15,7 +15,8 @@ from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Float
 from marless.learning.nets import acting_heads, acting_nets, normalising, observed_forms
 from marless.learning.nets.acting_heads import ActingHead
 from marless.learning.nets.acting_nets import ActingNet
-from marless.learning.nets.inputs import Inputs, write_action, write_observation
+from marless.learning.nets.frame_stack import FrameStack
+from marless.learning.nets.inputs import FRAMES, Inputs, write_action, write_observation
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.normalising import Normaliser
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # at run time it would import pydantic into actors
 
 Arrays = Mapping[str, NDArray[np.generic]]
 _WAY = (
-    *("kind", "hidden", "activation", "action", "acts", "inputs", "ids"),
+    *("kind", "hidden", "activation", "action", "acts", "inputs", "ids", FRAMES),
     *(normalising.METADATA, *observed_forms.METADATA),
 )
 """Metadata keys that must be equal for all policies of a class."""
@@ -69,12 +70,13 @@ class ActingPolicies:
         normaliser: Normaliser | None = None,
     ) -> None:
         self.agent_class = agent_class
-        self.remembers = net.remembers or inputs.last_action
+        self.remembers = net.remembers or inputs.last_action or inputs.frames > 1
         """True if actions depend on earlier steps of the episode."""
         self._net, self._head, self._inputs, self._normaliser = net, head, inputs, normaliser
         self._batch = _NOT_BEGUN
         nothing = np.empty((0, 0, 0), np.float32)
         self._obs_NOB, self._last_NAB = nothing, nothing
+        self._stack: FrameStack | None = None
 
     @classmethod
     def from_states(cls, agent_class: AgentClass, states: Sequence[Acting]) -> ActingPolicies:
@@ -110,12 +112,14 @@ class ActingPolicies:
 
     def begin(self, batch: int) -> None:
         """Start an episode in each of `batch` copies: reset all memory."""
-        agents, seen = len(self.agent_class.agents), self.agent_class.obs_size
+        agents, seen = len(self.agent_class.agents), self._inputs.stacked(self.agent_class).obs_size
         input_NIB = self._net.allocate(agents, batch)
         self._batch = batch
         # Views of the net's input: what an agent did last is written where the next step
         # reads it, without another copy.
         self._obs_NOB = input_NIB[:, :seen]
+        if self._inputs.frames > 1:
+            self._stack = FrameStack(self._obs_NOB, self._inputs.frames)
         if self._inputs.last_action:
             self._last_NAB = input_NIB[:, seen : seen + self.agent_class.action.n]
             self._last_NAB[:] = 0
@@ -126,29 +130,36 @@ class ActingPolicies:
         """Reset the memory of agents in the copies in which they begin anew."""
         if self.remembers:
             self._net.reset_memory(anew_NB)
+            if self._stack is not None:
+                self._stack.reset(anew_NB)
             if self._inputs.last_action:
                 self._last_NAB.swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> Arrays:
         """Copies of what `recall` needs to go on in other policies of the same class; {} if there is no memory.
 
-        "hidden", float32 [N, H, B], is the memory of recurrent nets; "last_action", float32 [N, A, B], that input.
+        "hidden", float32 [N, H, B], is the memory of recurrent nets; "last_action", float32 [N, A, B], that input;
+        "frames" and "begins" as in `FrameStack`.
         """
         hidden_NHB = self._net.memory()
         found: dict[str, NDArray[np.generic]] = {} if hidden_NHB is None else {"hidden": hidden_NHB}
+        if self._stack is not None:
+            found |= self._stack.memory()
         return found | ({"last_action": self._last_NAB.copy()} if self._inputs.last_action else {})
 
     def recall(self, memory: Arrays) -> None:
         """Go on, after `begin`, with a memory of as many copies; raises CorruptError if it does not fit."""
-        expected = {name: array.shape for name, array in self.memory().items()}
-        found = {name: array.shape for name, array in memory.items() if array.dtype == np.float32}
-        if found != expected or len(memory) != len(found):
+        expected = {name: (array.dtype.name, array.shape) for name, array in self.memory().items()}
+        found = {name: (array.dtype.name, array.shape) for name, array in memory.items()}
+        if found != expected:
             raise CorruptError(f"class {self.agent_class.name}: a memory of {found}, its policies have {expected}")
         if self._net.remembers:
             # The dtype is checked above; this only tells the type checker, and copies nothing.
             self._net.recall(memory["hidden"].astype(np.float32, copy=False))
         if self._inputs.last_action:
             self._last_NAB[:] = memory["last_action"]
+        if self._stack is not None:
+            self._stack.recall(memory["frames"], memory["begins"])
 
     def sample(
         self, obs_NBO: ObsArray, mask_NBA: BoolArray | None, rng: np.random.Generator
@@ -192,7 +203,10 @@ class ActingPolicies:
                 )
             # Without memory nothing is lost by new buffers, so the number of copies may change at any time.
             self.begin(batch)
-        write_observation(self._obs_NOB, obs_NBO)
+        if self._stack is None:
+            write_observation(self._obs_NOB, obs_NBO)
+        else:
+            self._stack.push(obs_NBO)
         if self._normaliser is not None:
             self._normaliser.write(self._obs_NOB, self._obs_NOB)
         # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self, TypeAlias
 
 from marless.core.errors import SpecError
-from marless.core.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
+from marless.core.limits import MAX_FRAMES, MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
 from marless.learning.nets.kinds import LAYER_NORM, MLP, OF_FORMS, kind_of
 
@@ -44,6 +44,13 @@ class ModelSpec(Section):
         None,
         description="the agent's id within its class is an additional input; null: where sharing.groups lets agents "
         "share a policy",
+    )
+
+    frames: int = Field(
+        1,
+        ge=1,
+        le=MAX_FRAMES,
+        description="how many of the images that an agent has observed last its nets read at once",
     )
 
     normalise_observations: bool = Field(

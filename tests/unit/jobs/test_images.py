@@ -1,5 +1,7 @@
 """Jobs whose agents observe images: their bytes count as they are, and what is for vectors is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from marless.core.errors import SpecError
@@ -12,11 +14,11 @@ from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 SPACES = EnvSpaces((AgentClass("player", ("a", "b", "c"), 4 * 84 * 84, Discrete(6), (4, 84, 84)),), 0, 1000)
 
 
-def prepared(**sections: object) -> PreparedJob:
+def prepared(spaces: EnvSpaces = SPACES, **sections: object) -> PreparedJob:
     given = {"env": {"name": "game/matrix"}, "model": {"hidden": [8]}, "stop": {"rounds": 1}, **sections}
     given.setdefault("algorithm", {"name": "ippo", "minibatches": 1})
     given.setdefault("actors", {"count": 1, "envs": 2, "steps": 16, "episodes": "carried"})
-    return prepare(JobSpec.model_validate(given), lambda name, options: (SPACES, True))
+    return prepare(JobSpec.model_validate(given), lambda name, options: (spaces, True))
 
 
 def test_a_trajectory_has_a_byte_for_each_pixel():
@@ -47,6 +49,29 @@ def test_densities_of_images_are_not_estimated():
     with pytest.raises(SpecError, match=r"sharing\.similarity: kde estimates densities .* policy_distance"):
         prepared(sharing=sharing)
     assert prepared(sharing=sharing | {"similarity": "policy_distance"})
+
+
+def test_single_images_are_sent_and_kept_whatever_nets_read():
+    one, four = (prepared(model={"hidden": [8], "frames": frames}) for frames in (1, 4))
+    steps, images = 16, 3 * 2 * 4 * 84 * 84
+    of_one, of_four = (schema_of(job.spec, SPACES).bytes_with(0) for job in (one, four))
+    assert of_four - of_one == 3 * images
+    assert of_one < 1.01 * steps * images
+    fresh = {"count": 1, "envs": 2, "steps": 16, "episodes": "fresh"}
+    one, four = (prepared(model={"hidden": [8], "frames": frames}, actors=fresh) for frames in (1, 4))
+    assert schema_of(one.spec, SPACES) == schema_of(four.spec, SPACES)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "sentence"),
+    [
+        (EnvSpaces((AgentClass("player", ("a",), 4, Discrete(6)),), 0, 1000), "game/matrix observe no images"),
+        (replace(SPACES, turns=True), "wait for their turns"),
+    ],
+)
+def test_images_are_stacked_only_where_there_are_some_in_every_step(spaces, sentence):
+    with pytest.raises(SpecError, match=rf"model\.frames: .*{sentence}.*leave it out"):
+        prepared(spaces, model={"hidden": [8], "frames": 4})
 
 
 def test_processes_tell_each_other_of_images():

@@ -127,7 +127,9 @@ class ActorCriticLearner(OffPolicyLearner):
             policies, weights = PublishedNet(codec, Bank(_Held)), _weights(config)
             self._classes.append(_Class(a, seen, head(a.action, config), shape, policies, weights, acts))
             # What critics read of each agent: its id only if agents share a critic.
-            sizes.append(Sizes(len(a.agents), seen.size(a) if critic == "own" else a.obs_size, a.action.n))
+            sizes.append(
+                Sizes(len(a.agents), seen.size(a) if critic == "own" else seen.stacked(a).obs_size, a.action.n)
+            )
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
         judged: InputShape | int = self._inputs.size
         model = config.critic_model(context.model)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from marless.core.errors import SpecError
 from marless.core.settings import Field, Section, constraint
-from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered
+from marless.learning.algos.algorithm import AlgorithmConfig, Setting, remembered, stacked_frames
 from marless.learning.algos.settings import Rate, RewardRule
 
 ENV_STEPS, EPISODES = 512, 32
@@ -44,6 +44,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     learns_from_earlier: ClassVar[bool] = True
     normalises: ClassVar[bool] = True
+    stacks_frames: ClassVar[bool] = True
     often: ClassVar[int] = 64
     """Mean number of draws per sample above which a job gets a warning; 1 to 8 are common in teams."""
     lr: Rate = Field(5e-4, description="learning rate of policies, and of a mixer")
@@ -162,8 +163,10 @@ def _check_capacity(config: OffPolicyConfig, setting: Setting) -> None:
     """Raise SpecError for a replay buffer that is too small to train, or too large for a learner function."""
     from marless.learning.data.frames import ReplaySchema  # imported here, because it imports NumPy
 
-    capacity, segment = config.replay.capacity, setting.steps + 1
-    # Each segment of T env steps takes T + 1 frames, as the view after its last step is kept, too.
+    before = max(stacked_frames(setting.model, setting.spaces, carried=setting.carried), default=1) - 1
+    capacity, segment = config.replay.capacity, setting.steps + 1 + before
+    # Each segment of T env steps takes T + 1 frames, as the view after its last step is kept, too; and the images
+    # before its first one, where nets read them and episodes are carried.
     kept = capacity // segment * setting.steps
     if kept < max(config.warmup, 1):
         raise SpecError(
@@ -173,7 +176,8 @@ def _check_capacity(config: OffPolicyConfig, setting: Setting) -> None:
         )
     for scope in setting.scopes:
         memory = remembered(config, setting.model, setting.spaces, carried=setting.carried)
-        schema = ReplaySchema(setting.spaces, scope.classes, setting.with_state, memory)
+        frames = stacked_frames(setting.model, setting.spaces, carried=setting.carried)
+        schema = ReplaySchema(setting.spaces, scope.classes, setting.with_state, memory, frames)
         if (size := schema.file_bytes(capacity)) > setting.memory_bytes:
             fits = setting.memory_bytes // schema.frame_bytes
             raise SpecError(

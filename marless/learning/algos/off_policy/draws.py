@@ -113,8 +113,8 @@ class BatchSource:
     @cached_property
     def _bytes_of_frame(self) -> int:
         """Bytes of a frame as nets read it: four for each of an image's."""
-        images = sum(len(a.agents) * a.obs_size for _, a, _ in self.classes if a.image is not None)
-        return self.schema.frame_bytes + 3 * images
+        read = sum(len(a.agents) * a.obs_size * (4 * i.frames - 1) for _, a, i in self.classes if a.image is not None)
+        return self.schema.frame_bytes + read
 
     def draws(
         self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
@@ -316,17 +316,39 @@ class BatchSource:
         input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
         for some in _pieces(len(frame)):
             row = frame[some]
-            obs_NFO: ObsArray = self._each(f"obs/{k}", row).astype(agents.obs_dtype, copy=False).swapaxes(0, 1)
+            obs_NFO = self._observations(k, agents, inputs, row)
             before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
             if self.statistics is not None:
                 self.statistics.write(input_NIF[:, : agents.obs_size, some], k)
             if inputs.last_action and self.schema.memory and (resumed_F := self._is("resumed", row)).any():
                 # Last actions of earlier rounds are no frames of the segment: they are kept with the nets' memory.
-                last_NAF = input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some]
+                seen = inputs.stacked(agents).obs_size
+                last_NAF = input_NIF[:, seen : seen + agents.action.n, some]
                 memory_RNH = self._numbers(f"memory/{k}", row[resumed_F])
                 last_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
         return input_NIF
+
+    def _observations(self, k: int, agents: AgentClass, inputs: Inputs, row: Rows) -> ObsArray:
+        """[N, F, O] of frames [F], or [F, N] if agents have frames of their own; of images, the last ones of each."""
+        rows = [row]
+        if inputs.frames > 1 and row.ndim == 1 and f"alive/{k}" in self._fields:
+            rows = [np.repeat(row[:, None], len(agents.agents), axis=1)]  # agents come back at times of their own
+        while len(rows) < inputs.frames:
+            rows.append(rows[-1] - self._goes_on(k, rows[-1]))
+        parts = [self._each(f"obs/{k}", each).swapaxes(0, 1) for each in reversed(rows)]
+        found: NDArray[Any] = np.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]  # Any: of each dtype
+        return found.astype(agents.obs_dtype, copy=False)
+
+    def _goes_on(self, k: int, row: Rows) -> BoolArray:
+        """Whether the frame before is one that the agent has seen since it began; in the shape of `row`."""
+        begun = self._is("first", row)
+        if self.schema.before:
+            begun = begun & ~self._is("resumed", row)
+        if f"alive/{k}" in self._fields:
+            here, before = (self._flags(f"alive/{k}", each) for each in (row, row - ~begun))
+            begun = begun | (here & ~before)
+        return ~begun
 
     def _before(self, k: int, agents: AgentClass, row: Rows) -> tuple[ActionArray, BoolArray]:
         """The agents' actions in the step before; and [F] or [N, F], True where there is none, because agents begin

@@ -23,7 +23,7 @@ from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
-from marless.learning.algos.algorithm import remembered
+from marless.learning.algos.algorithm import remembered, stacked_frames
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
@@ -116,7 +116,8 @@ class OffPolicyLearner(ABC):
         self._explores: dict[str, NDArray[np.float32]] = {}
         self._class_of = PolicyClasses(context.spaces, context.scope)
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
-        schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
+        frames = stacked_frames(context.model, context.spaces, carried=context.carried)
+        schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory, frames)
         spec = config.replay
         alpha = spec.alpha if spec.draw == "prioritised" else None
         self._empty = partial(ReplayBuffer, schema, spec.capacity, alpha=alpha, unit=spec.unit)
@@ -199,7 +200,7 @@ class OffPolicyLearner(ABC):
             self._remember(inputs)
         pending = []
         for k in self._scope.classes:
-            table = partial(tabulate, inputs.trajectories, k, False)
+            table = partial(tabulate, inputs.trajectories, k, False, self._kinds.inputs[k].frames)
             pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
         training = self._training(inputs, copies=False)
         metrics: Metrics = {name: {} for name in names}

@@ -277,7 +277,7 @@ class PolicyFunction(_Trained):
             legal_PAM = batch["legal"] > 0 if "legal" in batch else None
             return CategoricalScore(output_PAM, batch["action"].long(), legal_PAM, weight_PM)
 
-        features = batch["features"] if self._reader is None else self._reader.read(batch["features"])
+        features = batch["features"] if self._reader is None else self._reader.read(batch["features"], self._layout)
         return hessian_product(net, flat_PD, {**batch, "features": features}, objective)
 
     def log_probs(self, seen: Mapping[str, Tensor], owner: Tensor | None = None) -> Tensor:

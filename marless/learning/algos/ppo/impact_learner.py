@@ -24,7 +24,7 @@ from marless.core.errors import CorruptError
 from marless.core.group import Group
 from marless.core.settings import Measure
 from marless.core.state import REPLAY, Arrays, PolicyState
-from marless.learning.algos.algorithm import Algorithm, remembered
+from marless.learning.algos.algorithm import Algorithm, remembered, stacked_frames
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.ppo.algorithms import BATCHES, ImpactConfig
 from marless.learning.algos.ppo.functions import PolicyFunction, RoundSettings
@@ -59,7 +59,12 @@ class ImpactLearner(PPOLearner):
         self._configs = {name: each.model_copy(update={"epochs": 1}) for name, each in self._configs.items()}
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         self._buffer = BatchBuffer(
-            context.spaces, self._class_index, batches=config.batches, uses=config.epochs, memory=memory
+            context.spaces,
+            self._class_index,
+            batches=config.batches,
+            uses=config.epochs,
+            memory=memory,
+            frames=stacked_frames(context.model, context.spaces, carried=context.carried),
         )
         self._buffer_name = f"{BATCHES}{self._class.name}"
 
@@ -149,10 +154,17 @@ class BatchBuffer:
     """The last `batches` rounds, of class `agent_class`; each batch has `uses` uses."""
 
     def __init__(
-        self, spaces: EnvSpaces, agent_class: int, *, batches: int, uses: int, memory: tuple[int, ...] = ()
+        self,
+        spaces: EnvSpaces,
+        agent_class: int,
+        *,
+        batches: int,
+        uses: int,
+        memory: tuple[int, ...] = (),
+        frames: tuple[int, ...] = (),
     ) -> None:
-        """Make an empty buffer; `memory` as in `TrajectorySchema`."""
-        self._spaces, self._class, self._memory = spaces, agent_class, memory
+        """Make an empty buffer; `memory` and `frames` as in `TrajectorySchema`."""
+        self._spaces, self._class, self._memory, self._frames = spaces, agent_class, memory, frames
         self._kept, self._ages = batches, [use * batches // uses for use in range(uses)]
         self._batches: dict[int, Batch] = {}
 
@@ -221,8 +233,13 @@ class BatchBuffer:
             found, expected = actors[actor], {}
             if "cut" in found and found["cut"].ndim == 2:
                 steps, copies = found["cut"].shape
-                carried, rows = bool(self._memory), found["boot_index"].size if "boot_index" in found else 0
-                schema = TrajectorySchema(self._spaces, steps, copies, False, carried=carried, memory=self._memory)
+                carried, rows = (
+                    bool(self._memory or self._frames),
+                    found["boot_index"].size if "boot_index" in found else 0,
+                )
+                schema = TrajectorySchema(
+                    self._spaces, steps, copies, False, carried=carried, memory=self._memory, frames=self._frames
+                )
                 expected = {name: form for name, form in schema.shapes(rows).items() if self._keeps(name)}
             if {name: (a.dtype.name, a.shape) for name, a in found.items()} != expected:
                 raise CorruptError(f"a kept batch has arrays {sorted(found)}, which do not fit this job")

@@ -327,7 +327,7 @@ class PPOLearner:
         critics: _Arrange[CriticFunction],
     ) -> Metrics:
         """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
-        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own", self._inputs.frames)
         self._show(table.images)
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])

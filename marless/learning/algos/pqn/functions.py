@@ -79,7 +79,7 @@ class OnlineQ(QNets):
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
         """See `QNets`."""
-        features = batch["features"] if self._reader is None else self._reader.read(batch["features"])
+        features = batch["features"] if self._reader is None else self._reader.read(batch["features"], self.net.layout)
         return super().hessian({**batch, "features": features})
 
     def _reading(self, nets: Net) -> Net:

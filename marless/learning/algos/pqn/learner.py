@@ -101,7 +101,7 @@ class PQNLearner:
         self.names(inputs.groups)
         pending = []
         for k in self._scope.classes:
-            table = partial(tabulate, inputs.trajectories, k, False)
+            table = partial(tabulate, inputs.trajectories, k, False, self._inputs[k].frames)
             pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
         training, orders = self._prepare(inputs, meter, config.minibatches, copies=False)
         for order_U in orders:
@@ -243,7 +243,7 @@ class PQNLearner:
         found = []
         for index, k in enumerate(self._scope.classes):
             stacked = [(each.stack_of(1), each.function) for each in policies if each.index == index]
-            table = tabulate(trajectories, k, False)
+            table = tabulate(trajectories, k, False, self._inputs[k].frames)
             if k in self._readers:
                 self._readers[k].show(table.images)
             found.append(ClassRound.of(table, k, stacked, self._inputs[k].known, self._model))

@@ -2,8 +2,9 @@
 
 As float32, the images of a round would take four times their bytes, and a shuffled copy of them once more. So tables,
 pools and minibatches have in the place of observations one number for each image, its *position*, and nets that read
-images put the pixels in its place, scaled as actors scale them. Shapes: N agents of the class, T time, b copies of an
-actor, K bootstrap rows, O pixels of an image, P nets, R rows with positions, I with pixels, M samples.
+images put the pixels in its place, scaled as actors scale them. Nets that read the last F images have F positions for
+each observation: images are stacked where they are read. Shapes: N agents of the class, T time, b copies of an actor,
+K bootstrap rows, O pixels of an image, P nets, R rows with positions, I with pixels, M samples.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import SpecError
-from marless.learning.data.trajectory import Trajectory
+from marless.learning.data.trajectory import Trajectory, returned
 from marless.learning.envs.base import FloatArray
 from marless.learning.nets.inputs import WHITE
 from marless.learning.nets.layout import NetLayout
@@ -38,35 +40,71 @@ class RoundImages:
     """All images that the agents of a class have observed in a round, actor by actor, as views of the trajectories."""
 
     parts: tuple[NDArray[np.uint8], ...]
-    """[rows, O] of each actor: its observations, and of each actor its bootstrap rows."""
+    """[rows, O], the arrays of each actor in which images are."""
+    names: tuple[str, ...]
+    """Names of these arrays, the same of each actor."""
+    frames: int
+    """F."""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], agent_class: int) -> RoundImages | None:
+    def of(cls, trajectories: Sequence[Trajectory], agent_class: int, frames: int = 1) -> RoundImages | None:
         """The images of a class; None if it observes vectors. Raises SpecError for more than can be numbered."""
-        arrays = [t[f"{name}/{agent_class}"] for name in ("obs", "boot_obs") for t in trajectories]
-        if arrays[0].dtype != np.uint8:
+        every = trajectories[0].arrays
+        names = tuple(f"{name}/{agent_class}" for name in ("obs", "boot_obs", "before"))
+        names = tuple(name for name in names if name in every)
+        if every[names[0]].dtype != np.uint8:
             return None
-        parts = tuple(each.reshape(-1, each.shape[-1]).view(np.uint8) for each in arrays)
+        parts = tuple(t[name].reshape(-1, t[name].shape[-1]).view(np.uint8) for t in trajectories for name in names)
         if (count := sum(map(len, parts))) > _MOST:
             raise SpecError(
                 f"a round has {count:,} images of class {agent_class}, and a learner takes {_MOST:,}; lower "
                 "actors.steps, actors.envs or actors.count"
             )
-        return cls(parts)
+        return cls(parts, names, frames)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """The position of the first image of each part, and the number of all."""
         return np.cumsum([0, *map(len, self.parts)])
 
-    def positions(self, trajectories: Sequence[Trajectory], name: str, agent_class: int) -> list[Positions]:
-        """The positions of an array "obs" or "boot_obs" of each trajectory, in its shape, with 1 in the place of O."""
-        first = 0 if name == "obs" else len(trajectories)
-        shapes = [t[f"{name}/{agent_class}"].shape[:-1] for t in trajectories]
+    def positions(self, trajectories: Sequence[Trajectory], agent_class: int) -> list[tuple[Positions, Positions]]:
+        """What nets read at the observations and at the bootstrap rows of each trajectory: the positions of F images,
+        the oldest first, [T, N, b, F] and [N, K, F].
+        """
+        starts = self.starts[:-1].reshape(len(trajectories), -1).tolist()
         return [
-            np.arange(start, stop, dtype=np.float32).reshape(*shape, 1)
-            for start, stop, shape in zip(self.starts[first:], self.starts[first + 1 :], shapes, strict=False)
+            self._stacked(
+                each,
+                agent_class,
+                *(
+                    start + np.arange(prod(shape)).reshape(shape)
+                    for start, shape in zip(mine, (each[name].shape[:-1] for name in self.names), strict=True)
+                ),
+            )
+            for each, mine in zip(trajectories, starts, strict=True)
         ]
+
+    def _stacked(
+        self,
+        trajectory: Trajectory,
+        agent_class: int,
+        now_TNB: NDArray[np.int64],
+        boot_NK: NDArray[np.int64],
+        before_XNB: NDArray[np.int64] | None = None,
+    ) -> tuple[Positions, Positions]:
+        begins_TNB = returned(trajectory.there(agent_class))
+        begins_TNB[1:] |= trajectory["cut"][:-1, None].astype(np.bool_)
+        seen = [now_TNB]
+        for age in range(1, self.frames):
+            older_TNB = np.empty_like(now_TNB)
+            # Where an agent begins, all are its first image; elsewhere, what was `age - 1` steps old is one step older.
+            older_TNB[1:] = np.where(begins_TNB[1:], now_TNB[1:], seen[-1][:-1])
+            older_TNB[0] = now_TNB[0] if before_XNB is None else before_XNB[-age]
+            seen.append(older_TNB)
+        time_K, copy_K = np.divmod(trajectory["boot_index"].astype(np.int64), trajectory.batch)
+        boots = [boot_NK, *(each[time_K, :, copy_K].T for each in seen[:-1])]
+        obs_TNBF, boot_obs_NKF = (np.stack(each[::-1], axis=-1).astype(np.float32) for each in (seen, boots))
+        return obs_TNBF, boot_obs_NKF
 
     def take(self, position_M: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The images at these positions, [M, O]."""
@@ -82,9 +120,9 @@ class RoundImages:
         return found_MO
 
     def scaled(self, position: NDArray[np.int64]) -> FloatArray:
-        """The images at positions [...], float32 [..., O], as nets read them."""
+        """The images at positions [..., F], float32 [..., F · O], as nets read them."""
         pixels: FloatArray = np.divide(self.take(position.ravel()), WHITE)
-        return pixels.reshape(*position.shape, -1)
+        return pixels.reshape(*position.shape[:-1], -1)
 
 
 class ImageReader:
@@ -103,24 +141,36 @@ class ImageReader:
             np.concatenate(images.parts, out=self._store.numpy())
             self._store = self._store.to(self._device)
 
-    def read(self, x_PRM: Tensor) -> Tensor:
-        """Features [P, I, M] of features with positions, [P, R, M], whose first row they are."""
+    def read(self, x_PRM: Tensor, layout: NetLayout) -> Tensor:
+        """The features [P, I, M] of nets of this layout, of features with positions, whose first rows they are.
+
+        Convolutions read each sample's pixels in one piece: for their nets, features are views of [P, M, I].
+        """
         if self._images is None:
             raise ValueError("there is no round whose images could be read")
-        nets, rows, samples = x_PRM.shape
+        (nets, rows, samples), frames = x_PRM.shape, self._images.frames
         pixels = self._images.parts[0].shape[1]
-        found_PIM = x_PRM.new_empty(nets, pixels + rows - 1, samples)
-        found_PIM[:, pixels:] = x_PRM[:, 1:]
+        features, whole = frames * pixels + rows - frames, layout.image is not None
+        if whole:
+            found_PIM = x_PRM.new_empty(nets, samples, features).transpose(1, 2)
+        else:
+            found_PIM = x_PRM.new_empty(nets, features, samples)
+        found_PIM[:, frames * pixels :] = x_PRM[:, frames:]
+        for age in range(frames):
+            self._write(x_PRM[:, age], found_PIM[:, age * pixels : (age + 1) * pixels])
+        return found_PIM
+
+    def _write(self, position_PM: Tensor, out_POM: Tensor) -> None:
+        """Write the images at these positions, scaled."""
         if self._store is not None:
-            shown_PMO = self._store[x_PRM[:, 0].long()]
-            torch.div(shown_PMO.transpose(1, 2), float(WHITE), out=found_PIM[:, :pixels])
-            return found_PIM
-        position_PM = x_PRM[:, 0].numpy().astype(np.int64)
-        for position_M, out_OM in zip(position_PM, found_PIM[:, :pixels].numpy(), strict=True):
-            for begun in range(0, samples, _PIECE):
+            shown_PMO = self._store[position_PM.long()]
+            torch.div(shown_PMO.transpose(1, 2), float(WHITE), out=out_POM)
+            return
+        assert self._images is not None
+        for position_M, out_OM in zip(position_PM.numpy().astype(np.int64), out_POM.numpy(), strict=True):
+            for begun in range(0, len(position_M), _PIECE):
                 piece = slice(begun, begun + _PIECE)
                 np.divide(self._images.take(position_M[piece]).T, WHITE, out=out_OM[:, piece])
-        return found_PIM
 
 
 class ReadingNet:
@@ -143,7 +193,7 @@ class ReadingNet:
         return self._net.output_layer
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        return self._net.forward(self._reader.read(input_PIM), resets, memory)
+        return self._net.forward(self._reader.read(input_PIM, self.layout), resets, memory)
 
     def backward(self, d_output_PKM: Tensor) -> None:
         self._net.backward(d_output_PKM)
@@ -151,14 +201,17 @@ class ReadingNet:
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`; a part of the samples at a time, whole segments of nets with memory."""
         if resets is None:
-            parts = (self._net.evaluate(self._reader.read(part)) for part in torch.split(input_PIS, _AT_ONCE, dim=2))
+            parts = (
+                self._net.evaluate(self._reader.read(part, self.layout))
+                for part in torch.split(input_PIS, _AT_ONCE, dim=2)
+            )
             return torch.cat(list(parts), dim=2)
         steps, copies = resets.shape[-2:]
         width = max(_AT_ONCE // steps, 1)
         input_PITB = input_PIS.view(*input_PIS.shape[:2], steps, copies)
         found = []
         for b in range(0, copies, width):
-            pixels_PIM = self._reader.read(input_PITB[..., b : b + width].flatten(2))
+            pixels_PIM = self._reader.read(input_PITB[..., b : b + width].flatten(2), self.layout)
             output_PKM = self._net.evaluate(pixels_PIM, resets[..., b : b + width].contiguous())
             found.append(output_PKM.view(*output_PKM.shape[:2], steps, -1))
         return torch.cat(found, dim=3).flatten(2)

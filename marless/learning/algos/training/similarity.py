@@ -8,8 +8,9 @@ buffer. How each kind of policy is evaluated:
   same means and deviations;
 - ε-greedy policies by their greedy actions, deterministic ones by their actions without noise, because exploration is
   the same for all agents of a class and unrelated to what they learned;
-- the last action, if it is an input, counts as part of the observation; the agent's id does not, because then no two
-  agents would be similar: each policy is evaluated with the id of its own agent;
+- the last action, if it is an input, counts as part of the observation, except beside images, where it is as at the
+  start of an episode; the agent's id does not, because then no two agents would be similar: each policy is evaluated
+  with the id of its own agent;
 - recurrent policies are evaluated as at the start of an episode, because no policy has the memory of another agent.
 
 Shapes as in `marless.learning.algos.training.table` and `marless.learning.similarity.measures`.
@@ -32,9 +33,10 @@ from marless.core.stopwatch import Stopwatch
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.training.table import Table
 from marless.learning.envs.base import AgentClass, Discrete
+from marless.learning.nets import observed_forms
 from marless.learning.nets.acting import Acting, ActingPolicies, ActingState
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
-from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.inputs import FRAMES, Inputs
 from marless.learning.similarity.measures import (
     LEAST_SAMPLES,
     Behaviour,
@@ -120,9 +122,13 @@ def behaviour(
     legal = None if table.legal is None else _columns(table.legal, index_NS) > 0
     obs_NSO = _columns(table.obs, index_NS)[..., :-1]
     if table.images is not None:
-        obs_NSO = table.images.scaled(obs_NSO[..., 0].astype(np.int64))
+        obs_NSO = table.images.scaled(obs_NSO.astype(np.int64))
     states = [acting[agent] for agent in agent_class.agents]
-    if Inputs.parse(states[0].metadata).last_action:
+    if table.images is not None:
+        agent_class = Inputs.parse(states[0].metadata).stacked(agent_class)
+        # The same policies, with all images that they read as one observation.
+        states = [_with_one_image(state, agent_class) for state in states]
+    elif Inputs.parse(states[0].metadata).last_action:
         obs_NSO = np.concatenate([obs_NSO, _actions_before(table, index_NS, agent_class)], axis=2)
         agent_class = replace(agent_class, obs_size=obs_NSO.shape[2])
         # The same policies, with the last action as part of the observation, which it directly follows in the inputs.
@@ -133,6 +139,11 @@ def behaviour(
     policies, acts = ActingPolicies.from_states(agent_class, states), states[0].metadata.get("acts", "")
     asked = partial(_distributions, agent_class, policies, acts)
     return Behaviour(obs_NSO, _actions(table, index_NS, agent_class), legal, asked)
+
+
+def _with_one_image(state: Acting, agent_class: AgentClass) -> Acting:
+    kept = {key: text for key, text in state.metadata.items() if key != FRAMES}
+    return ActingState(state.acting, kept | observed_forms.metadata_of(agent_class))
 
 
 def _columns(rows_NRS: FloatArray, index_NS: NDArray[np.intp]) -> FloatArray:

@@ -26,7 +26,7 @@ class Table:
     """The samples of a round for a learner; the module's docstring explains the shapes."""
 
     obs: FloatArray
-    """[N, I, S]; of images, whose positions are in the place of the observation, [N, 2, S]."""
+    """[N, I, S]; of images, whose F positions are in the place of the observation, [N, F + 1, S]."""
     boot_obs: FloatArray
     """[N, I, K]."""
     action: FloatArray
@@ -63,8 +63,11 @@ class Table:
     """What the positions of images mean; None if the class observes vectors."""
 
 
-def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: bool) -> Table:
-    """Concatenate the trajectories of all actors along the copies; raises CorruptError if their steps differ."""
+def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: bool, frames: int = 1) -> Table:
+    """Concatenate the trajectories of all actors along the copies; raises CorruptError if their steps differ.
+
+    Of images, nets read the last `frames` at once.
+    """
     if len({trajectory.steps for trajectory in trajectories}) != 1:
         raise CorruptError(f"trajectories of {[t.steps for t in trajectories]} time steps cannot share a round")
     source = _Source(trajectories, agent_class)
@@ -73,10 +76,11 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
     if alive is not None and unfinished is not None:
         alive *= ~unfinished.reshape(alive.shape)
     first, k = trajectories[0].arrays, agent_class
-    images = RoundImages.of(trajectories, k)
+    images = RoundImages.of(trajectories, k, frames)
+    obs, boot_obs = source.observations(images)
     return Table(
-        obs=_with_ones(source.observations("obs", images)),
-        boot_obs=_with_ones([each[None] for each in source.observations("boot_obs", images)]),
+        obs=_with_ones(obs),
+        boot_obs=_with_ones([each[None] for each in boot_obs]),
         action=source.rows("action"),
         log_prob=source.rows("log_prob"),
         reward=source.over_time("reward").astype(np.float32, copy=False),
@@ -101,11 +105,11 @@ class _Source:
     trajectories: Sequence[Trajectory]
     agent_class: int
 
-    def observations(self, name: str, images: RoundImages | None) -> Sequence[NDArray[np.generic]]:
-        """The array "obs" or "boot_obs" of each trajectory, or the positions of its images."""
+    def observations(self, images: RoundImages | None) -> Sequence[Sequence[NDArray[np.generic]]]:
+        """The arrays "obs" and "boot_obs" of each trajectory, or the positions of their images."""
         if images is not None:
-            return images.positions(self.trajectories, name, self.agent_class)
-        return [t[f"{name}/{self.agent_class}"] for t in self.trajectories]
+            return list(zip(*images.positions(self.trajectories, self.agent_class), strict=True))
+        return [[t[f"{name}/{self.agent_class}"] for t in self.trajectories] for name in ("obs", "boot_obs")]
 
     def rows(self, name: str) -> FloatArray:
         """[N, R, S] float32 of arrays [T, N, b, R] or, with R = 1, [T, N, b]."""

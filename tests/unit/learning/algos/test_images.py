@@ -20,6 +20,7 @@ from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.learning.envs.synthetic import SyntheticEnv
 from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.layout import NetLayout
 from marless.learning.similarity.measures import PolicyDistanceConfig
 from tests.unit.learning.algos import rounds
 
@@ -84,7 +85,7 @@ def test_nets_learn_from_images_what_they_learn_from_the_same_numbers(name, sett
         assert found != first
 
 
-def _measured(inputs: RoundInput) -> RoundInput:
+def measured(inputs: RoundInput) -> RoundInput:
     return replace(
         inputs,
         measure=Measure(
@@ -102,7 +103,7 @@ def test_curvature_noise_and_similarity_of_images_are_those_of_the_same_numbers(
     found = []
     for spaces, given in ((DISCRETE, seen), (vectors(DISCRETE), list(map(as_vectors, seen)))):
         learner = rounds.learner(name, spaces, rounds.INDEPENDENT, **settings)
-        found.append(learner.update(_measured(rounds.inputs(rounds.INDEPENDENT, given))))
+        found.append(learner.update(measured(rounds.inputs(rounds.INDEPENDENT, given))))
     assert found[0].metrics == found[1].metrics
     assert {"curvature", "noise_scale"} <= found[0].metrics["a"].keys()
     assert found[0].distances["walker"].any()
@@ -150,26 +151,30 @@ def test_a_round_has_the_images_of_the_environment_and_its_learner_holds_no_copy
         seen.append(lane.roll(policies, steps=7, seed=seed, with_state=True)[0])
     assert {seen[0][name].dtype.name for name in ("obs/0", "boot_obs/0")} == {"uint8"}
     table = tabulate(seen, 0, False)
-    assert all(np.shares_memory(part, each["obs/0"]) for part, each in zip(table.images.parts, seen, strict=False))
+    arrays = [each[name] for each in seen for name in ("obs/0", "boot_obs/0")]
+    assert all(np.shares_memory(part, each) for part, each in zip(table.images.parts, arrays, strict=True))
     expected = np.concatenate([as_vectors(each)["obs/0"] for each in seen], axis=2)  # [T, N, B, O]
-    found = table.images.scaled(table.obs[:, 0].astype(np.int64))  # [N, S, O]
+    found = table.images.scaled(table.obs[:, :1].transpose(0, 2, 1).astype(np.int64))  # [N, S, O]
     assert np.array_equal(found, expected.swapaxes(0, 1).reshape(4, -1, 24))
     last = np.concatenate([as_vectors(each)["boot_obs/0"] for each in seen], axis=1)
-    assert np.array_equal(table.images.scaled(table.boot_obs[:, 0].astype(np.int64)), last)
+    assert np.array_equal(table.images.scaled(table.boot_obs[:, :1].transpose(0, 2, 1).astype(np.int64)), last)
 
 
-def test_nets_read_pixels_in_the_place_of_positions(monkeypatch):
+@pytest.mark.parametrize("layout", [NetLayout(24, (2,), 1), NetLayout(24, (2,), 1, image=IMAGE)])
+def test_nets_read_pixels_in_the_place_of_positions(monkeypatch, layout):
     monkeypatch.setattr(images, "_PIECE", 2)
     seen = [rounds.trajectory(DISCRETE, 1), rounds.trajectory(DISCRETE, 2, batch=2)]
     table, reader = tabulate(seen, 0, False), ImageReader(torch.device("cpu"))
     reader.show(table.images)
     x_N3S = torch.cat([torch.from_numpy(table.obs[:, :1]), torch.full_like(torch.from_numpy(table.obs), 7.0)], dim=1)
-    read = reader.read(x_N3S).numpy()
-    assert np.array_equal(read[:, :24], table.images.scaled(table.obs[:, 0].astype(np.int64)).transpose(0, 2, 1))
+    read = reader.read(x_N3S, layout)
+    assert (read if layout.image is None else read.transpose(1, 2)).is_contiguous()
+    expected = table.images.scaled(table.obs[:, :1].transpose(0, 2, 1).astype(np.int64))
+    assert np.array_equal(read[:, :24], expected.transpose(0, 2, 1))
     assert (read[:, 24:] == 7).all()
     reader.show(None)
     with pytest.raises(ValueError, match="no round"):
-        reader.read(x_N3S)
+        reader.read(x_N3S, layout)
 
 
 def test_more_images_than_can_be_numbered_are_refused(monkeypatch):

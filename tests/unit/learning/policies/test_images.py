@@ -36,6 +36,29 @@ def test_bytes_and_scaled_numbers_are_one_image(team):
     assert [team.act({"x": image})["x"] for image in PIXELS] == expected
 
 
+def test_a_policy_of_several_images_is_shown_one_at_a_time(tmp_path):
+    of_two = state(24, Discrete(3), seed=2)
+    metadata = {**of_two.metadata, "observes": "12", "image": "1,4,3", "frames": "2"}
+    save(tmp_path / "run", {"x": ActingState(of_two.acting, metadata)}, {"x": ("x",)})
+    team = marless.load_policy(tmp_path / "run")
+    assert team.remembers
+    flat = PIXELS.reshape(5, 12) / 255
+    for first in (0, 2):
+        team.begin()
+        for t in range(first, 5):
+            expected = np.concatenate([flat[max(t - 1, first)], flat[t]])
+            assert team.act({"x": PIXELS[t]})["x"] == int(outputs(of_two, expected).argmax())
+
+
+@pytest.mark.parametrize("frames", ["0", "17", "2.0", "a"])
+def test_a_number_of_images_that_is_none_is_refused(tmp_path, frames):
+    made = of_images()
+    made = ActingState(made.acting, {**made.metadata, "frames": frames})
+    save(tmp_path / "run", {"x": made}, {"x": ("x",)})
+    with pytest.raises(CorruptError, match=r"frames is .*, expected 1 to 16"):
+        marless.load_policy(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("seen", "sentence"),
     [
