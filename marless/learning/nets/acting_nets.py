@@ -181,6 +181,7 @@ def numpy_ops(activation: str, inputs: InputShape) -> Ops:
         join=partial(np.concatenate, axis=1),
         largest=lambda x, axis: x.max(axis),
         choose=lambda mask, x, otherwise: np.where(mask, x, np.float32(otherwise)),
+        images=inputs.images,
         convolve=acting_images.convolve,
         pool=acting_images.pool,
     )

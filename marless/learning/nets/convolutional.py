@@ -47,7 +47,7 @@ class NatureNet:
         return 0
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        images = ops.inputs.images(x)
+        images = ops.images(x)
         for layer, (_, window) in zip(layers, _FILTERS, strict=False):
             images = ops.activate(ops.convolve(layer, images, window))
         return _judged(ops, layers[len(_FILTERS) :], images, x), memory
@@ -73,7 +73,7 @@ class ImpalaNet:
         return 0
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        images, remaining = ops.inputs.images(x), list(layers)
+        images, remaining = ops.images(x), list(layers)
         for _ in _SECTIONS:
             first, *blocks = remaining[:_CONVOLUTIONS]
             images = ops.pool(ops.convolve(first, images, _KEEPING), _HALVING)
@@ -101,7 +101,9 @@ def _dense(features: int, inputs: InputShape, hidden: tuple[int, ...], outputs: 
 
 def _judged(ops: Ops, layers: Sequence[Layer], images: Array, x: Array) -> Array:
     """Outputs of the dense layers, given the last images and all inputs."""
-    found = ops.join([flattened(images), x[:, ops.inputs.pixels :]])
+    found, beside = flattened(images), x[:, ops.inputs.pixels :]
+    if beside.shape[1]:
+        found = ops.join([found, beside])
     for layer in layers[:-1]:
         found = ops.activate(layer(found))
     return layers[-1](found)

@@ -36,7 +36,7 @@ class InputShape:
         return 0 if self.image is None else prod(self.image)
 
     def images(self, x: Array) -> Array:
-        """The images in inputs [P, I, M]."""
+        """A view of the images that inputs [P, I, M] begin with."""
         channels_first = x[:, : self.pixels].swapaxes(1, 2).reshape(x.shape[0], x.shape[2], *(self.image or (0, 0, 0)))
         return channels_first.swapaxes(2, 3).swapaxes(3, 4)
 
@@ -90,6 +90,8 @@ class Ops:
     """The maximum along an axis, which disappears."""
     choose: Callable[[Array, Array, float], Array]
     """An array where a mask is true, and a number elsewhere."""
+    images: Callable[[Array], Array]
+    """The images that the inputs [P, I, M] begin with. No gradient flows to them."""
     convolve: Callable[[Layer, Array, Window], Array]
     """The layer at each place of the window in images: its inputs are the square's pixels, its outputs channels."""
     pool: Callable[[Array, Window], Array]

@@ -6,6 +6,7 @@ Shapes: P nets, D parameters, I inputs + 1, H units of memory, K outputs, T step
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from marless.learning.nets.stacked import matrices
 
 _CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
 _CHUNK_OF_IMAGES = 256
+_PIXELS = 16
 
 
 class Unrolled:
@@ -118,9 +120,26 @@ def torch_ops(activation: str, inputs: InputShape) -> Ops:
         join=partial(torch.cat, dim=1),
         largest=torch.amax,
         choose=torch.where,
+        images=partial(_images, inputs),
         convolve=_convolve,
         pool=_pool,
     )
+
+
+def _images(inputs: InputShape, x_PIM: Tensor) -> Tensor:
+    """The images of inputs with the channels of each pixel in one piece, the form in which torch convolves fastest."""
+    channels, height, width = inputs.image or (0, 0, 0)
+    nets, _, samples = x_PIM.shape
+    pixels_PCSM = x_PIM[:, : inputs.pixels].detach().reshape(nets, channels, height * width, samples)
+    if x_PIM.stride(1) == 1 or x_PIM.device.type != "cpu":
+        images_PMSC = pixels_PCSM.permute(0, 3, 2, 1).contiguous()
+    else:  # rows of samples: some pixels at a time, so that what is read stays in a cache until all of it is written
+        images_PMSC = pixels_PCSM.new_empty(nets, samples, height * width, channels)
+        source, target = pixels_PCSM.numpy(), images_PMSC.numpy()
+        for start, k in product(range(0, height * width, _PIXELS), range(channels)):
+            some = slice(start, start + _PIXELS)
+            target[:, :, some, k] = source[:, k, some].swapaxes(1, 2)
+    return images_PMSC.view(nets, samples, height, width, channels)
 
 
 def _convolve(layer: Layer, images_PMHWC: Tensor, window: Window) -> Tensor:
