@@ -139,8 +139,7 @@ class PPOLearner:
             free=(math.log(config.initial_std),) * free,
         )
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
-        convolves = acting.image is not None
-        self._reader = None if agent_class.image is None else ImageReader(self._device, in_one_piece=convolves)
+        self._reader = None if agent_class.image is None else ImageReader(self._device)
         judges_by = self._reader if critic == "own" else None
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action, acts, self._reader))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by))

@@ -128,9 +128,8 @@ class RoundImages:
 class ImageReader:
     """Reads the images of the round that a learner trains on."""
 
-    def __init__(self, device: torch.device, *, in_one_piece: bool) -> None:
-        """`in_one_piece`: each image is so in memory, for nets that convolve; else each of its pixels, for others."""
-        self._device, self._in_one_piece = device, in_one_piece
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._images: RoundImages | None = None
         self._store: Tensor | None = None
 
@@ -151,7 +150,6 @@ class ImageReader:
             raise ValueError("there is no round whose images could be read")
         (nets, rows, samples), frames = x_PRM.shape, self._images.frames
         pixels = self._images.parts[0].shape[1]
-<<<<<<< HEAD
         features, whole = frames * pixels + rows - frames, layout.image is not None
         if whole:
             found_PIM = x_PRM.new_empty(nets, samples, features).transpose(1, 2)
@@ -164,14 +162,6 @@ class ImageReader:
 
     def _write(self, position_PM: Tensor, out_POM: Tensor) -> None:
         """Write the images at these positions, scaled."""
-=======
-        inputs = pixels + rows - 1
-        if self._in_one_piece:
-            found_PIM = x_PRM.new_empty(nets, samples, inputs).transpose(1, 2)
-        else:
-            found_PIM = x_PRM.new_empty(nets, inputs, samples)
-        found_PIM[:, pixels:] = x_PRM[:, 1:]
->>>>>>> a3b5be7b (Images stay in one piece from the round to the convolution, where a minibatch was turned twice: an update of the Nature net is faster than torch alone; bench.nets measures nets of each kind)
         if self._store is not None:
             shown_PMO = self._store[position_PM.long()]
             torch.div(shown_PMO.transpose(1, 2), float(WHITE), out=out_POM)

@@ -164,7 +164,7 @@ def test_a_round_has_the_images_of_the_environment_and_its_learner_holds_no_copy
 def test_nets_read_pixels_in_the_place_of_positions(monkeypatch, layout):
     monkeypatch.setattr(images, "_PIECE", 2)
     seen = [rounds.trajectory(DISCRETE, 1), rounds.trajectory(DISCRETE, 2, batch=2)]
-    table, reader = tabulate(seen, 0, False), ImageReader(torch.device("cpu"), in_one_piece=False)
+    table, reader = tabulate(seen, 0, False), ImageReader(torch.device("cpu"))
     reader.show(table.images)
     x_N3S = torch.cat([torch.from_numpy(table.obs[:, :1]), torch.full_like(torch.from_numpy(table.obs), 7.0)], dim=1)
     read = reader.read(x_N3S, layout)
