@@ -54,10 +54,9 @@ def ours(batch: int) -> Callable[[], object]:
 
 def torchs(batch: int) -> Callable[[], object]:
     """The same update with torch's modules."""
-    net = nn.Sequential(
-        *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, ACTIONS)),
-    )
+    convolutions = nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)
+    activated = [part for each in convolutions for part in (each, nn.ReLU())]
+    net = nn.Sequential(*activated, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, ACTIONS))
     frames, along = torch.rand(batch, *FRAMES), torch.rand(batch, ACTIONS)
     adam = torch.optim.Adam(net.parameters(), lr=1e-4, eps=1e-5)
 

@@ -86,6 +86,9 @@ class _Trial:
         other = stacked.net(self.layout, self.flat.clone(), self.activation)
         error = (other.evaluate(self.input, self.resets) - trained_PKM).abs().max().item()
         _require(error <= close, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
+        if not self.layout.memory:
+            none_PK0 = other.evaluate(self.input[:, :, :0])
+            _require(none_PK0.shape == (*trained_PKM.shape[:2], 0), f"{self.where}: no samples have outputs")
         defined_PKM = unrolled.outputs(self.layout, self.flat, self.activation, self.input, self.resets)
         error = (defined_PKM - trained_PKM).abs().max().item()
         _require(error <= close, f"{self.where}: a learner's net and its definition differ by {error:.2g}")

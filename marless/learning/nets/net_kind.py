@@ -100,7 +100,8 @@ class Ops:
 
 def flattened(images: Array) -> Array:
     """The numbers of images as [P, height · width · channels, M], in this order."""
-    return images.reshape(*images.shape[:2], -1).swapaxes(1, 2)
+    # Not −1, which is ambiguous where there are no samples.
+    return images.reshape(*images.shape[:2], prod(images.shape[2:])).swapaxes(1, 2)
 
 
 class NetKind(Protocol):
