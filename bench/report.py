@@ -22,6 +22,7 @@ DOCUMENTS = tuple(
         "benchmarks.md",
         "benchmarks_services.md",
         "environments.md",
+        "environments/atari.md",
         "environments/mujoco.md",
         "results.md",
         "asynchronous_measured.md",

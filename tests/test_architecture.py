@@ -39,6 +39,7 @@ STOREYS = {
 QUIET = ("core", "learning", "jobs", "storage", "cost")
 """The storeys that know no transport."""
 PLUGINS = {
+    "marless_atari": ("core", "learning"),
     "marless_docker": ("core", "fleet", "rpc"),
     "marless_ec2": ("core", "fleet", "rpc"),
     "marless_minions": ("core", "learning", "jobs", "cost", "app"),

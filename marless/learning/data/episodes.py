@@ -52,7 +52,10 @@ def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
 
 
 class EpisodeMeter:
-    """Adds up returns of episodes that end; with a quota, only of the first `quota_B[b]` of copy b."""
+    """Adds up returns of episodes that end; with a quota, only of the first `quota_B[b]` of copy b.
+
+    Episodes that are parts of a whole (`Transition.unfinished`) count together, as one.
+    """
 
     def __init__(self, spaces: EnvSpaces, batch: int, quota_B: NDArray[np.integer] | None = None) -> None:
         self._agents = spaces.agents
@@ -81,12 +84,13 @@ class EpisodeMeter:
         self._return_NB += np.concatenate(transition.rewards)
         self.steps_B += 1
         self._env_steps += len(self.steps_B)
-        if transition.ended.any():
+        ended_B = transition.whole
+        if ended_B.any():
             # An episode that was to be cut may also end by itself in that very step: then it is whole, and counts.
-            whole_B = transition.ended if cut_B is None else transition.ended & ~(cut_B & transition.truncated)
+            counted_B = ended_B if cut_B is None else ended_B & ~(cut_B & transition.truncated)
             if transition.broken is not None:
-                whole_B = whole_B & ~transition.broken
-            counted_B = whole_B & (self._missing_B > 0)
+                counted_B = counted_B & ~transition.broken
+            counted_B = counted_B & (self._missing_B > 0)
             self._missing_B -= counted_B
             self._episode_steps += int(self.steps_B[counted_B].sum())
             self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
@@ -94,8 +98,8 @@ class EpisodeMeter:
             if transition.won is not None:
                 self._judged += int(counted_B.sum())
                 self._wins += int((counted_B & transition.won).sum())
-            self._return_NB[:, transition.ended] = 0.0
-            self.steps_B[transition.ended] = 0
+            self._return_NB[:, ended_B] = 0.0
+            self.steps_B[ended_B] = 0
 
     def _spread(self, return_NE: NDArray[np.float64]) -> None:
         """Add E finished episodes: their number, and mean and scatter of R = N + 1 rows, the agents and their mean.

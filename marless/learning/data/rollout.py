@@ -196,9 +196,9 @@ class Lane:
         if cut_B is not None and self._cutter is not None:
             self._cutter.truncate(cut_B)
         transition = step(self._env, policies, frame, actions)
-        if transition.ended.any():
+        if (ended_B := transition.whole).any():
             # Before the meter adds the step, which sets the lengths of ended episodes to 0.
-            self._stagger.ended(transition.ended, self._meter.steps_B + 1)
+            self._stagger.ended(ended_B, self._meter.steps_B + 1)
         self._meter.add(transition, cut_B)
         return transition
 

@@ -289,6 +289,14 @@ class Transition:
     """[B], the reward of all agents together, beside their own; None if the environment has none."""
     broken: BoolArray | None = None
     """bool [B]: a fault of the environment ended the episode, which is truncated and does not count; None: none can."""
+    unfinished: BoolArray | None = None
+    """bool [B]: the episode that ended in this step is a part of a whole, as a life is of a game, and the next episode
+    goes on with it: returns are counted when the whole has ended. None: every episode is whole."""
+
+    @property
+    def whole(self) -> BoolArray:
+        """bool [B]: an episode ended in this step, and with it the whole that it is a part of."""
+        return self.ended if self.unfinished is None else self.ended & ~self.unfinished
 
 
 class BatchedEnv(Protocol):

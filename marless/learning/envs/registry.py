@@ -3,7 +3,8 @@
 `mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` and `gymnasium/<id>` adapt environments of
 PettingZoo, of Gymnasium, and of packages that the operator allows (`marless.learning.envs.allowed`). Plug-ins and other
 packages register environments in the entry-point group `marless.envs`: the entry's name is the environment's name, its
-object a callable `(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
+object a callable `(options, batch) -> BatchedEnv` that raises SpecError for invalid options. An entry `atari/<game>` is
+that of a family, all names that begin with `atari/`; its object is a callable `(game, options, batch) -> BatchedEnv`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marless.core.errors import MarlessError, SpecError, told, unknown_name
-from marless.core.registry import declaration, declared, plugged
+from marless.core.registry import declared, plugged
 from marless.learning.envs import allowed, games
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 from marless.learning.envs.mpe import hunting, moving, speaking
@@ -105,7 +107,7 @@ def _blaming(name: str, what: str = "made with these options") -> Iterator[None]
 
 def is_ours(name: str) -> bool:
     """True for an environment whose code is part of marless or of one of its plug-ins."""
-    return name in _OURS or name in plugged(ENTRY_POINTS)
+    return name in _OURS or _entry(name, plugged(ENTRY_POINTS)) is not None
 
 
 def environments() -> list[str]:
@@ -176,12 +178,22 @@ def _factory(name: str) -> Factory:
         return partial(_adapted, name.removeprefix(PETTINGZOO))
     if name.startswith(GYMNASIUM):
         return partial(_single, name.removeprefix(GYMNASIUM))
-    entry = declaration(ENTRY_POINTS, name)
+    # All entry points are only read where marless's own have no such name.
+    entry = _entry(name, plugged(ENTRY_POINTS)) or _entry(name, declared(ENTRY_POINTS))
     if entry is None:
         raise SpecError(unknown_name("environment", name, environments()))
 
     def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called, so that `make` reports its errors
-        factory: Factory = entry.load()
+        made = entry.load()
+        factory: Factory = made if entry.name == name else partial(made, name.partition("/")[2])
         return factory(options, batch)
 
     return loaded
+
+
+def _entry(name: str, entries: Mapping[str, EntryPoint]) -> EntryPoint | None:
+    """The entry point of an environment, or that of its family."""
+    if name in entries:
+        return entries[name]
+    prefix, slash, _ = name.partition("/")
+    return next((entry for each, entry in entries.items() if slash and each.startswith(f"{prefix}/<")), None)

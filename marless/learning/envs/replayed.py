@@ -259,6 +259,7 @@ def _transition(taken: Sequence[Transition]) -> Transition:
         won=_joined([each.won for each in taken]),
         team_reward=_joined([each.team_reward for each in taken]),
         broken=_joined([each.broken for each in taken]),
+        unfinished=_joined([each.unfinished for each in taken]),
     )
 
 

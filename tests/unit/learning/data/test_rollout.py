@@ -187,6 +187,20 @@ def test_episodes_that_a_fault_has_ended_do_not_count_and_are_made_up_for():
     assert stats.env_steps == 2 * 4, "copy 1 plays two episodes of 2 steps, of which one counts"
 
 
+class Lives(Scripted):
+    """The first episode of each copy, and its second, are parts of one game."""
+
+    def step(self, actions):
+        step = super().step(actions)
+        return replace(step, unfinished=step.ended & (self.ended_B == 1))
+
+
+def test_episodes_that_are_parts_of_a_whole_count_as_one():
+    stats = play(Lives(), None, episodes=2, seed=0)
+    assert (stats.episodes, stats.episode_steps) == (2, 2 * 3 + 2 * 2)
+    assert stats.return_sum == {"a": 2 * 33 + 2 * 21, "b": 2 * 63 + 2 * 20}
+
+
 def test_episodes_of_an_environment_without_wins_are_not_judged(rolled):
     *_, stats = rolled
     assert (stats.judged, stats.wins) == (0, 0)

@@ -33,6 +33,26 @@ def test_entry_points_add_environments(installed):
         registry.make("scripted", {"size": 3}, 2)
 
 
+def test_one_entry_point_adds_a_family(monkeypatch):
+    asked = []
+
+    def family(name, options, batch):
+        asked.append((name, options))
+        return ScriptedEnv(batch)
+
+    entry = metadata.EntryPoint("maze/<size>", "their_mazes:family", registry.ENTRY_POINTS)
+    monkeypatch.setitem(sys.modules, "their_mazes", SimpleNamespace(family=family))
+    monkeypatch.setattr(
+        "marless.core.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+    )
+    assert isinstance(registry.make("maze/9/round", {"a": 1}, 2), ScriptedEnv)
+    assert asked == [("9/round", {"a": 1})]
+    assert not registry.is_ours("maze/9") and registry.is_ours("atari/Pong")
+    assert "maze/<size>" in registry.environments()
+    with pytest.raises(SpecError, match="unknown environment 'maze'"):
+        registry.make("maze", {}, 1)
+
+
 def test_an_unknown_name_gets_the_nearest_match(installed):
     with pytest.raises(SpecError, match="unknown environment 'mpe/simple_sprad'; did you mean 'mpe/simple_spread'"):
         registry.make("mpe/simple_sprad", {}, 1)
