@@ -28,7 +28,7 @@ from marless.learning.nets.stacked import Net
 
 _MOST = 2**24
 """Positions are float32, as all features, and exact below this number."""
-_AT_ONCE = 1024
+_AT_ONCE = 256
 """Samples whose pixels a net that is only evaluated sees at once."""
 _PIECE = 64
 """Images that are transposed at once, so few that a core's cache holds them."""
@@ -141,20 +141,22 @@ class ImageReader:
             np.concatenate(images.parts, out=self._store.numpy())
             self._store = self._store.to(self._device)
 
-    def read(self, x_PRM: Tensor, layout: NetLayout) -> Tensor:
+    def read(self, x_PRM: Tensor, layout: NetLayout, room: Tensor | None = None) -> Tensor:
         """The features [P, I, M] of nets of this layout, of features with positions, whose first rows they are.
 
-        Convolutions read each sample's pixels in one piece: for their nets, features are views of [P, M, I].
+        Convolutions read each sample's pixels in one piece: for their nets, features are views of [P, M, I]. They are
+        written to `room`, of as many numbers, if there is one.
         """
         if self._images is None:
             raise ValueError("there is no round whose images could be read")
         (nets, rows, samples), frames = x_PRM.shape, self._images.frames
         pixels = self._images.parts[0].shape[1]
         features, whole = frames * pixels + rows - frames, layout.image is not None
+        if room is None:
+            room = x_PRM.new_empty(nets * features * samples)
+        found_PIM = room.view(nets, features, samples)
         if whole:
-            found_PIM = x_PRM.new_empty(nets, samples, features).transpose(1, 2)
-        else:
-            found_PIM = x_PRM.new_empty(nets, features, samples)
+            found_PIM = room.view(nets, samples, features).transpose(1, 2)
         found_PIM[:, frames * pixels :] = x_PRM[:, frames:]
         for age in range(frames):
             self._write(x_PRM[:, age], found_PIM[:, age * pixels : (age + 1) * pixels])
@@ -179,6 +181,7 @@ class ReadingNet:
     def __init__(self, net: Net, reader: ImageReader) -> None:
         self._net, self._reader = net, reader
         self.gradient_PD = net.gradient_PD
+        self._room = net.gradient_PD.new_empty(0)
 
     @property
     def layout(self) -> NetLayout:
@@ -193,25 +196,28 @@ class ReadingNet:
         return self._net.output_layer
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        return self._net.forward(self._reader.read(input_PIM, self.layout), resets, memory)
+        # The same memory for every minibatch: `backward` reads it, too, and `evaluate` leaves it alone.
+        features_PIM, self._room = self._read(input_PIM, self._room)
+        return self._net.forward(features_PIM, resets, memory)
 
     def backward(self, d_output_PKM: Tensor) -> None:
         self._net.backward(d_output_PKM)
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`; a part of the samples at a time, whole segments of nets with memory."""
-        if resets is None:
-            parts = (
-                self._net.evaluate(self._reader.read(part, self.layout))
-                for part in torch.split(input_PIS, _AT_ONCE, dim=2)
-            )
-            return torch.cat(list(parts), dim=2)
-        steps, copies = resets.shape[-2:]
-        width = max(_AT_ONCE // steps, 1)
+        steps, copies = (1, input_PIS.shape[2]) if resets is None else resets.shape[-2:]
+        width, room, found = max(_AT_ONCE // steps, 1), self._room[:0], []
         input_PITB = input_PIS.view(*input_PIS.shape[:2], steps, copies)
-        found = []
-        for b in range(0, copies, width):
-            pixels_PIM = self._reader.read(input_PITB[..., b : b + width].flatten(2), self.layout)
-            output_PKM = self._net.evaluate(pixels_PIM, resets[..., b : b + width].contiguous())
+        for b in range(0, max(copies, 1), width):  # without bootstrap rows, too, there is a result
+            features_PIM, room = self._read(input_PITB[..., b : b + width].flatten(2), room)
+            of_part = None if resets is None else resets[..., b : b + width].contiguous()
+            output_PKM = self._net.evaluate(features_PIM, of_part)
             found.append(output_PKM.view(*output_PKM.shape[:2], steps, -1))
         return torch.cat(found, dim=3).flatten(2)
+
+    def _read(self, input_PIM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+        """The features, and the memory that they are in: `room`, or a larger one."""
+        numbers = input_PIM.shape[0] * (self.layout.inputs + 1) * input_PIM.shape[2]
+        if room.numel() < numbers:
+            room = input_PIM.new_empty(numbers)
+        return self._reader.read(input_PIM, self.layout, room[:numbers]), room

@@ -122,6 +122,14 @@ def test_gradients_of_images_are_those_of_the_same_numbers(name):
             assert array.tobytes() == found[1][policy][part].tobytes(), (policy, part)
 
 
+def test_a_round_may_have_no_bootstrap_row():
+    whole = rounds.trajectory(DISCRETE, 1)
+    rows = {name: a[:, :0] if "/" in name else a[:0] for name, a in whole.arrays.items() if name.startswith("boot_")}
+    learner = rounds.learner("ippo", DISCRETE, rounds.INDEPENDENT)
+    found = learner.update(rounds.inputs(rounds.INDEPENDENT, [Trajectory({**whole.arrays, **rows})]))
+    assert np.isfinite(found.metrics["a"]["policy_loss"])
+
+
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_actors_see_images_as_the_same_numbers(recurrent):
     model = rounds.MODEL.model_copy(update={"recurrent": recurrent})
