@@ -66,6 +66,8 @@ class RewardRule:
     """True if agents that left the episode still earn the team's rewards."""
     joint: bool = False
     """True if the team has one value, which its reward belongs to, whoever is alive."""
+    clip: float | None = None
+    """Greatest size of a reward, that of the team if agents have its; None: rewards are as they are."""
 
 
 def sum_advice(how: str, setting: Setting) -> str:
@@ -80,7 +82,18 @@ def sum_advice(how: str, setting: Setting) -> str:
     )
 
 
-class RewardConfig(AlgorithmConfig):
+class ClippedRewardConfig(AlgorithmConfig):
+    """Base of the settings of all algorithms: what is the same whether agents or teams are rewarded."""
+
+    reward_clip: float | None = Field(
+        None,
+        gt=0,
+        description="rewards beyond ± this are taken for ± this in training, those of the team if agents learn from "
+        "it; returns are those of the whole rewards; null: none are",
+    )
+
+
+class RewardConfig(ClippedRewardConfig):
     """Base of the settings of algorithms that train every agent on a reward of its own."""
 
     team_reward: Literal["none", "auto", "sum", "mean"] = Field(
@@ -95,7 +108,8 @@ class RewardConfig(AlgorithmConfig):
     @property
     def reward_rule(self) -> RewardRule:
         """The rewards that policies are trained on."""
-        return RewardRule(None if self.team_reward == "none" else self.team_reward, self.credit_after_death)
+        team = None if self.team_reward == "none" else self.team_reward
+        return RewardRule(team, self.credit_after_death, clip=self.reward_clip)
 
     def advice(self, setting: Setting) -> str:
         """See `AlgorithmConfig`; also warns of a sum that may count one reward several times."""
@@ -115,7 +129,7 @@ class RewardConfig(AlgorithmConfig):
             )
 
 
-class TeamRewardConfig(AlgorithmConfig):
+class TeamRewardConfig(ClippedRewardConfig):
     """Base of the settings of algorithms that maximise the team's reward."""
 
     alone: ClassVar[str]
@@ -129,7 +143,7 @@ class TeamRewardConfig(AlgorithmConfig):
     @property
     def reward_rule(self) -> RewardRule:
         """The rewards that policies are trained on."""
-        return RewardRule(self.team_reward, joint=True)
+        return RewardRule(self.team_reward, joint=True, clip=self.reward_clip)
 
     def advice(self, setting: Setting) -> str:
         """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate, or what

@@ -1,4 +1,4 @@
-"""The rewards that policies are trained on: whose they are, and their scale in off-policy learning.
+"""The rewards that policies are trained on: whose they are, how large, and their scale in off-policy learning.
 
 Shapes: T time, N agents of a class, B copies.
 """
@@ -33,18 +33,22 @@ def team_rewards(trajectory: Trajectory, spaces: EnvSpaces, how: TeamReward) -> 
 
 
 def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Trajectory:
-    """The trajectory with the rewards of a rule. Agents with the team's reward have it while they live.
+    """The trajectory with the rewards of a rule, clipped. Agents with the team's reward have it while they live.
 
     With `joint` they all have it. With `after_death` they have it until the episode ends, and their returns go on:
     `terminated` is true only where the last agent of the team has gone, and then for all. `alive` stays as it is: dead
     agents do not act.
     """
+    classes, arrays = range(len(spaces.classes)), dict(trajectory.arrays)
     if rule.team is None:
-        return trajectory
+        if rule.clip is not None:
+            arrays |= {f"reward/{k}": np.clip(trajectory[f"reward/{k}"], -rule.clip, rule.clip) for k in classes}
+        return Trajectory(arrays)
     team_TB = team_rewards(trajectory, spaces, rule.team)
-    arrays = dict(trajectory.arrays)
-    gone_TB = everyone_gone(trajectory, range(len(spaces.classes))) if rule.after_death else None
-    for k in range(len(spaces.classes)):
+    if rule.clip is not None:
+        team_TB = team_TB.clip(-rule.clip, rule.clip)
+    gone_TB = everyone_gone(trajectory, classes) if rule.after_death else None
+    for k in classes:
         earns_TNB = trajectory.there(k) | rule.after_death | rule.joint
         arrays[f"reward/{k}"] = np.where(earns_TNB, team_TB[:, None], 0.0).astype(np.float32)
         if gone_TB is not None:

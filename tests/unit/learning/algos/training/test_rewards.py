@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from marless.learning.algos.ppo.algorithms import IPPOConfig
+from marless.learning.algos.registry import ALGORITHMS, algorithm
 from marless.learning.algos.settings import RewardRule
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, team_rewards, with_dead_agents_rewarded
 from marless.learning.data.rollout import rollout
@@ -130,6 +131,24 @@ def test_agents_have_the_teams_reward_while_they_live():
     assert found["reward/1"][..., 0].tolist() == [[1], [1], [0]]
     assert found["terminated/0"][..., 0].tolist() == [[False, True], [False, False], [True, False]]
     assert rewarded(deadly(), TEAM, RewardRule())["reward/0"] is not found["reward/0"]
+
+
+def test_rewards_are_clipped_in_training_only():
+    """Those of the team as one, which is not the sum of clipped ones."""
+    given = round_of([[[4.0, -0.5]], [[-3.0, 2.0]]])
+    one = EnvSpaces((AgentClass("one", ("a",), 1, Discrete(2)),), 0, None)
+    assert rewarded(given, one, RewardRule(clip=1.0))["reward/0"].tolist() == [[[1, -0.5]], [[-1, 1]]]
+    assert rewarded(given, one, RewardRule(clip=1.0))["reward/0"].dtype == np.float32
+    assert given["reward/0"].tolist() == [[[4, -0.5]], [[-3, 2]]]
+    team = rewarded(deadly(), TEAM, RewardRule("sum", joint=True, clip=2.5))
+    assert team["reward/0"][..., 0].tolist() == [[2.5, 2.5], [2, 2], [1, 1]]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.modules))
+def test_all_algorithms_can_clip_rewards(name):
+    config = algorithm(name).config_type.model_validate({"name": name, "reward_clip": 1.0})
+    assert config.reward_rule.clip == 1.0
+    assert algorithm(name).config_type.model_validate({"name": name}).reward_rule.clip is None
 
 
 def test_a_team_with_one_value_is_paid_whoever_lives():
