@@ -1,0 +1,42 @@
+"""Jobs of images, of which nets read several: services come to what one process comes to, whatever is interrupted."""
+
+from itertools import count
+
+import pytest
+
+from marless.services.coordinator.state.run_folder import RunFolder
+from tests.integration.one_process import check_same_weights
+from tests.integration.running import created, outcome, restarted, succeeded
+from tests.integration.running import spec as spec_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+FAMILIES = {
+    "ippo": {"name": "ippo", "epochs": 2, "minibatches": 2},
+    "impact": {"name": "impact", "epochs": 2, "minibatches": 2, "batches": 2, "target_frequency": 0.5},
+    "iql": {"name": "iql", "warmup": 8, "batch": 8, "updates": 2, "replay": {"capacity": 90}},
+}
+_serials = count()
+
+
+def new(tmp_path, family: str) -> RunFolder:
+    """Episodes of some 6 env steps in rounds of 3, whose nets read four images; the replay drops its first rounds."""
+    given = {
+        "env": {"name": "atari/Breakout", "options": {"screen": 20, "noop_max": 2, "max_frames": 22}},
+        "algorithm": FAMILIES[family],
+        "model": {"hidden": [8], "frames": 4},
+        "actors": {"count": 2, "envs": 3, "steps": 3, "episodes": "carried"},
+        "evaluation": {"every": 3, "episodes": 2, "random_episodes": 2},
+        "stop": {"rounds": 6},
+    }
+    return created(tmp_path / f"images-{next(_serials)}", spec_of(**given))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_interruption_changes_what_is_learned_from_images(cluster, tmp_path, after, family):
+    whole, interrupted = new(tmp_path, family), new(tmp_path, family)
+    await succeeded(cluster, whole)
+    check_same_weights(whole)
+    after("train", 3, restarted(cluster, "actor_pool"))
+    after("update", 4, restarted(cluster, "learner_pool"))
+    await succeeded(cluster, interrupted)
+    assert outcome(interrupted) == outcome(whole)
