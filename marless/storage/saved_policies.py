@@ -13,6 +13,7 @@ from marless.core.errors import CorruptError, NotFoundError, SpecError
 from marless.learning.data.returns import EpisodeReturns
 from marless.learning.envs.allowed import MASK_OPTION
 from marless.learning.nets.serial import decode_acting
+from marless.learning.policies import onnx_file
 from marless.learning.policies.policy import Origin, Policy
 from marless.learning.policies.policy_file import options_of, read_policies, text_of
 from marless.learning.policies.team import Team
@@ -58,7 +59,7 @@ def load_policy(
             f"round {round} of {path}: that is a single checkpoint; to choose a round, give its job or run folder"
         )
     if not regular_files.is_directory(path):
-        held = read_policies(path)
+        held = (onnx_file.read_onnx if path.suffix == onnx_file.SUFFIX else read_policies)(path)
         return Team.of(held.policies, held.origin, held.card)
     run_dir = path.resolve().parent.parent
     return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)

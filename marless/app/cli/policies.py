@@ -97,18 +97,25 @@ def export(
         str,
         typer.Option("--to", metavar="FILE", help="The file, or s3://bucket/key; default: the job's, JOB.safetensors."),
     ] = "",
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an ONNX graph, JOB.onnx, which runs without marless.")
+    ] = False,
     policy: Annotated[str, typer.Option(help="Only this policy; default: the whole team.")] = "",
     round_: RoundOption = None,
     runs: RunsOption = RUNS,
 ) -> None:
     """Write a team to a single file, with a card of how it was trained; print the file's path.
 
-    `marless.load_policy`, `marless evaluate` and `marless card` read it.
+    `marless.load_policy`, `marless evaluate` and `marless card` read it. A name that ends with .onnx asks for --onnx.
     """
+    from marless.learning.policies.onnx_file import SUFFIX
+
     with _disk(), Working(f"exporting {source}"), _here(source, round_, reported=True) as place:
         team = _loaded(place, round_, runs)
         job = team.origin.job or Path(place).stem
-        to = to or f"{job}{f'-{policy}' if policy else ''}.safetensors"
+        to = to or f"{job}{f'-{policy}' if policy else ''}{SUFFIX if onnx else '.safetensors'}"
+        if onnx and not to.endswith(SUFFIX):
+            raise SpecError(f"--to {to}: the name of an ONNX file ends with {SUFFIX}; or leave --onnx out")
         if is_address(to):
             _export_to_bucket(team, policy, to)
         else:
@@ -169,7 +176,7 @@ def _export_to_bucket(team: Team, policy: str, to: str) -> None:
     if not place.prefix:
         raise SpecError(f"--to {to}: name the object, s3://{place.bucket}/team.safetensors")
     with tempfile.TemporaryDirectory(prefix="marless-") as directory:
-        file = Path(directory) / "policy.safetensors"
+        file = Path(directory, "policy").with_suffix(Path(to).suffix)  # which tells the kind
         _write(team, policy, file)
         S3Objects(place.bucket).send(place.prefix, file)
 

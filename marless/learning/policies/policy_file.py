@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marless.core import documents, regular_files
 from marless.core.errors import CorruptError, SpecError
@@ -40,24 +41,25 @@ class SavedTeam:
 def write_policy(path: Path, policy: Policy, origin: Origin) -> None:
     """Write a policy to a file atomically; raises OSError, and SpecError for a path that is no file's."""
     about = {"policy": policy.name, "agents": json.dumps(policy.agents), "version": str(policy.version)}
-    _write(path, {**policy.state.metadata, **about, **_texts(origin)}, policy.state.acting)
+    metadata = {**policy.state.metadata, **about, **_texts(origin)}
+    write_file(path, _encoded(metadata, policy.state.acting))
 
 
-def write_team(
-    path: Path,
-    policies: Sequence[Policy],
-    origin: Origin,
-    card: Mapping[str, Any],  # Any: JSON
-) -> None:
+def write_team(path: Path, saved: SavedTeam) -> None:
     """Write all policies of a team to one file atomically; raises OSError, and SpecError if it is too large."""
-    listed = [{"name": each.name, "agents": each.agents, "version": each.version} for each in policies]
-    metadata = {"policies": json.dumps(listed), "card": json.dumps(card), **_texts(origin)}
-    documents.from_json(metadata["card"], f"{path}: the card")  # what exceeds its limits could not be read again
-    arrays: dict[str, Any] = {}  # Any: arrays of all dtypes
-    for place, policy in enumerate(policies):
+    write_file(path, _encoded(*contents(saved)))
+
+
+def contents(saved: SavedTeam) -> tuple[dict[str, str], dict[str, NDArray[np.generic]]]:
+    """The metadata and arrays by which `made_of` makes a team again; raises SpecError for a card that is too large."""
+    listed = [{"name": each.name, "agents": each.agents, "version": each.version} for each in saved.policies]
+    metadata = {"policies": json.dumps(listed), "card": json.dumps(saved.card), **_texts(saved.origin)}
+    documents.from_json(metadata["card"], "the card")  # what exceeds its limits could not be read again
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for place, policy in enumerate(saved.policies):
         metadata |= {f"{place}/{name}": text for name, text in policy.state.metadata.items()}
         arrays |= {f"{place}/{name}": array for name, array in policy.state.acting.items()}
-    _write(path, metadata, arrays)
+    return metadata, arrays
 
 
 def read_policies(path: Path) -> SavedTeam:
@@ -70,13 +72,20 @@ def read_policies(path: Path) -> SavedTeam:
         part = serial.decode_acting(data)
     except CorruptError as error:
         raise CorruptError(f"{path} is not a policy, or it is damaged: {error}") from None
-    if "sha256" not in part.metadata:
+    return made_of(part.metadata, part.acting, path)
+
+
+def made_of(texts: Mapping[str, str], arrays: Arrays, path: Path) -> SavedTeam:
+    """The team of the metadata and arrays of a file; raises SpecError for those of another kind, CorruptError for
+    damaged ones.
+    """
+    if "sha256" not in texts:
         raise SpecError(f"{path} holds no exported policy; give a checkpoint's directory or a file of marless export")
-    metadata = dict(part.metadata)
-    if metadata.pop("sha256") != digest(metadata, part.acting):
+    metadata = dict(texts)
+    if metadata.pop("sha256") != digest(metadata, arrays):
         raise CorruptError(f"{path} was changed after the export: its sha256 differs; export the policy again")
     try:
-        return (_team if "policies" in metadata else _single)(metadata, part.acting)
+        return (_team if "policies" in metadata else _single)(metadata, arrays)
     except (SpecError, KeyError, TypeError, ValueError):
         raise CorruptError(
             f"{path} is not a policy, or it is damaged: its header lacks something of marless export"
@@ -127,11 +136,19 @@ def _by_place(held: Mapping[str, Any], places: int) -> list[dict[str, Any]]:  # 
     return found
 
 
-def _write(path: Path, metadata: Mapping[str, str], arrays: Arrays) -> None:
+def signed(metadata: Mapping[str, str], arrays: Arrays) -> dict[str, str]:
+    """The metadata with the digest by which damage is detected."""
+    return {**metadata, "sha256": digest(metadata, arrays)}
+
+
+def _encoded(metadata: Mapping[str, str], arrays: Arrays) -> bytes:
+    return serial.encode_acting(ActingState(arrays, signed(metadata, arrays)))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write an exported file atomically; raises OSError, and SpecError if it is too large or the path is no file's."""
     if not path.name or (path.exists() and not path.is_file()):
         raise SpecError(f"{path} is no file, but a directory or a device; name a file, such as team.safetensors")
-    signed = {**metadata, "sha256": digest(metadata, arrays)}
-    data = serial.encode_acting(ActingState(arrays, signed))
     if len(data) > MAX_PUBLISH_BYTES:
         raise SpecError(
             f"{path}: the file would have {len(data):,} bytes, and one is read up to {MAX_PUBLISH_BYTES:,}; export "

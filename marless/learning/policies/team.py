@@ -15,8 +15,9 @@ from marless.core.errors import CorruptError, SpecError, unknown_name
 from marless.core.limits import MAX_AGENTS
 from marless.learning.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, ObsArray
 from marless.learning.nets.acting import ActingPolicies
+from marless.learning.policies.onnx_file import SUFFIX, write_onnx
 from marless.learning.policies.policy import Origin, Policy
-from marless.learning.policies.policy_file import write_policy, write_team
+from marless.learning.policies.policy_file import SavedTeam, write_policy, write_team
 
 MOST_BYTES = 2**32
 """Maximum total size of the weights of all agents."""
@@ -125,20 +126,28 @@ class Team:
         }
 
     def export(self, policy: str, path: str | Path) -> None:
-        """Write one policy atomically to a file that `load_policy` reads.
+        """Write one policy atomically to a file that `load_policy` reads, by its suffix ONNX or safetensors.
 
-        Raises SpecError for an unknown policy, OSError.
+        Raises SpecError for an unknown policy, and as `save` does; OSError.
         """
         if policy not in self.policies:
             raise SpecError(unknown_name("policy", policy, self.policies))
-        write_policy(Path(path), self.policies[policy], self.origin)
+        chosen = self.policies[policy]
+        if Path(path).suffix == SUFFIX:
+            write_onnx(Path(path), SavedTeam(policies=(chosen,), origin=self.origin))
+        else:
+            write_policy(Path(path), chosen, self.origin)
 
     def save(self, path: str | Path, card: Mapping[str, Any] | None = None) -> None:  # Any: JSON
         """Write the whole team atomically to one file that `load_policy` reads, with its card, or another `card`.
 
-        Raises SpecError for a team or card that is too large for one file, OSError.
+        A path that ends with .onnx gets an ONNX graph (`marless.learning.policies.onnx_policy` lists its inputs and
+        outputs). Raises SpecError for a team or card that is too large for one file, and for a net that has no ONNX
+        form; OSError.
         """
-        write_team(Path(path), list(self.policies.values()), self.origin, self.card if card is None else card)
+        card = self.card if card is None else card
+        saved = SavedTeam(policies=list(self.policies.values()), origin=self.origin, card=card)
+        (write_onnx if Path(path).suffix == SUFFIX else write_team)(Path(path), saved)
 
     def acting(self, spaces: EnvSpaces) -> tuple[ActingPolicies, ...]:
         """The policies, stacked per agent class of an environment, for the functions of

@@ -82,6 +82,14 @@ def test_a_whole_team_is_exported_and_evaluated(marless, job):
     assert found["return_per_agent"] == json.loads(marless("evaluate", job, "-o", "json")[1])["return_per_agent"]
 
 
+@pytest.mark.parametrize("job", ["job-1", "shared"])
+def test_a_team_in_onnx_is_evaluated_as_others(marless, job):
+    assert marless("export", job, "--onnx") == (0, f"{job}.onnx\n", "")
+    assert marless("export", job, "--to", "team.onnx") == (0, "team.onnx\n", "")
+    found = json.loads(marless("evaluate", "team.onnx", "-o", "json")[1])
+    assert found["return_per_agent"] == json.loads(marless("evaluate", job, "-o", "json")[1])["return_per_agent"]
+
+
 MISTAKES = {
     ("evaluate", "nope"): (
         102,
@@ -100,6 +108,7 @@ MISTAKES = {
         "film.mp4: a film is an animated GIF or a PNG; give it a name that ends",
     ),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
+    ("export", "job-1", "--to", "one", "--onnx"): (2, "--to one: the name of an ONNX file ends with .onnx"),
     ("card", "job-1"): (2, "job-1 does not say how it was trained; give a job, its run folder, or a team of"),
     ("export", "shared", "--to", "none/one"): (1, "none/one: No such file or directory"),
 }
