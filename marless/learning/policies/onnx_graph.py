@@ -111,6 +111,13 @@ class Traced:
     def __lt__(self, other: Traced | Number) -> Traced:
         return self._with("Less", other)
 
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]  # as NumPy's and torch's arrays: by element
+        if not isinstance(other, int | float):
+            raise SpecError(f"its definition compares an array with {other!r:.40}, which has no ONNX form")
+        return ~self._with("Equal", other)
+
+    __hash__ = object.__hash__
+
     def __radd__(self, other: Number) -> Traced:
         return self._with("Add", other)
 
@@ -175,6 +182,10 @@ class Traced:
     def sum(self, axis: int) -> Traced:
         """The sum along an axis, which disappears."""
         return self.reduced("ReduceSum", axis)
+
+    def any(self, axis: int) -> Traced:
+        """Where a mask is true anywhere along an axis, which disappears."""
+        return self.alike("Cast", to=TensorProto.UINT8).reduced("ReduceMax", axis).alike("Cast", to=TensorProto.BOOL)
 
     def reduced(self, operator: str, axis: int) -> Traced:
         """What an operator makes of an axis, which disappears."""

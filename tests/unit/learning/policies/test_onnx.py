@@ -12,7 +12,7 @@ import pytest
 
 import marless
 from marless.core.errors import CorruptError, SpecError
-from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learning.envs.base import AgentClass, Box, Discrete, Entities, EnvSpaces
 from marless.learning.nets import acting_heads as heads
 from marless.learning.nets import kinds
 from marless.learning.nets.acting import ActingState, description
@@ -106,6 +106,7 @@ def check(team: Team, session, agent: str = "b", steps: int = 4) -> None:
         ModelSpec(hidden=(16,), normalise_observations=True, observation_clip=None),
         ModelSpec(hidden=(16, 8), layer_norm=True),
         ModelSpec(hidden=(16, 8), recurrent="gru"),
+        ModelSpec(hidden=(16, 8), recurrent="lstm"),
     ],
     ids=lambda model: f"{model.kind}-{model.activation}-{model.normalise_observations}-{model.observation_clip}",
 )
@@ -164,6 +165,24 @@ def test_images_are_given_as_bytes(net, tmp_path):
     (seen,) = (each for each in session.get_inputs() if each.name == "observation")
     assert (seen.type, seen.shape) == ("tensor(uint8)", ["batch", 2, 40, 38])
     check(team, session, steps=2)
+
+
+def test_others_in_any_order(tmp_path):
+    sorts = (Entities(1, 3, 2), Entities(7, 2, 4))
+    agents = AgentClass("p0", ("a", "b"), 17, MOVES, entities=sorts)
+    team = team_of(state(agents, ModelSpec(net="entities", hidden=(16, 8)), inputs=BOTH))
+    session = saved(team, tmp_path)
+    check(team, session)
+    given, found = played(session, np.random.default_rng(0), 1, {})
+    fewer = given["observation"].copy()
+    fewer[:, 3:7] = 0  # two of three are not there
+    fewer[0, 1:15] = 0  # and nobody at all
+    (logits,) = session.run(["logits"], given | {"observation": fewer})
+    team.begin()
+    (player,) = team.acting(EnvSpaces((agents,), 0, None))
+    expected, _ = player.outputs(np.stack([fewer] * 2), np.stack([given["mask"]] * 2))
+    np.testing.assert_allclose(logits, expected[1], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(logits, found["logits"])
 
 
 def test_several_policies_in_one_file_have_names_of_their_own(tmp_path):
