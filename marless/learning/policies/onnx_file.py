@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from marless.core import regular_files
-from marless.core.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError, told
 from marless.core.limits import MAX_PUBLISH_BYTES
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingState
@@ -35,10 +35,10 @@ def write_onnx(path: Path, saved: SavedTeam) -> None:
     """
     onnx = _onnx()
     from marless.learning.policies import onnx_policy
-    from marless.learning.policies.onnx_graph import Graph
+    from marless.learning.policies.onnx_graph import OnnxGraph
 
     metadata, arrays = contents(saved)
-    graph = Graph()
+    graph = OnnxGraph()
     for place, policy in enumerate(saved.policies):
         onnx_policy.write(graph, policy, f"{policy.name}." if len(saved.policies) > 1 else "", f"{place}/")
     beside = {name: array for name, array in arrays.items() if name not in graph.constants}
@@ -59,9 +59,8 @@ def read_onnx(path: Path) -> SavedTeam:
     `regular_files` lists.
     """
     onnx, data = _onnx(), regular_files.read(path, MAX_PUBLISH_BYTES)
-    from google.protobuf.message import DecodeError
-
     try:
+        onnx.checker.check_model(data)
         model = onnx.load_model_from_string(data)
         metadata = {each.key: each.value for each in model.metadata_props}
         arrays: dict[str, Any] = {  # Any: arrays of all dtypes
@@ -72,8 +71,8 @@ def read_onnx(path: Path) -> SavedTeam:
         raise SpecError(
             f"{path} is no file of `marless export --onnx`: it does not say whose weights it holds"
         ) from None
-    except (CorruptError, DecodeError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is no ONNX file, or it is damaged: {error}") from None
+    except (CorruptError, TypeError, ValueError, onnx.checker.ValidationError) as error:
+        raise CorruptError(f"{path} is no ONNX file, or it is damaged: {told(error)}") from None
     return made_of(metadata, arrays, path)
 
 

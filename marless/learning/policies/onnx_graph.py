@@ -30,7 +30,7 @@ ELEMENTS: Mapping[str, int] = {
 Number: TypeAlias = "float | NDArray[np.float32]"
 
 
-class Graph:
+class OnnxGraph:
     """Nodes, inputs, outputs and constants of a graph under construction."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Traced:
     Raises SpecError for what has no ONNX form here.
     """
 
-    graph: Graph
+    graph: OnnxGraph
     name: str
     shape: tuple[int, ...]
 

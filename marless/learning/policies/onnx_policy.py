@@ -2,7 +2,8 @@
 
 | input | dtype, shape | |
 |---|---|---|
-| `observation` | float32 [batch, O], or uint8 [batch, channels, height, width] | as the environment gives it |
+| `observation` | float32 [batch, O] | as the environment gives it |
+| | uint8 [batch, frames · channels, height, width] | the last `model.frames` images, the oldest first |
 | `mask` | bool [batch, A] | discrete actions: which are legal |
 | `agent` | int64 [batch] | place of the agent in `ids`, where the policy tells agents apart |
 | `hidden` | float32 [batch, H] | memory of recurrent nets, 0 at the start of an episode |
@@ -23,24 +24,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets import acting_heads as heads
 from marless.learning.nets.acting_nets import hidden_of
-from marless.learning.nets.inputs import Inputs
+from marless.learning.nets.inputs import WHITE, Inputs
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import NetLayout, layout_of
 from marless.learning.nets.net_kind import Ops, Window
 from marless.learning.nets.normalising import Normaliser
-from marless.learning.policies.onnx_graph import BATCH, Graph, Traced
+from marless.learning.policies.onnx_graph import BATCH, OnnxGraph, Traced
 from marless.learning.policies.policy import Policy
 
-PIXEL = 255.0
-"""Bytes of an image are divided by this."""
 
-
-def write(graph: Graph, policy: Policy, prefix: str, held: str) -> None:
+def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
     """Add a policy to a graph: the names of its inputs and outputs begin with `prefix`, those of its weights, which are
     named as in its state, with `held`. Raises SpecError for a net that has no ONNX form.
     """
@@ -72,7 +71,7 @@ def write(graph: Graph, policy: Policy, prefix: str, held: str) -> None:
 class _Reader:
     """Makes the inputs of a net."""
 
-    graph: Graph
+    graph: OnnxGraph
     prefix: str
     policy: Policy
     agents: AgentClass
@@ -92,8 +91,9 @@ class _Reader:
     def _observation(self) -> Traced:
         image, name = self.agents.image, f"{self.prefix}observation"
         if image is not None:
-            bytes_ = self.graph.input(name, "uint8", (BATCH, *image)).reshape(BATCH, -1)
-            return bytes_.alike("Cast", to=1) / PIXEL
+            channels, height, width = image
+            stacked = self.graph.input(name, "uint8", (BATCH, self.inputs.frames * channels, height, width))
+            return stacked.reshape(BATCH, -1).alike("Cast", to=TensorProto.FLOAT) / float(WHITE)
         x = self.graph.input(name, "float32", (BATCH, self.agents.obs_size))
         state = self.policy.state
         normaliser = Normaliser.of([state.acting], state.metadata, self.agents.obs_size)
@@ -103,7 +103,7 @@ class _Reader:
         return x if normaliser.clip is None else _clipped(x, -normaliser.clip, normaliser.clip)
 
 
-def _memory(graph: Graph, prefix: str, layout: NetLayout) -> Traced:
+def _memory(graph: OnnxGraph, prefix: str, layout: NetLayout) -> Traced:
     """The memory [1, H, batch] before this step."""
     if not layout.memory:
         return Traced(graph, "", (1, 0, BATCH))
@@ -113,7 +113,7 @@ def _memory(graph: Graph, prefix: str, layout: NetLayout) -> Traced:
 class _Layer:
     """A layer of a net; `weight` of a convolution is [outputs, rows · columns · channels]."""
 
-    def __init__(self, graph: Graph, held: str, policy: Policy, name: str) -> None:
+    def __init__(self, graph: OnnxGraph, held: str, policy: Policy, name: str) -> None:
         arrays = policy.state.acting
         self.weight, self.bias = (
             graph.constant(arrays[f"policy.{name}.{part}"], f"{held}policy.{name}.{part}")
@@ -139,6 +139,7 @@ def ops(layout: NetLayout, activation: str) -> Ops:
         join=joined,
         largest=lambda x, axis: x.reduced("ReduceMax", axis),
         choose=_chosen,
+        images=layout.input_shape.images,
         convolve=_convolved,
         pool=_pooled,
     )
@@ -180,7 +181,7 @@ def _last(x: Traced) -> Traced:
     return x.transposed([0, 2, 3, 1])[None]
 
 
-def _act(graph: Graph, prefix: str, held: str, policy: Policy, output: Traced, acts: str) -> Traced:
+def _act(graph: OnnxGraph, prefix: str, held: str, policy: Policy, output: Traced, acts: str) -> Traced:
     """Write actions of a net's outputs [batch, K]; returns what the policy remembers of them."""
     space = policy.action
     if isinstance(space, Discrete):
@@ -192,7 +193,7 @@ def _act(graph: Graph, prefix: str, held: str, policy: Policy, output: Traced, a
     return recorded
 
 
-def _choose_best(graph: Graph, prefix: str, n: int, output: Traced, name: str) -> Traced:
+def _choose_best(graph: OnnxGraph, prefix: str, n: int, output: Traced, name: str) -> Traced:
     mask = graph.input(f"{prefix}mask", "bool", (BATCH, n))
     scores = _chosen(mask, output, heads.ILLEGAL_LOGIT)
     best = graph.node("ArgMax", [scores], (BATCH,), axis=1, keepdims=0)
@@ -202,7 +203,7 @@ def _choose_best(graph: Graph, prefix: str, n: int, output: Traced, name: str) -
     return graph.node("OneHot", [best, graph.constant(np.array(n, np.int64)), switch], (BATCH, n))
 
 
-def _unit_mean(graph: Graph, prefix: str, held: str, policy: Policy, output: Traced, acts: str) -> Traced:
+def _unit_mean(graph: OnnxGraph, prefix: str, held: str, policy: Policy, output: Traced, acts: str) -> Traced:
     """The mean of a continuous policy's recorded actions [batch, A]; stochastic ones output it, and the deviation."""
     n = policy.action.n
     if acts in {heads.DETERMINISTIC, heads.DETERMINISTIC_OR_RANDOM}:

@@ -157,7 +157,7 @@ def _spaces(agents: AgentClass) -> EnvSpaces:
     return EnvSpaces((agents,), 0, None)
 
 
-@pytest.mark.parametrize("net", ["nature", "impala"])
+@pytest.mark.parametrize("net", ["nature", "impala", "mlp"])
 def test_images_are_given_as_bytes(net, tmp_path):
     agents = AgentClass("p0", ("a", "b"), 2 * 40 * 38, MOVES, image=(2, 40, 38))
     team = team_of(state(agents, ModelSpec(net=net, hidden=(16,), activation="relu"), inputs=BOTH))
@@ -165,6 +165,20 @@ def test_images_are_given_as_bytes(net, tmp_path):
     (seen,) = (each for each in session.get_inputs() if each.name == "observation")
     assert (seen.type, seen.shape) == ("tensor(uint8)", ["batch", 2, 40, 38])
     check(team, session, steps=2)
+
+
+def test_the_last_images_are_given_at_once(tmp_path):
+    agents = AgentClass("p0", ("a", "b"), 40 * 38, MOVES, image=(1, 40, 38))
+    model = ModelSpec(net="nature", hidden=(16,), frames=3)
+    team = team_of(state(agents, model, inputs=Inputs(frames=3)))
+    session = saved(team, tmp_path)
+    images = np.random.default_rng(0).integers(256, size=(5, COPIES, 40, 38), dtype=np.uint8)
+    legal = np.ones((COPIES, 4), np.bool_)
+    for t, seen in enumerate(images):
+        expected = team.act({"a": seen.reshape(COPIES, -1)})["a"]
+        stacked = images[[max(0, t - 2), max(0, t - 1), t]].swapaxes(0, 1)
+        (found,) = session.run(["action"], {"observation": stacked, "mask": legal})
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_others_in_any_order(tmp_path):
