@@ -24,8 +24,10 @@ from marless.core.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATI
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-ObsArray = NDArray[np.float32] | NDArray[np.uint8]
-"""Observations: float32, or uint8 where they are images; see `AgentClass.obs_dtype`."""
+ObsArray = NDArray[Any]
+"""Observations: float32, or uint8 where they are images; see `AgentClass.obs_dtype`. `Any`, as who acts in one
+environment knows which of them it is.
+"""
 ActionArray = NDArray[np.int32] | NDArray[np.float32]
 Arrays = Mapping[str, NDArray[np.generic]]
 BOUNDLESS = 1e30
