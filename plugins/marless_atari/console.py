@@ -11,8 +11,8 @@ import numpy as np
 from ale_py import Action, ALEInterface
 
 from marless.core.errors import SpecError, some_of
+from marless.learning.envs.shrinking import Pixels, Shrinking
 from marless_atari.options import AtariOptions
-from marless_atari.screen import Pixels, Shrinking
 
 _NOTHING, _FIRE = Action.NOOP.value, Action.FIRE.value
 
@@ -45,7 +45,7 @@ class Console:
         self._begun = self._ale.cloneState(include_rng=True)
         height, width = self._ale.getScreenDims()
         self.channels = 1 if options.grayscale else 3
-        self._shrinking = Shrinking(height, width, options.screen)
+        self._shrinking = Shrinking((height, width), (options.screen, options.screen))
         self._screens = np.zeros((2, height, width) if options.grayscale else (2, height, width, 3), np.uint8)
         """The last frame and the one before."""
         self.begin(0)

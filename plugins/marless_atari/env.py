@@ -19,9 +19,9 @@ from marless.learning.envs.base import (
     Truncatable,
 )
 from marless.learning.envs.replayed import EpisodeLog, replaying
+from marless.learning.envs.shrinking import Pixels
 from marless_atari.console import Console
 from marless_atari.options import AtariOptions
-from marless_atari.screen import Pixels
 
 
 class Atari(Truncatable):

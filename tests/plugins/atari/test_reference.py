@@ -8,8 +8,8 @@ from ale_py.env import AtariEnv
 from gymnasium.wrappers import AtariPreprocessing
 
 from marless.learning.envs import registry
+from marless.learning.envs.shrinking import Shrinking
 from marless_atari.games import names
-from marless_atari.screen import Shrinking
 
 EXACT = np.testing.assert_array_equal
 
@@ -126,7 +126,7 @@ def test_fire_is_pressed_as_in_ale_py_s_vector_environment():
 def test_shrinking_is_opencv_s(size, height):
     """Two values make many means that end in one half, which the order of sums decides."""
     rng = np.random.default_rng(size)
-    shrink = Shrinking(height, 160, size)
+    shrink = Shrinking((height, 160), (size, size))
     for low in (0, 254):
         picture = rng.choice(np.array([low, 255], np.uint8), (3, height, 160))
         picture[1] = rng.integers(0, 256, (height, 160))

@@ -16,6 +16,7 @@ from marless.learning.envs.base import (
     BoolArray,
     EnvSpaces,
     Frame,
+    ObsArray,
     Transition,
     Truncatable,
 )
@@ -44,7 +45,7 @@ class _View:
 
     def __init__(self, spaces: EnvSpaces, batch: int) -> None:
         (agent,) = spaces.classes
-        self.obs_BO = np.zeros((batch, agent.obs_size), np.float32)
+        self.obs_BO: ObsArray = np.zeros((batch, agent.obs_size), agent.obs_dtype)
         self.mask_BA = np.ones((batch, agent.action.n), np.bool_) if spaces.masks else None
         masks = None if self.mask_BA is None else (self.mask_BA[None],)
         self.frame = Frame(obs=(self.obs_BO[None],), masks=masks)
@@ -85,7 +86,7 @@ class GymnasiumEnv(Truncatable):
         self._unmasked = mask.auto and source is None
         """True if masks were looked for, and none was found."""
         self.spaces = EnvSpaces(
-            classes=(AgentClass("agent", (AGENT,), self._codec.obs_size, self._codec.action_space),),
+            classes=(AgentClass("agent", (AGENT,), self._codec.obs_size, self._codec.action_space, self._codec.image),),
             state_size=0,
             max_steps=max_steps,
             masks=source is not None,

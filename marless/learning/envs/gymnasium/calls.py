@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import SpecError, shown, told
+from marless.learning.envs.base import ObsArray
 
 # Any stands for environments and their answers, because third-party ones need not subclass anything.
 ThirdParty = Any
@@ -58,8 +59,11 @@ def reward_number(value: Any, who: str) -> float:
     return reward
 
 
-def write_observation(row_O: NDArray[np.float32], numbers: NDArray[np.generic]) -> None:
-    """Write a flat observation as float32 numbers; raises SpecError for those that are none."""
+def write_observation(row_O: ObsArray, numbers: NDArray[np.generic]) -> None:
+    """Write a flat observation as float32 numbers, or an image as bytes; raises SpecError for numbers that are none."""
+    if row_O.dtype == np.uint8:
+        row_O[...] = numbers
+        return
     if numbers.dtype == np.float32:
         row_O[...] = numbers
     else:

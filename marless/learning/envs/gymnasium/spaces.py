@@ -2,7 +2,7 @@
 
 | observation space | numbers, float32 |
 |---|---|
-| Box | its elements in C order; bytes from 0 to 255 are pixels and divided by 255, all others are unscaled |
+| Box | an image of bytes as `images` says; else its elements in C order, bytes from 0 to 255 divided by 255 |
 | Discrete, MultiDiscrete | one-hot, each component |
 | MultiBinary | 0 or 1 |
 | Tuple, Dict | those of the parts one after another, a Dict's in the order of its space |
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from marless.core.errors import SpecError, shown, told
 from marless.learning.envs.base import BOUNDLESS, BoolArray, Box, Discrete
+from marless.learning.envs.gymnasium.images import WHOLE, ImageCodec, ImageLook, reader
 from marless.learning.envs.gymnasium.masks import AUTO, MaskChoice, MaskSource, in_info, in_observation, sizes_of
 
 # Any stands for spaces and values of environments, because third-party ones need not subclass anything.
@@ -51,11 +52,23 @@ class SpaceCodec:
     """Where the mask is; None if there is none."""
     inner_key: str | None = None
     """Where the observation itself is, if it is all that is beside the mask."""
+    look: ImageLook = WHOLE
+    """How images are seen."""
+
+    @cached_property
+    def image(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of an observation that is an image."""
+        return self._image.shape if self._image else None
+
+    @cached_property
+    def _image(self) -> ImageCodec | None:
+        """Raises SpecError if images cannot be seen so."""
+        return reader(self.observation, self.look)
 
     @cached_property
     def obs_size(self) -> int:
         """Number of elements of a flat observation."""
-        return int(spaces.flatdim(self.observation))
+        return math.prod(self.image) if self.image else int(spaces.flatdim(self.observation))
 
     @property
     def action_space(self) -> Discrete | Box:
@@ -87,7 +100,7 @@ class SpaceCodec:
 
     @cached_property
     def _encode(self) -> Encoder:
-        return _encoder(self.observation)
+        return self._image or _encoder(self.observation)
 
     def decode(self, action: Any) -> Any:
         """The environment's action for a policy's."""

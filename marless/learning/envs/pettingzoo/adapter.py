@@ -22,6 +22,7 @@ from marless.learning.envs.base import (
     Truncatable,
 )
 from marless.learning.envs.gymnasium.calls import close_all, pixels, where_of, write_observation
+from marless.learning.envs.gymnasium.images import WHOLE, ImageLook
 from marless.learning.envs.gymnasium.masks import AUTO, LATE_MASK, MASK, MaskChoice
 from marless.learning.envs.gymnasium.spaces import state_encoder
 from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
@@ -38,7 +39,7 @@ class _View:
         self._seats = seats
         shapes = [(len(c.agents), batch) for c in spaces.classes]
         sized = list(zip(shapes, spaces.classes, strict=True))
-        self.obs = tuple(np.zeros((*shape, c.obs_size), np.float32) for shape, c in sized)
+        self.obs = tuple(np.zeros((*shape, c.obs_size), c.obs_dtype) for shape, c in sized)
         self.alive = tuple(np.zeros(shape, np.bool_) for shape in shapes)
         self.waits = tuple(np.zeros(shape, np.bool_) for shape in shapes)
         self.masks = tuple(np.ones((*s, c.action.n), np.bool_) for s, c in sized) if spaces.masks else None
@@ -52,7 +53,7 @@ class _View:
         if self.without_choice:
             self.without_choice = {each for each in self.without_choice if each[0] != b}
         for k in range(len(self.obs)):
-            self.obs[k][:, b] = 0.0
+            self.obs[k][:, b] = 0
             self.alive[k][:, b] = False
             self.waits[k][:, b] = False
             self._forbid(k, slice(None), b)
@@ -90,12 +91,12 @@ class PettingZooEnv(Truncatable):
     spaces: EnvSpaces
     batch: int
 
-    def __init__(self, envs: Sequence[ParallelEnv], mask: MaskChoice = AUTO) -> None:
+    def __init__(self, envs: Sequence[ParallelEnv], mask: MaskChoice = AUTO, look: ImageLook = WHOLE) -> None:
         self._envs = list(envs)
         self.batch = len(envs)
         # A reset first: some environments define their spaces only then, and only then masks and state can be seen.
         observations, infos = call_reset(envs[0], 0, "")
-        self._seats = Seats(envs[0], observations, infos, mask)
+        self._seats = Seats(envs[0], observations, infos, mask, look)
         size, reason = _state_size(envs[0])
         self.spaces = EnvSpaces(
             classes=self._seats.classes,

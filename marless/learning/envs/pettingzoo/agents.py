@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gymnasium import spaces
 from marless.core.errors import SpecError, shown
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.envs.gymnasium.calls import kind, reset_answer, reward_number, step_answer
+from marless.learning.envs.gymnasium.images import WHOLE, ImageLook
 from marless.learning.envs.gymnasium.masks import MaskChoice
 from marless.learning.envs.gymnasium.spaces import SpaceCodec, check_found, codec, with_mask_of_infos
 
@@ -29,7 +31,12 @@ class Seats:
     """Maps each agent to its class and its row there, and each class to its codec."""
 
     def __init__(
-        self, env: ParallelEnv, observations: Mapping[Any, Any], infos: Mapping[Any, Any], choice: MaskChoice
+        self,
+        env: ParallelEnv,
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+        choice: MaskChoice,
+        look: ImageLook = WHOLE,
     ) -> None:
         """Read the spaces of all possible agents, after a reset with these answers. Raises SpecError."""
         if not hasattr(env, "possible_agents"):
@@ -40,6 +47,7 @@ class Seats:
         self._members: list[list[Any]] = []
         for agent in sorted(env.possible_agents, key=lambda agent: _in_order(_name(agent))):
             mine, notes = _codec(env, agent, observations, choice)
+            mine = replace(mine, look=look)
             if mine not in self.codecs:
                 self.codecs.append(mine)
                 self._members.append([])
@@ -60,7 +68,7 @@ class Seats:
         return "; ".join(sources)
 
     def _find_masks(self, infos: Mapping[Any, Any], choice: MaskChoice) -> None:
-        """Look in the infos after a reset for the masks of classes that observe none."""
+        """ImageLook in the infos after a reset for the masks of classes that observe none."""
         for k, (mine, members) in enumerate(zip(self.codecs, self._members, strict=True)):
             told = [info for info in map(infos.get, members) if info]
             self.codecs[k], notes = with_mask_of_infos(mine, told, choice)
@@ -84,7 +92,7 @@ class Seats:
             name = re.sub(r"_?\d+$", "", agents[0]) or "agent"
             if name in [c.name for c in classes]:
                 name = f"{name}_{len(classes)}"
-            classes.append(AgentClass(name, agents, mine.obs_size, mine.action_space))
+            classes.append(AgentClass(name, agents, mine.obs_size, mine.action_space, mine.image))
         return tuple(classes)
 
 

@@ -20,6 +20,7 @@ try:
     from pettingzoo import AECEnv
     from pettingzoo.utils import conversions
 
+    from marless.learning.envs.gymnasium.images import LOOKS, ImageLook
     from marless.learning.envs.gymnasium.masks import parse_choice
     from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
     from marless.learning.envs.pettingzoo.agents import ParallelEnv
@@ -44,14 +45,16 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
 
     Raises SpecError if it cannot be found, built or used.
     """
-    place.check_options(list(options))
+    given = {name: value for name, value in options.items() if name not in LOOKS}
+    look = ImageLook.parse({name: value for name, value in options.items() if name in LOOKS})
+    place.check_options(list(given))
     module = _imported(place)
     construct = _constructor(place, module)
     known = _known_options(module, construct)
-    for option in options:
+    for option in given:
         if known and option not in known:
-            raise SpecError(unknown_name("option", option, known))
-    return PettingZooEnv([_build(construct, options) for _ in range(batch)], parse_choice(mask))
+            raise SpecError(unknown_name("option", option, [*known, *LOOKS]))
+    return PettingZooEnv([_build(construct, given) for _ in range(batch)], parse_choice(mask), look)
 
 
 def _imported(place: allowed.ConstructorPlace) -> ModuleType:
