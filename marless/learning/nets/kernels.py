@@ -34,13 +34,9 @@ class Then(IntEnum):
     RELU_SLOPE = 4
 
 
-def _on_host(x: Tensor) -> bool:
-    return x.device.type == "cpu"
-
-
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
-    if not _on_host(out):
+    if not out.is_cpu:
         torch.matmul(a, b, out=out)
     elif fused_matmul(a, b, out):
         return
@@ -91,25 +87,23 @@ def fused_matmul(a: Tensor, b: Tensor, out: Tensor, then: Then = Then.NOTHING, y
 
 def _compiled(*tensors: Tensor) -> Library | None:
     """The compiled kernels, if these tensors are float32 on the CPU and need no gradients."""
-    kernels = library()
-    if kernels is None or any(
-        # Autograd does not see what is written through an address, so tensors that need
-        # gradients take torch's operations.
-        x.dtype is not torch.float32 or not _on_host(x) or (x.requires_grad and torch.is_grad_enabled())
-        for x in tensors
-    ):
-        return None
-    return kernels
+    recorded = torch.is_grad_enabled()
+    for x in tensors:  # a loop, as a generator would take as long as a small product
+        # Autograd does not see what is written through an address, so tensors that need gradients take torch's
+        # operations.
+        if x.dtype is not torch.float32 or not x.is_cpu or (recorded and x.requires_grad):
+            return None
+    return library()
 
 
 def suits(x: Tensor) -> bool:
     """True if compiled kernels can compute with such an array."""
-    return x.dtype is torch.float32 and _on_host(x)
+    return x.dtype is torch.float32 and x.is_cpu
 
 
 def tanh_(x: Tensor) -> None:
     """x ← tanh x."""
-    if _on_host(x):
+    if x.is_cpu:
         np.tanh(x.numpy(), out=x.numpy())
     else:
         x.tanh_()
@@ -117,7 +111,7 @@ def tanh_(x: Tensor) -> None:
 
 def sigmoid_(x: Tensor) -> None:
     """x ← σ(x) = 1 / (1 + exp −x)."""
-    if _on_host(x):  # by way of the tanh, which is NumPy's quickest of this kind: σ(x) = (1 + tanh(x/2)) / 2
+    if x.is_cpu:  # by way of the tanh, which is NumPy's quickest of this kind: σ(x) = (1 + tanh(x/2)) / 2
         array = x.numpy()
         array *= 0.5
         np.tanh(array, out=array)
@@ -134,7 +128,7 @@ def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
         nets, rows, columns = x.shape
         taken = index_S.shape[0]
         kernels.take(nets * rows, taken, x.data_ptr(), columns, index_S.data_ptr(), out.data_ptr(), taken)
-    elif _on_host(x):
+    elif x.is_cpu:
         # "clip" only spares NumPy a buffered copy: a permutation is within bounds
         np.take(x.numpy(), index_S.numpy(), axis=2, out=out.numpy(), mode="clip")
     else:
@@ -169,11 +163,15 @@ def adam_(
 
     a and b are [P, 1], the others [P, D]; `keep` has the weights of the old moments.
     """
-    arrays = flat, first, second, gradient
-    kernels = _compiled(*arrays, a, b)
-    if kernels is None or any(x.stride(1) != 1 for x in arrays) or not (a.is_contiguous() and b.is_contiguous()):
+    kernels = _compiled(flat, first, second, gradient, a, b)
+    if kernels is None or not (a.is_contiguous() and b.is_contiguous()):
         return False
-    strided = [part for x in arrays for part in (x.data_ptr(), x.stride(0))]
+    strided: list[int] = []
+    for x in (flat, first, second, gradient):
+        net, parameter = x.stride()
+        if parameter != 1:
+            return False
+        strided += x.data_ptr(), net
     kernels.adam(*flat.shape, *strided, a.data_ptr(), b.data_ptr(), *keep, lr)
     return True
 

@@ -366,5 +366,8 @@ def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
 def same_shape(axes: str, *tensors: Tensor) -> None:
     """Raise ValueError unless all tensors have one shape, with these axes, such as "P, M"."""
     first = tensors[0].shape
-    if len(first) != axes.count(",") + 1 or any(each.shape != first for each in tensors):
+    fits = len(first) == axes.count(",") + 1
+    for each in tensors:  # a loop, as a generator would take as long as an operation on them
+        fits = fits and each.shape == first
+    if not fits:
         raise ValueError(f"shapes must all be [{axes}], got {[tuple(each.shape) for each in tensors]}")
