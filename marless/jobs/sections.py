@@ -67,8 +67,7 @@ class ActorsSpec(Strict):
     steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy")
     episodes: Literal["carried", "fresh"] = Field(
         "carried",
-        description="carried: episodes that a round leaves unfinished go on in the next one; fresh: every round starts "
-        "new ones",
+        description="carried: unfinished episodes go on in the next round; fresh: every round starts new ones",
     )
     timeout_s: float = Field(
         300.0, gt=0, le=MAX_TIMEOUT_S, description="an actor that takes longer is given to another worker"
@@ -84,7 +83,7 @@ class BillSpec(Strict):
         "for the whole run; machines: those that its workers ran on",
     )
     prices: dict[str, JsonValue] | None = Field(
-        None, description="prices in place of marless's; in a job file also the path of a file that holds them"
+        None, description="prices in place of marless's; in a job file also the path of a file"
     )
 
     @field_validator("prices")
@@ -114,8 +113,8 @@ class EvaluationSpec(Strict):
         10.0,
         gt=0,
         le=MAX_TIMEOUT_S,
-        description="seconds of play after which an evaluation, or the random baseline, starts no further batch of "
-        "episodes; null: no limit",
+        description="seconds of play after which an evaluation, or the random baseline, starts no further episodes; "
+        "null: no limit",
     )
     relative_error: float = Field(
         0.01,
@@ -151,7 +150,7 @@ class StartSpec(Strict):
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="id of a job; in a job file also the path of a run folder or checkpoint; else new weights",
+        description="id of a job; in a job file also a run folder or checkpoint; else new weights",
     )
 
 

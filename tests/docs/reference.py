@@ -23,8 +23,7 @@ PAGE = ROOT / "docs" / "settings.md"
 HEAD = """# Settings
 
 Every setting of a job file, with its default and what it means. `--set section.name=value` sets one for one run.
-`marless settings` prints the same tables, also for packages that you have installed, and `marless init` writes a job
-file with the most important ones as comments.
+`marless settings` prints these tables, also for installed packages; `marless init` writes a job file.
 
 An empty default is `null`. Column "of" names the algorithms, schedules or policies that have the setting, or rules of
 `schedule.aggregation.rule` (stellaris, softsync, ssp, async, sync). Not here: the scaling policy `minions`, which needs

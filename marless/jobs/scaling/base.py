@@ -34,7 +34,7 @@ class ScalingConfig(Strict):
     name: str
     within_budget: bool = Field(
         False,
-        description="limit the number of actors to what the rest of stop.cost_usd can pay in all remaining rounds",
+        description="limit actors to what the rest of stop.cost_usd pays in all remaining rounds",
     )
 
     @classmethod

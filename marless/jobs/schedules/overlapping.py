@@ -31,8 +31,8 @@ class OverlappingConfig(ScheduleConfig):
     )
     order: tuple[Annotated[str, Field(max_length=MAX_TEXT)], ...] = Field(
         (),
-        description="events of an earlier run in the order in which they are to happen again, as its records have them "
-        "(`marless train --replay RUN` sets it); after the last one, events happen in the order of their arrival",
+        description="events of an earlier run in the order to be repeated, as its records have them (`marless train "
+        "--replay RUN` sets it); later ones happen as they arrive",
     )
 
     @field_validator("order", mode="before")

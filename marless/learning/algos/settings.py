@@ -88,8 +88,7 @@ class ClippedRewardConfig(AlgorithmConfig):
     reward_clip: float | None = Field(
         None,
         gt=0,
-        description="rewards beyond ± this are taken for ± this in training, those of the team if agents learn from "
-        "it; returns are those of the whole rewards; null: none are",
+        description="limit of rewards in training, up and down; returns stay whole; null: none",
     )
 
 
@@ -98,8 +97,8 @@ class RewardConfig(ClippedRewardConfig):
 
     team_reward: Literal["none", "auto", "sum", "mean"] = Field(
         "none",
-        description="none: each agent has its own reward; else all have the team's: the environment's own, or the sum "
-        "(auto), the sum, or the mean over agents that are alive",
+        description="none: each agent's own; else the team's: the environment's, or the sum (auto), the sum, or the "
+        "mean over agents alive",
     )
     credit_after_death: bool = Field(
         False, description="agents that left the episode still earn the team's reward; needs team_reward"
@@ -136,8 +135,8 @@ class TeamRewardConfig(ClippedRewardConfig):
     """The algorithm that trains each agent on its own reward instead."""
     team_reward: TeamReward = Field(
         "auto",
-        description="the team's reward: the environment's own or, without one, the sum (auto), the sum of all agents' "
-        "rewards, or their mean over agents that are alive",
+        description="the team's reward: the environment's or, without one, the sum (auto), the sum, or the mean over "
+        "agents alive",
     )
 
     @property

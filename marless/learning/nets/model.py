@@ -42,15 +42,14 @@ class ModelSpec(Section):
     layer_norm: bool = Field(False, description="each hidden layer is normalised before its non-linearity")
     agent_id: bool | None = Field(
         None,
-        description="the agent's id within its class is an additional input; null: where sharing.groups lets agents "
-        "share a policy",
+        description="the agent's id in its class is an input; null: where sharing.groups shares policies",
     )
 
     frames: int = Field(
         1,
         ge=1,
         le=MAX_FRAMES,
-        description="how many of the images that an agent has observed last its nets read at once",
+        description="last images that nets read at once",
     )
 
     normalise_observations: bool = Field(

@@ -39,8 +39,8 @@ class ReplayActorCriticConfig(RewardConfig, OffPolicyConfig):
     )
     epsilon: Rate = Field(
         0.0,
-        description="discrete actions: probability that an exploring actor takes a random legal action, beside the "
-        "policy's own sampling, which ends when the policy is sure of an action",
+        description="discrete actions: probability of a random legal action when exploring, beside the policy's own "
+        "sampling",
     )
     temperature: float = Field(1.0, gt=0, description="discrete actions: temperature of the Gumbel-softmax")
     straight_through: bool = Field(
@@ -87,8 +87,7 @@ class DeterministicConfig(ReplayActorCriticConfig):
     regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
     inverted_gradients: bool = Field(
         False,
-        description="continuous actions: gradients shrink towards a bound only, not on the way back; without, a "
-        "policy may get stuck at a bound",
+        description="continuous actions: gradients shrink towards a bound only; without, a policy may get stuck at one",
     )
     smoothing: float = Field(
         0.2,

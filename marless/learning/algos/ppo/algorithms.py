@@ -61,16 +61,15 @@ class ActorCriticConfig(RewardConfig):
     )
     advantage_normalisation: Normalised = Field(
         "round",
-        description="over what advantages are scaled to mean 0, standard deviation 1, per policy: all samples of the "
-        "round, or each minibatch",
+        description="what advantages are scaled over to mean 0, deviation 1, per policy: the round, or each minibatch",
     )
     value_normalisation: bool = Field(
         True, description="critics are trained on returns scaled by running mean and standard deviation"
     )
     popart: bool = Field(
         False,
-        description="true: values stay as they are when mean and deviation of the returns change, because the critic's "
-        "last layer is rescaled; false: they move with the returns",
+        description="true: the critic's last layer is rescaled, so that values stay when mean and deviation of the "
+        "returns change",
     )
     value_decay: float = Field(
         0.0, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
@@ -87,7 +86,7 @@ class ActorCriticConfig(RewardConfig):
         1.0,
         ge=1e-3,
         le=100,
-        description="initial standard deviation of a normal distribution, in units in which the box is [−1, 1]",
+        description="initial deviation of a normal distribution, in units in which the box is [−1, 1]",
     )
 
     @constraint
@@ -168,13 +167,13 @@ class PPOConfig(ActorCriticConfig):
     target_kl: float | None = Field(
         None,
         gt=0,
-        description="a policy's steps of a round end once a minibatch's KL divergence from the policy that acted "
-        "exceeds 1.5 times this; null: all are taken",
+        description="a policy's steps of a round end once a minibatch's KL divergence exceeds 1.5 times this; null: "
+        "all are taken",
     )
     truncation: Literal["none", "least", "floor"] = Field(
         "none",
         description="limit of ratios over the learners whose gradients are aggregated (Yu et al. 2024): least: the "
-        "least ratio of all of them, and ρ; floor: their least ratio, but not below ρ",
+        "least of all, and ρ; floor: their least, but not below ρ",
     )
     truncation_rho: float = Field(1.0, gt=0, description="ρ of truncation")
 
