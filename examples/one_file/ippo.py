@@ -32,7 +32,6 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from marless.learning.envs import registry
-from marless.learning.envs.base import ObsArray
 
 ENV = "mpe/simple_spread"
 ACTORS, COPIES, STEPS = 2, 20, 25  # actors, their copies of the environment, and steps per round: a whole episode
@@ -133,7 +132,7 @@ class Adam:
 
 
 # Acting --------------------------------------------------------------------------------------------------------------
-def features(x_MNO: ObsArray) -> Tensor:
+def features(x_MNO: FloatArray) -> Tensor:
     """Inputs of nets, [N, O + 1, M], with a last row of ones."""
     samples, agents, size = x_MNO.shape
     x_NIM = np.ones((agents, size + 1, samples), np.float32)

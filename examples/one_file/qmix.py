@@ -36,7 +36,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from marless.learning.envs import registry
-from marless.learning.envs.base import ObsArray
 
 ENV = "mpe/simple_spread"
 ACTORS, COPIES, STEPS = 2, 20, 25  # actors, their copies of the environment, and steps per round: a whole episode
@@ -178,7 +177,7 @@ class Adam:
 
 
 # Acting --------------------------------------------------------------------------------------------------------------
-def features(x_MNO: ObsArray) -> Tensor:
+def features(x_MNO: FloatArray) -> Tensor:
     """Inputs of nets, [N, O + 1, M], with a last row of ones."""
     samples, agents, size = x_MNO.shape
     x_NIM = np.ones((agents, size + 1, samples), np.float32)
@@ -186,7 +185,7 @@ def features(x_MNO: ObsArray) -> Tensor:
     return torch.from_numpy(x_NIM)
 
 
-def best(q: Net, obs_BNO: ObsArray) -> NDArray[np.int32]:
+def best(q: Net, obs_BNO: FloatArray) -> NDArray[np.int32]:
     """The action that each agent values highest, [N, B]."""
     q_NAB = q.forward(features(obs_BNO)).numpy()
     action_NB: NDArray[np.int32] = q_NAB.argmax(axis=1).astype(np.int32)

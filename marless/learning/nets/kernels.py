@@ -34,9 +34,13 @@ class Then(IntEnum):
     RELU_SLOPE = 4
 
 
+def _on_host(x: Tensor) -> bool:
+    return x.is_cpu
+
+
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
-    if not out.is_cpu:
+    if not _on_host(out):
         torch.matmul(a, b, out=out)
     elif fused_matmul(a, b, out):
         return
@@ -91,19 +95,19 @@ def _compiled(*tensors: Tensor) -> Library | None:
     for x in tensors:  # a loop, as a generator would take as long as a small product
         # Autograd does not see what is written through an address, so tensors that need gradients take torch's
         # operations.
-        if x.dtype is not torch.float32 or not x.is_cpu or (recorded and x.requires_grad):
+        if x.dtype is not torch.float32 or not _on_host(x) or (recorded and x.requires_grad):
             return None
     return library()
 
 
 def suits(x: Tensor) -> bool:
     """True if compiled kernels can compute with such an array."""
-    return x.dtype is torch.float32 and x.is_cpu
+    return x.dtype is torch.float32 and _on_host(x)
 
 
 def tanh_(x: Tensor) -> None:
     """x ← tanh x."""
-    if x.is_cpu:
+    if _on_host(x):
         np.tanh(x.numpy(), out=x.numpy())
     else:
         x.tanh_()
@@ -111,7 +115,7 @@ def tanh_(x: Tensor) -> None:
 
 def sigmoid_(x: Tensor) -> None:
     """x ← σ(x) = 1 / (1 + exp −x)."""
-    if x.is_cpu:  # by way of the tanh, which is NumPy's quickest of this kind: σ(x) = (1 + tanh(x/2)) / 2
+    if _on_host(x):  # by way of the tanh, which is NumPy's quickest of this kind: σ(x) = (1 + tanh(x/2)) / 2
         array = x.numpy()
         array *= 0.5
         np.tanh(array, out=array)
@@ -128,7 +132,7 @@ def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
         nets, rows, columns = x.shape
         taken = index_S.shape[0]
         kernels.take(nets * rows, taken, x.data_ptr(), columns, index_S.data_ptr(), out.data_ptr(), taken)
-    elif x.is_cpu:
+    elif _on_host(x):
         # "clip" only spares NumPy a buffered copy: a permutation is within bounds
         np.take(x.numpy(), index_S.numpy(), axis=2, out=out.numpy(), mode="clip")
     else:

@@ -16,7 +16,8 @@ from marless.learning.envs import registry as environments
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 
-ONE_STEP = {"ppo": {"epochs": 1, "minibatches": 1}, "": {"updates": 1, "warmup": 0, "batch": 16}}
+ONE_PASS = {"epochs": 1, "minibatches": 1}
+ONE_STEP = {"ppo": ONE_PASS, "pqn": ONE_PASS, "": {"updates": 1, "warmup": 0, "batch": 16}}
 
 
 @pytest.fixture(autouse=True, scope="module")

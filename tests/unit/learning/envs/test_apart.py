@@ -76,11 +76,11 @@ def test_each_copy_is_an_environment_of_one_copy_with_its_own_seeds():
 
 
 class Full(Unsaved):
-    """Fills in each field of a transition that is optional: copy 0 of it has won, its environment broke."""
+    """Fills in each field of a transition that is optional: won, broken, and the game goes on."""
 
     def step(self, actions):
         yes = np.ones(self.batch, np.bool_)
-        return replace(super().step(actions), won=yes, broken=yes)
+        return replace(super().step(actions), won=yes, broken=yes, unfinished=yes)
 
 
 def test_every_field_of_a_transition_is_that_of_all_copies():
