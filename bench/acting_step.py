@@ -54,9 +54,12 @@ def step_of(kind: str, way: str, copies: int, file: Path) -> Callable[[], object
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        names = [each.name for each in session.get_inputs()]
-        shapes = [each.shape for each in session.get_inputs()]
-        given = {name: np.zeros(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
+        dtypes = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(bool)": np.bool_}
+        given: dict[str, Any] = {  # Any: arrays of three dtypes
+            # All ones: all actions are legal, and all entities there.
+            each.name: np.ones([copies, *each.shape[1:]], dtypes[each.type])
+            for each in session.get_inputs()
+        }
         return lambda: session.run(None, given)
     layout = layout_of_kind(kind)
     flat_1D = layout.initial(np.random.default_rng(0), 1.0)[None]

@@ -2,8 +2,8 @@
 
 `python -m bench.nets --json nets.json`. One thread; CPU milliseconds. An update of `nature` is a pass forward and
 backward over a minibatch of frames (4 · 84 · 84) and a step of Adam; torch alone has nn.Sequential and its own Adam.
-Acting is one step of all copies of one agent, in a fresh process: what it imports and holds counts. onnxruntime (with
-onnx and onnxscript, to write its file) is measured where it is installed.
+Acting is one step of all copies of one agent, in a fresh process: what it imports and holds counts. onnxruntime
+runs the graph that `marless export --onnx` writes, from what is observed to the action, where it is installed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ from bench import harness
 from bench.acting_step import ACTIONS, FRAMES, HIDDEN, NUMPY, ONNX, TORCH, cpu_ms, layout_of_kind
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
+from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.nets import stacked
+from marless.learning.nets.acting import ActingState, description
 from marless.learning.nets.adam import Adam
-from marless.learning.nets.kinds import kind_of
-from marless.learning.nets.net_kind import Layer
-from marless.learning.nets.stacked import matrices
-from marless.learning.nets.unrolled import torch_ops
+from marless.learning.nets.model import ModelSpec
+from marless.learning.policies.onnx_file import write_onnx
+from marless.learning.policies.policy import Origin, Policy
+from marless.learning.policies.policy_file import SavedTeam
 
-BATCHES, COPIES = (256, 1024), (8, 32)
+BATCHES, COPIES = (256, 1024), 32
 
 
 def ours(batch: int) -> Callable[[], object]:
@@ -68,61 +71,63 @@ def torchs(batch: int) -> Callable[[], object]:
     return update
 
 
-def write_step(kind: str, copies: int, file: Path) -> None:
-    """Write one step of the kind's own definition as an ONNX graph."""
+def write_step(kind: str, file: Path) -> None:
+    """Write a policy with such a net as `marless export --onnx` does."""
     layout = layout_of_kind(kind)
-    flat_1D = torch.tensor(layout.initial(np.random.default_rng(0), 1.0))[None]
-
-    class Step(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ParameterList(each.clone() for each in matrices(layout, flat_1D))
-
-        def forward(self, obs_BI: torch.Tensor, memory_1HB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            ops = replace(torch_ops("relu", layout.input_shape), images=layout.input_shape.images)
-            return kind_of(kind).step(ops, [Layer(each) for each in self.layers], obs_BI.T[None], memory_1HB)
-
-    example = torch.rand(copies, layout.inputs), torch.zeros(1, layout.memory, copies)
-    torch.onnx.export(Step().eval(), example, file, dynamo=True, external_data=False, verbose=False)
+    net = {"recurrent": kind} if layout.memory else {"net": kind}
+    model = ModelSpec.model_validate(net | {"hidden": HIDDEN[kind], "activation": "relu"})
+    agents = AgentClass("all", ("agent",), layout.inputs, Discrete(ACTIONS), layout.image, layout.entities)
+    weights = layout.to_arrays("policy", layout.initial(np.random.default_rng(0), 1.0))
+    state = ActingState(weights, description(agents, model))
+    policy = Policy(name="policy", agents=("agent",), version=0, state=state)
+    write_onnx(file, SavedTeam(policies=(policy,), origin=Origin()))
 
 
-def rows(runs: int) -> Iterator[Row]:
-    """The table, row by row."""
-    program = [sys.executable, "-m", "bench.acting_step"]
+def updates(runs: int) -> Iterator[Row]:
+    """A row for each size of minibatch."""
     for batch in BATCHES:
         made, theirs = ours(batch), torchs(batch)
         found = [(cpu_ms(made, least_s=2.0), cpu_ms(theirs, least_s=2.0)) for _ in range(runs)]
         yield {
             "net": "nature",
-            "work": f"update of {batch}",
-            "with": "marless",
-            "CPU ms": spread([one for one, _ in found]).cell(0),
-            "× torch alone": spread([one / other for one, other in found]).cell(2),
+            "work": f"update of {batch:,}",
+            "marless": spread([one for one, _ in found]).cell(0),
+            "torch": spread([other for _, other in found]).cell(0),
+            "marless / torch": spread([one / other for one, other in found]).cell(2),
         }
-        yield {
-            "net": "nature",
-            "work": f"update of {batch}",
-            "with": TORCH,
-            "CPU ms": spread([b for _, b in found]).cell(0),
-        }
-    ways = [NUMPY, *([ONNX] if importlib.util.find_spec("onnxruntime") else []), TORCH]
+
+
+def steps(runs: int) -> Iterator[Row]:
+    """A row for each kind of net: a step of all copies, in processes that measure the three ways in turns."""
+    ways = {"marless": NUMPY, "onnxruntime": ONNX, "torch": TORCH}
+    if not importlib.util.find_spec("onnxruntime"):
+        del ways["onnxruntime"]
     with tempfile.TemporaryDirectory() as folder:
         for kind in HIDDEN:
-            for copies in COPIES:
-                file = Path(folder, f"{kind}{copies}.onnx")
-                if ONNX in ways:
-                    write_step(kind, copies, file)
-                for way in ways:
-                    taken = [harness.run([*program, kind, way, str(copies), file], timeout_s=120) for _ in range(runs)]
-                    each = [output.lines[-1] for output in taken]
-                    yield {
-                        "net": kind,
-                        "work": f"act, {copies} copies",
-                        "with": way,
-                        "CPU ms": spread([one["ms"] for one in each]).cell(3),
-                        "MiB": spread([one["mib"] for one in each]).cell(0),
-                        "ready (CPU s)": spread([one["ready_s"] for one in each]).cell(2),
-                    }
+            file = Path(folder, f"{kind}.onnx")
+            if "onnxruntime" in ways:
+                write_step(kind, file)
+            found: dict[str, list[Any]] = {name: [] for name in ways}  # Any: JSON
+            for _ in range(runs):
+                for name, way in ways.items():
+                    program: list[str | Path] = [
+                        sys.executable,
+                        "-m",
+                        "bench.acting_step",
+                        kind,
+                        way,
+                        str(COPIES),
+                        file,
+                    ]
+                    found[name].append(harness.run(program, timeout_s=120).lines[-1])
+            row: Row = {"net": kind, "work": f"a step of {COPIES} copies"}
+            for name, each in found.items():
+                row[name] = spread([one["ms"] for one in each]).cell(3 if each[0]["ms"] < 1 else 1)
+                row[f"{name}, MiB"] = spread([one["mib"] for one in each]).cell(0)
+                row[f"{name}, ready (CPU s)"] = spread([one["ready_s"] for one in each]).cell(2)
+            pairs = zip(found["marless"], found["torch"], strict=True)
+            row["marless / torch"] = spread([one["ms"] / other["ms"] for one, other in pairs]).cell(2)
+            yield row
 
 
 def main() -> None:
@@ -130,8 +135,8 @@ def main() -> None:
     args: argparse.Namespace = harness.parser(__doc__, runs=3).parse_args()
     on_one_thread()
     about, table = harness.machine(), []
-    for row in rows(args.runs):
-        harness.say(f"{row['net']}, {row['work']}, {row['with']}: {row['CPU ms']}")
+    for row in chain(updates(args.runs), steps(args.runs)):
+        harness.say(f"{row['net']}, {row['work']}: {row['marless']}, torch {row['torch']}")
         table.append(row)
     harness.report("nets", about, table, {}, args.json)
 

@@ -19,6 +19,7 @@ from bench.harness import ROOT, table
 DOCUMENTS = tuple(
     ROOT / "docs" / name
     for name in (
+        "algorithms/nets.md",
         "benchmarks.md",
         "benchmarks_services.md",
         "environments.md",

@@ -10,21 +10,19 @@ from marless.core.errors import SpecError
 from marless.learning.envs.base import (
     ActionArray,
     AgentClass,
-    Arrays,
     BoolArray,
     Discrete,
     EnvSpaces,
     Frame,
     Transition,
-    Truncatable,
 )
-from marless.learning.envs.replayed import EpisodeLog, replaying
+from marless.learning.envs.replayed import EpisodeLog, SavedByLog
 from marless.learning.envs.shrinking import Pixels
 from marless_atari.console import Console
 from marless_atari.options import AtariOptions
 
 
-class Atari(Truncatable):
+class Atari(SavedByLog):
     """A team of one agent that sees the screen; copies are played one after another, as ALE keeps Python's lock.
 
     A save holds the seeds and actions of the present games, and a load plays them again.
@@ -54,7 +52,7 @@ class Atari(Truncatable):
         self._cut_B[:] = False
         for b in range(self.batch):
             self._begin(b)
-        return self._frame()
+        return self._current_frame()
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """Play an env step of every copy; where a game ends, the next one begins."""
@@ -69,7 +67,7 @@ class Atari(Truncatable):
         ended_B = done_B | lost_B
         self._cut_B[:] = False
         self._log.add(actions, done_B)
-        final = self._frame()
+        final = self._current_frame()
         return Transition(
             frame=self._begun_anew(ended_B, done_B) if ended_B.any() else final,
             final=final,
@@ -80,23 +78,11 @@ class Atari(Truncatable):
             unfinished=ended_B & ~done_B,
         )
 
-    def save(self) -> Arrays:
-        return self._log.save()
-
-    def load(self, arrays: Arrays) -> Frame:
-        """Play the saved games again; raises SpecError if one does not go as it did before."""
-        self._log.load(arrays)
-        self._cut_B[:] = False
-        for b in range(self.batch):
-            with replaying(b):
-                self._replay(b)
-        return self._frame()
-
     def picture(self, *, ended: bool = False) -> Pixels:
         """The screen of copy 0 in colour."""
         return self._last_picture if ended and self._last_picture is not None else self._consoles[0].picture()
 
-    def _frame(self) -> Frame:
+    def _current_frame(self) -> Frame:
         return Frame(obs=(self._seen_BCHW.reshape(1, self.batch, -1),))
 
     def _begun_anew(self, ended_B: BoolArray, done_B: BoolArray) -> Frame:
@@ -110,7 +96,7 @@ class Atari(Truncatable):
             else:
                 self._consoles[b].begin_life()
                 self._seen_BCHW[b] = self._consoles[b].observe()
-        return self._frame()
+        return self._current_frame()
 
     def _begin(self, b: int) -> None:
         self._consoles[b].begin(self._log.seed(b))

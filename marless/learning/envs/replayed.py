@@ -7,6 +7,7 @@ copies are stepped one after another, which takes longer than all at once. Suffi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -183,6 +184,33 @@ def replaying(b: int) -> Iterator[None]:
         ) from error
 
 
+class SavedByLog(ABC, Truncatable):
+    """Base of environments whose episodes are saved as their seeds and actions, and played again copy by copy."""
+
+    batch: int
+    _log: EpisodeLog
+
+    @abstractmethod
+    def _replay(self, b: int) -> None:
+        """Play the present episode of copy b again; an exception tells how it went otherwise."""
+
+    @abstractmethod
+    def _current_frame(self) -> Frame:
+        """What is observed now."""
+
+    def save(self) -> Arrays:
+        return self._log.save()
+
+    def load(self, arrays: Arrays) -> Frame:
+        """Play the saved episodes again; raises SpecError if a copy does not play its episode as it did before."""
+        self._log.load(arrays)
+        self._cut_B[:] = False
+        for b in range(self.batch):
+            with replaying(b):
+                self._replay(b)
+        return self._current_frame()
+
+
 class Apart(Truncatable):
     """B environments of one copy as one of B copies, whose save is the seeds and actions of the present episodes.
 
@@ -209,13 +237,14 @@ class Apart(Truncatable):
         # Joined, as copies, before any environment is reset: its final frame is not valid longer.
         step = _transition(taken)
         cut_B = self._cut_B & ~step.ended
-        ended_B = step.ended | cut_B
+        # An episode that is a part of a whole ends without a reset: the environment goes on to the next part by itself.
+        over_B = step.whole | cut_B
         self._cut_B[:] = False
-        self._log.add(actions, ended_B)
-        if ended_B.any():
-            going_on = zip(taken, ended_B, strict=True)
+        self._log.add(actions, over_B)
+        if over_B.any():
+            going_on = zip(taken, over_B, strict=True)
             frames = [self._begun(b) if over else each.frame for b, (each, over) in enumerate(going_on)]
-            step = replace(step, frame=_frame(frames), truncated=step.truncated | cut_B, ended=ended_B)
+            step = replace(step, frame=_frame(frames), truncated=step.truncated | cut_B, ended=step.ended | cut_B)
         return step
 
     def save(self) -> Arrays:
@@ -241,7 +270,7 @@ class Apart(Truncatable):
             frame = self._begun(b)
             for t in range(int(self._log.steps[b])):
                 step = self._envs[b].step(tuple(each[:, b : b + 1] for each in self._log.actions(t)))
-                if step.ended[0]:
+                if step.whole[0]:
                     raise SpecError(f"it ended after {t + 1} steps")
                 frame = step.frame
             return frame

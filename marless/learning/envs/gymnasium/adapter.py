@@ -12,13 +12,11 @@ from marless.core.errors import SpecError, shown
 from marless.learning.envs.base import (
     ActionArray,
     AgentClass,
-    Arrays,
     BoolArray,
     EnvSpaces,
     Frame,
     ObsArray,
     Transition,
-    Truncatable,
 )
 from marless.learning.envs.gymnasium.calls import (
     close_all,
@@ -32,7 +30,7 @@ from marless.learning.envs.gymnasium.calls import (
 )
 from marless.learning.envs.gymnasium.masks import AUTO, LATE_MASK, MASK, MaskChoice
 from marless.learning.envs.gymnasium.spaces import check_found, codec, with_mask_of_infos
-from marless.learning.envs.replayed import EpisodeLog, replaying
+from marless.learning.envs.replayed import EpisodeLog, SavedByLog
 
 # Any stands for Gymnasium's objects: third-party ones answer what they like.
 Env = Any
@@ -56,7 +54,7 @@ class _View:
             np.copyto(mine, theirs)
 
 
-class GymnasiumEnv(Truncatable):
+class GymnasiumEnv(SavedByLog):
     """B copies of a Gymnasium environment behind the batched protocol."""
 
     spaces: EnvSpaces
@@ -140,16 +138,7 @@ class GymnasiumEnv(Truncatable):
             ended=ended_B,
         )
 
-    def save(self) -> Arrays:
-        return self._log.save()
-
-    def load(self, arrays: Arrays) -> Frame:
-        """Play the saved episodes again; raises SpecError if a copy does not play its episode as it did before."""
-        self._log.load(arrays)
-        self._cut_B[:] = False
-        for b in range(self.batch):
-            with replaying(b):
-                self._replay(b)
+    def _current_frame(self) -> Frame:
         return self._now.frame
 
     def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:

@@ -12,21 +12,19 @@ from numpy.typing import NDArray
 from marless.core.errors import SpecError, told
 from marless.learning.envs.base import (
     ActionArray,
-    Arrays,
     Box,
     Discrete,
     EnvSpaces,
     FloatArray,
     Frame,
     Transition,
-    Truncatable,
 )
 from marless.learning.envs.gymnasium.calls import close_all, pixels, where_of, write_observation
 from marless.learning.envs.gymnasium.images import WHOLE, ImageLook
 from marless.learning.envs.gymnasium.masks import AUTO, LATE_MASK, MASK, MaskChoice
 from marless.learning.envs.gymnasium.spaces import state_encoder
 from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
-from marless.learning.envs.replayed import EpisodeLog, replaying
+from marless.learning.envs.replayed import EpisodeLog, SavedByLog
 
 Seen = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """Observations and infos by agent, as `reset` answers them."""
@@ -85,7 +83,7 @@ class _View:
             self.masks[k][i, b, 0] = True
 
 
-class PettingZooEnv(Truncatable):
+class PettingZooEnv(SavedByLog):
     """B copies of a parallel PettingZoo environment behind the batched protocol."""
 
     spaces: EnvSpaces
@@ -176,16 +174,7 @@ class PettingZooEnv(Truncatable):
             ended=ended,
         )
 
-    def save(self) -> Arrays:
-        return self._log.save()
-
-    def load(self, arrays: Arrays) -> Frame:
-        """Play the saved episodes again; raises SpecError if a copy does not play its episode as it did before."""
-        self._log.load(arrays)
-        self._cut_B[:] = False
-        for b in range(self.batch):
-            with replaying(b):
-                self._replay(b)
+    def _current_frame(self) -> Frame:
         return self._now.frame
 
     def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:

@@ -117,6 +117,40 @@ class Line:
         return Frame(obs=(seen[None],), state=seen)
 
 
+class Lives(Line):
+    """A game of three lives of two steps each; it shows the steps of the game so far."""
+
+    def reset(self, seed):
+        self._steps = 0
+        return self._view()
+
+    def step(self, actions):
+        self._steps += 1
+        over = np.array([self._steps % 2 == 0])
+        frame = self._view()
+        zero, no = np.zeros((1, 1)), np.zeros(1, np.bool_)
+        return Transition(frame, frame, (zero + 1,), (over[None],), no, over, unfinished=over & (self._steps < 6))
+
+    def _view(self):
+        seen = np.full((1, 1), self._steps, np.float32)
+        return Frame(obs=(seen[None],), state=seen)
+
+
+def test_a_game_goes_on_after_a_life():
+    lane = Lane(Apart(lambda: Lives(1), 2))
+    lane.begin(0)
+    seen, returns = [], []
+    for seed in range(3):
+        trajectory, stats = lane.roll([Chance()], steps=5, seed=seed, with_state=True, index=0)
+        seen += trajectory["obs/0"][:, 0, 0, 0].tolist()
+        returns.append((stats.episodes, stats.return_sum["a_0"]))
+        there = Lane(Apart(lambda: Lives(1), 2))  # the game is played again in mid-game, lives and all
+        there.load(decode(encode(lane.save())))
+        lane = there
+    assert seen == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2]
+    assert returns == [(0, 0.0), (2, 12.0), (2, 12.0)]
+
+
 def rolled(lane, seed):
     trajectory, _ = lane.roll([Chance()], steps=5, seed=seed, with_state=True, index=0)
     return {name: array.copy() for name, array in trajectory.arrays.items()}
