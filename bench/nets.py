@@ -120,7 +120,7 @@ def steps(runs: int) -> Iterator[Row]:
                         file,
                     ]
                     found[name].append(harness.run(program, timeout_s=120).lines[-1])
-            row: Row = {"net": kind, "work": f"a step of {COPIES} copies"}
+            row: Row = {"net": kind, "work": "step"}
             for name, each in found.items():
                 row[name] = spread([one["ms"] for one in each]).cell(3 if each[0]["ms"] < 1 else 1)
                 row[f"{name}, MiB"] = spread([one["mib"] for one in each]).cell(0)
@@ -136,7 +136,7 @@ def main() -> None:
     on_one_thread()
     about, table = harness.machine(), []
     for row in chain(updates(args.runs), steps(args.runs)):
-        harness.say(f"{row['net']}, {row['work']}: {row['marless']}, torch {row['torch']}")
+        harness.say(f"{row['net']}, {row['work']}")
         table.append(row)
     harness.report("nets", about, table, {}, args.json)
 
