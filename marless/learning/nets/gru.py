@@ -18,7 +18,7 @@ from torch import Tensor
 from marless.learning.nets import kernels
 from marless.learning.nets.compiled import GRU, library
 from marless.learning.nets.layout import GATES, GRULayout
-from marless.learning.nets.stacked import WORKSPACES, StackedMLP, matrices
+from marless.learning.nets.recurrent import StackedMemory, by_step
 
 
 @dataclass(frozen=True)
@@ -49,32 +49,13 @@ class _Workspace:
     """Room for compiled kernels."""
 
 
-class StackedGRU:
+class StackedGRU(StackedMemory[_Workspace]):
     """P recurrent nets; see `marless.learning.nets.stacked.Net`. Without `resets`, `forward` raises ValueError."""
 
     def __init__(self, layout: GRULayout, flat_PD: Tensor, activation: str) -> None:
-        self.layout = layout
-        self.gradient_PD = torch.zeros_like(flat_PD)
-        self.activation = activation
-        below = slice(layout.body.size)
-        self._body = StackedMLP(layout.body, flat_PD[:, below], activation, self.gradient_PD[:, below])
-        *_, self._memory_PGH, self._output_PKH = matrices(layout, flat_PD)
-        *_, self._d_memory_PGH, self._d_output_PKH = matrices(layout, self.gradient_PD)
-        self._workspaces: dict[tuple[int, int], _Workspace] = {}
-        self._keep = flat_PD.new_empty(0, 0, 0, 0)
+        super().__init__(layout, flat_PD, activation)
         self._kernels = library() if kernels.suits(flat_PD) else None
         self._described: tuple[GRU, tuple[Tensor, ...]] | None = None
-
-    @property
-    def output_layer(self) -> Tensor:
-        return self._output_PKH
-
-    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        self._keep = kept(resets, input_PIM)
-        work = self._workspace(len(self._keep), self._keep.shape[3])
-        self._remember(self._body.forward(input_PIM), work, memory)
-        kernels.matmul(self._output_PKH, work.hidden, out=work.output)
-        return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
         work, units = self._workspace(len(self._keep), self._keep.shape[3]), self.layout.units
@@ -85,9 +66,6 @@ class StackedGRU:
         d_gates_PGM = work.d_recurrent  # equal except for n, where r multiplies U h
         d_gates_PGM[:, 2 * units :] = work.d_new
         self._body.backward(d_gates_PGM)
-
-    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        return self.forward(input_PIS, resets).clone()
 
     def _remember(self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None) -> None:
         """Compute `gates`, `before` and `hidden` step by step, from the perceptron's outputs W x."""
@@ -165,40 +143,19 @@ class StackedGRU:
         )
         return described, (keep,) if memory is None else (keep, memory)
 
-    def _workspace(self, steps: int, copies: int) -> _Workspace:
-        if (steps, copies) not in self._workspaces:
-            if len(self._workspaces) == WORKSPACES:
-                del self._workspaces[next(iter(self._workspaces))]
-            stack, gates, _ = self._memory_PGH.shape
-            units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
-            self._workspaces[steps, copies] = _Workspace(
-                recurrent=new(steps, stack, gates, copies),
-                gates=new(steps, stack, gates, copies),
-                before=new(stack, units + 1, samples).fill_(1),
-                hidden=new(stack, units + 1, samples).fill_(1),
-                d_hidden=new(stack, units, samples),
-                d_recurrent=new(stack, gates, samples),
-                d_new=new(stack, units, samples),
-                scratch=new(stack, units, copies),
-                carry=new(stack, units, copies),
-                output=new(stack, self.layout.outputs, samples),
-                panels=new((4 * units + 1) * self._kernels.width if self._kernels else 0),
-            )
-        return self._workspaces[steps, copies]
-
-
-def kept(resets: Tensor | None, input_PIM: Tensor) -> Tensor:
-    """What each step keeps of the memory before it, 0 where it is reset, [T, 1 or P, 1, B].
-
-    Raises ValueError unless there are resets for as many samples.
-    """
-    samples = input_PIM.shape[2]
-    if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
-        found = "none" if resets is None else list(resets.shape)
-        raise ValueError(f"nets with memory need resets [T, B] for {samples} samples T·B, got {found}")
-    return (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
-
-
-def by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:
-    """Views [..., B] of the columns of each step."""
-    return x.view(*x.shape[:-1], steps, -1).unbind(-2)
+    def _made(self, steps: int, copies: int) -> _Workspace:
+        stack, gates, _ = self._memory_PGH.shape
+        units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
+        return _Workspace(
+            recurrent=new(steps, stack, gates, copies),
+            gates=new(steps, stack, gates, copies),
+            before=new(stack, units + 1, samples).fill_(1),
+            hidden=new(stack, units + 1, samples).fill_(1),
+            d_hidden=new(stack, units, samples),
+            d_recurrent=new(stack, gates, samples),
+            d_new=new(stack, units, samples),
+            scratch=new(stack, units, copies),
+            carry=new(stack, units, copies),
+            output=new(stack, self.layout.outputs, samples),
+            panels=new((4 * units + 1) * self._kernels.width if self._kernels else 0),
+        )

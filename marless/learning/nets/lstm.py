@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from marless.learning.nets import kernels
-from marless.learning.nets.gru import by_step, kept
-from marless.learning.nets.layout import LSTMLayout
-from marless.learning.nets.stacked import WORKSPACES, StackedMLP, matrices
+from marless.learning.nets.recurrent import StackedMemory, by_step
 
 
 @dataclass(frozen=True)
@@ -39,30 +37,8 @@ class _Workspace:
     """[P, K, M]."""
 
 
-class StackedLSTM:
+class StackedLSTM(StackedMemory[_Workspace]):
     """P recurrent nets; see `marless.learning.nets.stacked.Net`. Without `resets`, `forward` raises ValueError."""
-
-    def __init__(self, layout: LSTMLayout, flat_PD: Tensor, activation: str) -> None:
-        self.layout = layout
-        self.gradient_PD = torch.zeros_like(flat_PD)
-        self.activation = activation
-        below = slice(layout.body.size)
-        self._body = StackedMLP(layout.body, flat_PD[:, below], activation, self.gradient_PD[:, below])
-        *_, self._memory_PGH, self._output_PKH = matrices(layout, flat_PD)
-        *_, self._d_memory_PGH, self._d_output_PKH = matrices(layout, self.gradient_PD)
-        self._workspaces: dict[tuple[int, int], _Workspace] = {}
-        self._keep = flat_PD.new_empty(0, 0, 0, 0)
-
-    @property
-    def output_layer(self) -> Tensor:
-        return self._output_PKH
-
-    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        self._keep = kept(resets, input_PIM)
-        work = self._workspace(len(self._keep), self._keep.shape[3])
-        self._remember(self._body.forward(input_PIM), work, memory)
-        kernels.matmul(self._output_PKH, work.hidden, out=work.output)
-        return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`. It can be called once after each `forward`, whose gates it replaces."""
@@ -72,9 +48,6 @@ class StackedLSTM:
         self._through_time(work)
         kernels.matmul(work.gates, work.before.transpose(1, 2), out=self._d_memory_PGH)
         self._body.backward(work.gates)
-
-    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        return self.forward(input_PIS, resets).clone()
 
     def _remember(self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None) -> None:
         """Compute all of `work` but the gradient step by step, from the perceptron's outputs W x."""
@@ -133,19 +106,15 @@ class StackedLSTM:
                 kernels.matmul(to_hidden_PHG, gates[t], out=carry)
                 d_hidden[t - 1].addcmul_(carry, self._keep[t])
 
-    def _workspace(self, steps: int, copies: int) -> _Workspace:
-        if (steps, copies) not in self._workspaces:
-            if len(self._workspaces) == WORKSPACES:
-                del self._workspaces[next(iter(self._workspaces))]
-            stack, gates, _ = self._memory_PGH.shape
-            units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
-            self._workspaces[steps, copies] = _Workspace(
-                gates=new(stack, gates, samples),
-                before=new(stack, units + 1, samples).fill_(1),
-                hidden=new(stack, units + 1, samples).fill_(1),
-                cells_before=new(stack, units, samples),
-                bent=new(stack, units, samples),
-                d_hidden=new(stack, units, samples),
-                output=new(stack, self.layout.outputs, samples),
-            )
-        return self._workspaces[steps, copies]
+    def _made(self, steps: int, copies: int) -> _Workspace:
+        stack, gates, _ = self._memory_PGH.shape
+        units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
+        return _Workspace(
+            gates=new(stack, gates, samples),
+            before=new(stack, units + 1, samples).fill_(1),
+            hidden=new(stack, units + 1, samples).fill_(1),
+            cells_before=new(stack, units, samples),
+            bent=new(stack, units, samples),
+            d_hidden=new(stack, units, samples),
+            output=new(stack, self.layout.outputs, samples),
+        )
