@@ -2,11 +2,16 @@
 
 `python -m bench.one_agent --task hopper --env-steps 200000 --runs 5 --json bench/results/one_agent.json`. Systems train
 one after another, in turns, one seed after the other; one program plays the episodes of both, in Gymnasium's own
-environment. marless trains with the example of the algorithm (`examples/hopper.yaml`, `examples/hopper-sac.yaml`) in
-one process; Stable-Baselines3 with the settings of its zoo and, for PPO, also with those of marless.
+environment. marless trains with the example of the algorithm (`examples/hopper.yaml`, `examples/hopper-sac.yaml`) and
+the settings of `one_agent_task.TUNED` in one process; Stable-Baselines3 with the settings of its zoo and, for PPO, also
+with those of marless.
 
 "No worse" means: the lower end of the 95 % interval of the difference of means is above −`MARGIN` of the peer's mean.
 The margin was written down before the first run.
+
+A million env steps take Stable-Baselines3 ten minutes and more, so `--runs-file` keeps each finished run in a line of a
+file: whoever starts the comparison again, or another one for the same file beside it (`--systems`), trains what is
+missing. Returns do not depend on the load of the machine. Rates do: for these, leave the file out.
 """
 
 from __future__ import annotations
@@ -16,8 +21,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,12 +31,14 @@ import numpy as np
 import marless
 from bench import harness, systems
 from bench.harness import ROOT, Row
-from bench.one_agent_task import ALGORITHMS, TASKS, returns, warm_up
+from bench.one_agent_task import ALGORITHMS, TASKS, TUNED, returns, warm_up
 from bench.peers import install
 from marless.cost.comparison.statistics import difference, interquartile_mean
 
 MARGIN = 0.15
 EXAMPLES = {"ppo": "hopper.yaml", "sac": "hopper-sac.yaml", "td3": "hopper-sac.yaml"}
+SYSTEMS = {"marless": "marless", "zoo": "Stable-Baselines3, its zoo", "equal": "Stable-Baselines3, as marless"}
+"""What each is called in tables."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,16 @@ class Trained:
         return self.env_steps / self.wall_s
 
 
+Train = Callable[[str, str, int, int], Trained]
+"""Trains, given algorithm, task, env steps and seed."""
+
+
 def ours(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
     """Train with marless in one process, and play with what `marless.load_policy` loads."""
     wanted: dict[str, object] = {"seed": seed, "env.name": f"mujoco/{task}", "stop.env_steps": env_steps}
     wanted["evaluation"] = {"every": 0, "episodes": 1, "random_episodes": 1}
     if algorithm == "ppo":
-        wanted["algorithm.lr.env_steps"] = env_steps
+        wanted |= {"algorithm.lr.env_steps": env_steps, **TUNED.get(task, {})}
     else:
         wanted |= dict.fromkeys(("algorithm.warmup", "algorithm.random_steps"), warm_up(env_steps))
     if algorithm == "td3":
@@ -87,6 +98,43 @@ def theirs(settings: str, algorithm: str, task: str, env_steps: int, seed: int) 
     python = install.interpreter("sb3")
     (line,) = harness.run([python, "-m", "bench.peers.run_sb3", *flags], timeout_s=24 * 3600).lines
     return Trained(tuple(line["returns"]), line["env_steps"], line["wall_s"])
+
+
+TRAIN: Mapping[str, Train] = {"marless": ours, "zoo": partial(theirs, "zoo"), "equal": partial(theirs, "equal")}
+
+
+class Kept:
+    """Finished runs, in memory and, if a path is given, in a file of JSON lines, which other processes may add to."""
+
+    def __init__(self, path: Path | None, about: Row) -> None:
+        """`about` describes this machine; it is written beside each new run."""
+        self._path, self._about = path, about
+        self._found: dict[str, Trained] = {}
+
+    def trained(self, system: str, algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
+        """The run of this system, which is trained and kept if it is not known."""
+        key = {"system": system, "algorithm": algorithm, "task": task, "env_steps": env_steps, "seed": seed}
+        if system == "marless" and algorithm == "ppo":
+            key["tuned"] = dict(TUNED.get(task, {}))
+        name = json.dumps(key)
+        if name not in self._found:
+            self._read()
+        if name not in self._found:
+            found = TRAIN[system](algorithm, task, env_steps, seed)
+            self._found[name] = found
+            harness.say(f"{task}, {SYSTEMS[system]}, seed {seed}: {found.mean:,.0f} at {found.rate:,.0f}/s")
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"run": key, **asdict(found), "machine": self._about}) + "\n")
+        return self._found[name]
+
+    def _read(self) -> None:
+        """Take over what the file has: another process may have added a run meanwhile."""
+        if self._path is None or not self._path.exists():
+            return
+        for line in harness.json_lines(self._path.read_text(encoding="utf-8").splitlines()):
+            given = tuple(line["returns"]), line["env_steps"], line["wall_s"]
+            self._found[json.dumps(line["run"])] = Trained(*given)
 
 
 def row(task: str, algorithm: str, system: str, found: Sequence[Trained], base: Sequence[Trained]) -> Row:
@@ -117,25 +165,31 @@ def verdict(mine: Sequence[Trained], peer: Sequence[Trained]) -> str:
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
-    parser.add_argument("--task", choices=sorted(TASKS), default="hopper")
+    parser.add_argument("--tasks", default="hopper", help=f"comma-separated, of {', '.join(sorted(TASKS))}")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo")
     parser.add_argument("--env-steps", type=harness.positive, default=200_000)
-    parser.add_argument("--without-peers", action="store_true", help="train with marless alone")
+    parser.add_argument("--systems", help=f"comma-separated, of {', '.join(SYSTEMS)}; without: all of the algorithm")
+    parser.add_argument("--runs-file", type=Path, help="keep finished runs here, and do not repeat those that it has")
     args = parser.parse_args()
-    if not args.without_peers and not install.installed("sb3"):
+    tasks, chosen = args.tasks.split(","), (args.systems or ",".join(SYSTEMS)).split(",")
+    if unknown := [name for name in tasks if name not in TASKS] + [name for name in chosen if name not in SYSTEMS]:
+        parser.error(f"{unknown[0]} is neither a task ({', '.join(sorted(TASKS))}) nor a system ({', '.join(SYSTEMS)})")
+    if args.algorithm != "ppo":
+        chosen = [name for name in chosen if name != "equal"]
+    if chosen != ["marless"] and not install.installed("sb3"):
         parser.error("sb3 is not installed: python -m bench.peers.install sb3")
     about, began = harness.machine(), time.time()
-    chosen = {"marless": partial(ours, args.algorithm)}
-    if not args.without_peers:
-        chosen["Stable-Baselines3, its zoo"] = partial(theirs, "zoo", args.algorithm)
-        if args.algorithm == "ppo":
-            chosen["Stable-Baselines3, as marless"] = partial(theirs, "equal", args.algorithm)
-    found: dict[str, list[Trained]] = {name: [] for name in chosen}
+    kept = Kept(args.runs_file, about)
+    found: dict[str, dict[str, list[Trained]]] = {task: {name: [] for name in chosen} for task in tasks}
     for seed in range(args.runs):
-        for name, train in chosen.items():
-            found[name].append(train(args.task, args.env_steps, seed))
-            harness.say(f"{name}, seed {seed}: {found[name][-1].mean:,.0f} at {found[name][-1].rate:,.0f}/s")
-    rows = [row(args.task, args.algorithm, name, runs, found["marless"]) for name, runs in found.items()]
+        for task in tasks:
+            for name in chosen:
+                found[task][name].append(kept.trained(name, args.algorithm, task, args.env_steps, seed))
+    rows = [
+        row(task, args.algorithm, SYSTEMS[name], runs, by_system.get("marless", runs))
+        for task, by_system in found.items()
+        for name, runs in by_system.items()
+    ]
     headline = {"env_steps": args.env_steps, "seeds": args.runs, "minutes": round((time.time() - began) / 60)}
     harness.report("one_agent", about, rows, headline, args.json)
 

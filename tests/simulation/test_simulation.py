@@ -15,7 +15,7 @@ from tests.simulation.network import Weather
 from tests.simulation.run import IN_ROUNDS, PLANS, plan_of, simulate
 from tests.simulation.system import LEASE_S
 
-SEEDS = range(500)
+SEEDS = range(300)
 REPLAYED = range(4)
 FINGERPRINTS = (
     "from tests.simulation.run import plan_of, simulate\n"

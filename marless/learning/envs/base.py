@@ -81,22 +81,33 @@ class Box:
         All grow with u. Where there is one bound, u is about the distance from it, and every u is another action:
         clipped ones would all be the bound itself if it is far above 0.
         """
-        low, high = (each.astype(np.float32) for each in self.bounds)
+        low, high, least, half = self._scaling
+        scaled: FloatArray = least + (unit + np.float32(1)) * half
+        if self._bounded:
+            return np.minimum(np.maximum(scaled, low), high)  # `np.clip` takes twice as long for a few numbers
+        bounded = np.isfinite(low) & np.isfinite(high)
         above, below, zero = np.isfinite(low), np.isfinite(high), np.float32(0)
-        bounded = above & below
         # `where` computes all of its branches: bounds that are infinite are replaced, lest inf · 0 makes a warning and
         # a NaN.
-        least: FloatArray = np.where(bounded, low, zero)
-        most: FloatArray = np.where(bounded, high, zero)
-        scaled: FloatArray = least + (unit + np.float32(1)) * (np.float32(0.5) * (most - least))
-        if bounded.all():
-            return np.clip(scaled, low, high)
         found = np.where(bounded, scaled, unit)
         # ln(1 + eᵘ) as `logaddexp`, in which a large u does not overflow.
         found = np.where(above & ~below, np.where(above, low, zero) + np.logaddexp(zero, unit), found)
         found = np.where(below & ~above, np.where(below, high, zero) - np.logaddexp(zero, -unit), found)
         within: FloatArray = np.clip(found, low, high).astype(np.float32)
         return within
+
+    @cached_property
+    def _bounded(self) -> bool:
+        """True if each component has two bounds."""
+        return all(bool(np.isfinite(each).all()) for each in self.bounds)
+
+    @cached_property
+    def _scaling(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Bounds, and the lower one and half the distance to the upper one, 0 without two bounds; float32 [A] each."""
+        low, high = (each.astype(np.float32) for each in self.bounds)
+        bounded, zero = np.isfinite(low) & np.isfinite(high), np.float32(0)
+        least, most = np.where(bounded, low, zero), np.where(bounded, high, zero)
+        return low, high, least, np.float32(0.5) * (most - least)
 
 
 @dataclass(frozen=True)

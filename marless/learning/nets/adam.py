@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,6 @@ BETA1, BETA2 = 0.9, 0.999
 DECAY = 0.99
 LEAST_LENGTH = 5.0
 """ρ of RAdam must be greater: 4 in the paper, 5 in its authors' code, torch and optax."""
-_AT_ONCE = 1024
-"""Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
 
 
 def clip_norm_(gradient_PD: Tensor, limit: float) -> Tensor:
@@ -59,15 +55,21 @@ class Adam:
         if rectified:
             rate = _rectification(counts_SP1)
             a, b = torch.where(rate > 0, a / rate, 0.0), torch.where(rate > 0, b / rate, correction1)
-        self._a, self._b = _each(a.to(flat_PD.dtype)), _each(b.to(flat_PD.dtype))
+        self._a_SP, self._b_SP = a.squeeze(2).to(flat_PD.dtype), b.squeeze(2).to(flat_PD.dtype)
+        nets = flat_PD, first_PD, second_PD
+        self._compiled = kernels.adam_steps(nets, self._a_SP, self._b_SP, (BETA1, BETA2), lr)
+        self._taken, self._steps = 0, steps
 
     def step(self, gradient_PD: Tensor) -> None:
-        """Take one step along a gradient [P, D]; raises StopIteration after `steps` steps."""
+        """Take one step along a gradient [P, D]; raises IndexError after `steps` steps."""
+        number = self._taken
+        if number == self._steps:
+            raise IndexError(f"all {self._steps} steps are taken")
+        self._taken += 1
         self._count_P += 1
-        a_P1, b_P1 = next(self._a), next(self._b)
-        moments = self._first_PD, self._second_PD
-        if kernels.adam_(self._flat_PD, *moments, gradient_PD, a_P1, b_P1, (BETA1, BETA2), self._lr):
+        if self._compiled is not None and self._compiled.take(gradient_PD, number):
             return
+        a_P1, b_P1 = self._a_SP[number].unsqueeze(1), self._b_SP[number].unsqueeze(1)
         self._first_PD.lerp_(gradient_PD, 1 - BETA1)
         self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
         denominator_PD = torch.addcmul(b_P1, self._second_PD.sqrt(), a_P1)
@@ -81,12 +83,6 @@ def _rectification(count: Tensor) -> Tensor:
     length = longest - 2 * count * decayed / (1 - decayed)
     share = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
     return torch.where(length > LEAST_LENGTH, share.clamp_min(0.0).sqrt(), 0.0)
-
-
-def _each(constant_SP1: Tensor) -> Iterator[Tensor]:
-    """The constants [P, 1] of one step after the other."""
-    for some_SP1 in torch.split(constant_SP1, _AT_ONCE):
-        yield from some_SP1.unbind(0)
 
 
 class RMSProp:

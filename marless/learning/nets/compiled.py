@@ -103,6 +103,9 @@ _TYPES: Final = {
     "adam": (_WHOLE, _WHOLE, *4 * (_ARRAY, _WHOLE), _ARRAY, _ARRAY, _REAL, _REAL, _REAL),
     "categorical": (*3 * (_WHOLE,), *_NET_ROW, *_NET_ROW, _REAL, *5 * (_ARRAY,)),
     "categorical_gradient": (*3 * (_WHOLE,), *7 * (_ARRAY,)),
+    "gaussian": (*3 * (_WHOLE,), *_NET_ROW, *_NET_ROW, _ARRAY, _WHOLE, *3 * (_ARRAY,)),
+    "gaussian_gradient": (*3 * (_WHOLE,), _ARRAY, _ARRAY, _WHOLE, *4 * (_ARRAY,), _WHOLE),
+    "surrogate_gradient": (*2 * (_WHOLE,), *4 * (_ARRAY, _WHOLE), _REAL, _ARRAY),
 }
 
 
@@ -127,6 +130,9 @@ class Library:
     adam: _Function
     categorical: _Function
     categorical_gradient: _Function
+    gaussian: _Function
+    gaussian_gradient: _Function
+    surrogate_gradient: _Function
 
 
 class _MissingError(Exception):

@@ -71,19 +71,26 @@ class Gaussian:
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution`; `legal_PAM` is None for continuous actions."""
+        found = kernels.gaussian(output_PAM, action, self._log_std_PA)
+        if found is not None:
+            self._z_PAM, log_prob_PM, entropy_PM = found
+            return log_prob_PM, entropy_PM
         log_std_PA1 = self._log_std_PA.unsqueeze(2)
-        self._inverse_std_PA1 = torch.exp(-log_std_PA1)
-        self._z_PAM = (action - output_PAM) * self._inverse_std_PA1
+        self._z_PAM = (action - output_PAM) * torch.exp(-log_std_PA1)
         log_prob_PM = (-0.5 * self._z_PAM.square() - log_std_PA1 - 0.5 * math.log(2 * math.pi)).sum(dim=1)
         entropy_P = (self._log_std_PA + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=1)
         return log_prob_PM, entropy_P.unsqueeze(1).expand_as(log_prob_PM)
 
     def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
         """∂log π(a)/∂μ = z/σ, ∂log π(a)/∂log σ = z² − 1, ∂H/∂log σ = 1."""
+        given = self._z_PAM, self._log_std_PA, d_log_prob_PM, d_entropy_PM
+        found = kernels.gaussian_gradient(*given, self._d_log_std_PA)
+        if found is not None:
+            return found
         d_log_prob_P1M = d_log_prob_PM.unsqueeze(1)
         per_sample_PAM = (self._z_PAM.square() - 1) * d_log_prob_P1M + d_entropy_PM.unsqueeze(1)
         torch.sum(per_sample_PAM, dim=2, out=self._d_log_std_PA)
-        return self._z_PAM * self._inverse_std_PA1 * d_log_prob_P1M
+        return self._z_PAM * torch.exp(-self._log_std_PA).unsqueeze(2) * d_log_prob_P1M
 
 
 class SquashedGaussian(Gaussian):

@@ -518,7 +518,7 @@ void adam(long nets, long size, float *restrict flat, long flat_net, float *rest
     }
 }
 
-/* e to the power of x <= 0: 2^n times a Taylor polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
+/* e to the power of x < 88: 2^n times a Taylor polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
 INLINE vector exp_of(vector x) {
     const vector bottom = -87.0f - (vector){0};
     x = choose(x < bottom, bottom, x);
@@ -595,4 +595,64 @@ void categorical_gradient(long nets, long actions, long samples, const float *lo
         for (long m = 0; m < samples; m++) out[action[m] * samples + m] += d_taken[m];
         entropy += samples, action += samples, d_taken += samples, d_entropy += samples, out += actions * samples;
     }
+}
+
+/* Normal distributions of all samples: z = (action - mean) / deviation [nets, actions, samples], log-probabilities and
+   entropies [nets, samples]. These have no gaps; the others have strides of nets and rows, and none between samples. */
+void gaussian(long nets, long actions, long samples, const float *mean, long mean_net, long mean_row, const float *action,
+              long action_net, long action_row, const float *log_std, long log_std_net, float *restrict z,
+              float *restrict log_prob, float *restrict entropy) {
+    const float half_log_2_pi = 0.918938533f;
+    for (long net = 0; net < nets; net++, log_prob += samples, entropy += samples) {
+        float total = (float)actions * (half_log_2_pi + 0.5f);
+        memset(log_prob, 0, (size_t)samples * sizeof(float));
+        for (long k = 0; k < actions; k++, z += samples) {
+            const float *taken = action + net * action_net + k * action_row, *middle = mean + net * mean_net + k * mean_row;
+            float deviation = log_std[net * log_std_net + k], inverse = expf(-deviation);
+            total += deviation;
+            for (long m = 0; m < samples; m++) {
+                z[m] = (taken[m] - middle[m]) * inverse;
+                log_prob[m] -= 0.5f * z[m] * z[m] + deviation + half_log_2_pi;
+            }
+        }
+        for (long m = 0; m < samples; m++) entropy[m] = total;
+    }
+}
+
+/* The gradients at the means, without gaps, and at the log-deviations, given those at log-probabilities and entropies:
+   see marless.learning.nets.heads.Gaussian. */
+void gaussian_gradient(long nets, long actions, long samples, const float *z, const float *log_std, long log_std_net,
+                       const float *d_log_prob, const float *d_entropy, float *restrict out, float *d_log_std,
+                       long d_log_std_net) {
+    for (long net = 0; net < nets; net++, d_log_prob += samples, d_entropy += samples)
+        for (long k = 0; k < actions; k++, z += samples, out += samples) {
+            float inverse = expf(-log_std[net * log_std_net + k]), lanes[LANES], total = 0;
+            vector sum = {0};
+            for (long m = 0; m < samples; m += LANES) {
+                long count = least(samples - m, LANES);
+                vector here = READ(z + m), d = READ(d_log_prob + m);
+                sum += (here * here - 1.0f) * d + READ(d_entropy + m);
+                store_part(out + m, here * inverse * d, count);
+            }
+            memcpy(lanes, &sum, sizeof lanes);
+            for (int v = 0; v < LANES; v++) total += lanes[v];
+            d_log_std[net * d_log_std_net + k] = total;
+        }
+}
+
+/* The gradient of the clipped surrogate at log-probabilities: see marless.learning.algos.ppo.losses. `out` has no gaps;
+   the others have a stride of nets. */
+void surrogate_gradient(long nets, long samples, const float *log_prob, long log_prob_net, const float *old, long old_net,
+                        const float *advantage, long advantage_net, const float *weight, long weight_net, float clip,
+                        float *out) {
+    const vector zero = {0}, low = 1.0f - clip - zero, high = 1.0f + clip - zero, top = 88.0f - zero;
+    for (long net = 0; net < nets; net++, out += samples)
+        for (long m = 0; m < samples; m += LANES) {
+            long count = least(samples - m, LANES);
+            vector change = READ(log_prob + net * log_prob_net + m) - READ(old + net * old_net + m);
+            vector ratio = exp_of(choose(change > top, top, change)), gain = READ(advantage + net * advantage_net + m);
+            vector within = choose(ratio < low, low, choose(ratio > high, high, ratio));
+            vector slope = -(ratio * gain * READ(weight + net * weight_net + m));
+            store_part(out + m, choose((ratio - within) * gain > zero, zero, slope), count);
+        }
 }

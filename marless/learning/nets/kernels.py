@@ -8,7 +8,7 @@ runs at 200 instead of 100 GFLOP/s, tanh takes 0.2 instead of 2 ns per element, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -152,32 +152,41 @@ def clip_(gradient_PD: Tensor, limit: float) -> Tensor | None:
     return norm_P
 
 
-def adam_(
-    flat: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    a: Tensor,
-    b: Tensor,
-    keep: tuple[float, float],
-    lr: float,
-) -> bool:
-    """A step of `marless.learning.nets.adam.Adam` by a compiled kernel, if there is one for such arrays; returns
-    whether.
-
-    a and b are [P, 1], the others [P, D]; `keep` has the weights of the old moments.
+class AdamSteps:
+    """Steps of `marless.learning.nets.adam.Adam` by a compiled kernel. What stays the same is looked up once: of a step
+    of a small net, looking up takes longer than computing.
     """
-    kernels = _compiled(flat, first, second, gradient, a, b)
-    if kernels is None or not (a.is_contiguous() and b.is_contiguous()):
-        return False
-    strided: list[int] = []
-    for x in (flat, first, second, gradient):
-        net, parameter = x.stride()
-        if parameter != 1:
+
+    def __init__(
+        self, kernels: Library, nets: Sequence[Tensor], a_SP: Tensor, b_SP: Tensor, keep: tuple[float, float], lr: float
+    ) -> None:
+        """`nets` has parameters and both moments, each [P, D]; `keep` has the weights of the old moments."""
+        self._kernels, self._rest = kernels, (*keep, lr)
+        self._kept = *nets, a_SP, b_SP  # or others would write where these addresses point to
+        self._shape = nets[0].shape
+        self._nets = tuple(each for x in nets for each in (x.data_ptr(), x.stride(0)))
+        self._constants = a_SP.data_ptr(), b_SP.data_ptr()
+        self._row = a_SP.stride(0) * a_SP.element_size()
+
+    def take(self, gradient_PD: Tensor, number: int) -> bool:
+        """Take the step of this number along a gradient, if it is one that the kernel can read; returns whether."""
+        if not suits(gradient_PD) or gradient_PD.shape != self._shape or gradient_PD.stride(1) != 1:
             return False
-        strided += x.data_ptr(), net
-    kernels.adam(*flat.shape, *strided, a.data_ptr(), b.data_ptr(), *keep, lr)
-    return True
+        gradient = gradient_PD.data_ptr(), gradient_PD.stride(0)
+        a, b = self._constants
+        here = number * self._row
+        self._kernels.adam(*self._shape, *self._nets, *gradient, a + here, b + here, *self._rest)
+        return True
+
+
+def adam_steps(
+    nets: Sequence[Tensor], a_SP: Tensor, b_SP: Tensor, keep: tuple[float, float], lr: float
+) -> AdamSteps | None:
+    """The steps over these arrays, or None if there is no compiled kernel for them; arguments as in `AdamSteps`."""
+    kernels = _compiled(*nets, a_SP, b_SP)
+    if kernels is None or any(x.stride(1) != 1 for x in nets) or not (a_SP.is_contiguous() and b_SP.is_contiguous()):
+        return None
+    return AdamSteps(kernels, nets, a_SP, b_SP, keep, lr)
 
 
 def categorical(
@@ -215,6 +224,54 @@ def categorical_gradient(
     out = torch.empty_like(log)
     given = (log, probability, entropy, action, d_taken, d_entropy, out)
     kernels.categorical_gradient(*log.shape, *(x.data_ptr() for x in given))
+    return out
+
+
+def gaussian(mean: Tensor, action: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """z = (action − mean) / deviation, [P, A, M], log-probabilities of the actions and entropies, [P, M], given
+    log-deviations [P, A].
+
+    By a compiled kernel; None if there is none for such arrays.
+    """
+    kernels = _compiled(mean, action, log_std)
+    if kernels is None or any(x.stride(-1) != 1 for x in (mean, action, log_std)):
+        return None
+    nets, actions, samples = mean.shape
+    z, log_prob, entropy = torch.empty(nets, actions, samples), torch.empty(nets, samples), torch.empty(nets, samples)
+    rows = mean.data_ptr(), *mean.stride()[:2], action.data_ptr(), *action.stride()[:2]
+    out = z.data_ptr(), log_prob.data_ptr(), entropy.data_ptr()
+    kernels.gaussian(nets, actions, samples, *rows, log_std.data_ptr(), log_std.stride(0), *out)
+    return z, log_prob, entropy
+
+
+def gaussian_gradient(
+    z: Tensor, log_std: Tensor, d_log_prob: Tensor, d_entropy: Tensor, d_log_std: Tensor
+) -> Tensor | None:
+    """The gradient at the means, [P, A, M], given z of `gaussian`; writes that at the log-deviations to `d_log_std`.
+
+    By a compiled kernel; None, and nothing is written, if there is none for such arrays.
+    """
+    kernels = _compiled(z, log_std, d_log_prob, d_entropy, d_log_std)
+    dense = all(x.is_contiguous() for x in (z, d_log_prob, d_entropy))
+    if kernels is None or not dense or log_std.stride(1) != 1 or d_log_std.stride(1) != 1:
+        return None
+    out = torch.empty_like(z)
+    given = z.data_ptr(), log_std.data_ptr(), log_std.stride(0), d_log_prob.data_ptr(), d_entropy.data_ptr()
+    kernels.gaussian_gradient(*z.shape, *given, out.data_ptr(), d_log_std.data_ptr(), d_log_std.stride(0))
+    return out
+
+
+def surrogate_gradient(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> Tensor | None:
+    """The gradient of PPO's clipped surrogate at log-probabilities, [P, M]; see `marless.learning.algos.ppo.losses`.
+
+    By a compiled kernel; None if there is none for such arrays.
+    """
+    every = log_prob, old, advantage, weight
+    kernels = _compiled(*every)
+    if kernels is None or any(x.stride(1) != 1 for x in every):
+        return None
+    out, strided = torch.empty(log_prob.shape), [each for x in every for each in (x.data_ptr(), x.stride(0))]
+    kernels.surrogate_gradient(*log_prob.shape, *strided, clip, out.data_ptr())
     return out
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bench.one_agent import Trained, ours, row, verdict
+from bench import one_agent
+from bench.one_agent import Kept, Trained, ours, row, verdict
 from bench.one_agent_task import EPISODES, returns
 from bench.systems import named
 
@@ -38,10 +39,33 @@ def test_episodes_are_played_from_equal_seeds():
     assert all(5 < each < 1000 for each in first)  # it stands, and falls
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
-def test_marless_trains_and_is_played(algorithm):
-    found = ours(algorithm, "inverted_double_pendulum", 2048, seed=3)
-    assert (len(found.returns), found.env_steps) == (EPISODES, 2048)
+def test_runs_are_kept_and_those_of_others_are_taken_over(tmp_path, monkeypatch):
+    trained = []
+
+    def train(algorithm, task, env_steps, seed):
+        trained.append((task, seed))
+        return Trained((float(seed), 2.0), env_steps, 3.0)
+
+    monkeypatch.setattr(one_agent, "TRAIN", {"marless": train, "zoo": train})
+    file = tmp_path / "runs.jsonl"
+    mine, other = Kept(file, {}), Kept(file, {"cores": 2})
+    first = mine.trained("marless", "ppo", "hopper", 1000, 0)
+    assert other.trained("marless", "ppo", "hopper", 1000, 0) == first == Trained((0.0, 2.0), 1000, 3.0)
+    other.trained("zoo", "ppo", "hopper", 1000, 0)
+    other.trained("marless", "ppo", "hopper", 1000, 1)
+    mine.trained("marless", "ppo", "hopper", 1000, 1)
+    assert trained == [("hopper", 0), ("hopper", 0), ("hopper", 1)]
+    monkeypatch.setattr(one_agent, "TUNED", {"hopper": {"algorithm.gamma": 0.9}})
+    mine.trained("marless", "ppo", "hopper", 1000, 1)  # with other settings it is another run
+    assert len(trained) == 4
+    Kept(None, {}).trained("marless", "ppo", "hopper", 1000, 1)
+    assert len(trained) == 5
+
+
+@pytest.mark.parametrize("algorithm, env_steps", [("ppo", 2048), ("td3", 512)])
+def test_marless_trains_and_is_played(algorithm, env_steps):
+    found = ours(algorithm, "inverted_double_pendulum", env_steps, seed=3)
+    assert (len(found.returns), found.env_steps) == (EPISODES, env_steps)
     assert 0 < found.rate < 1e6
     assert found.mean > 20
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from marless.learning.algos.ppo.advantages import ROUNDING
 from marless.learning.algos.training.policy_batching import same_shape
+from marless.learning.nets import kernels
 
 Truncation = Literal["none", "least", "floor"]
 _TRUNCATED = 1e-4
@@ -48,6 +49,9 @@ def surrogate_gradient(
 ) -> Tensor:
     """The gradient of `surrogate` with respect to the log-probabilities, [P, M]: −w·ρ·A, or 0 where it is clipped."""
     same_shape("P, M", log_prob_PM, old_PM, advantage_PM, weight_PM)
+    found_PM = kernels.surrogate_gradient(log_prob_PM, old_PM, advantage_PM, weight_PM, clip)
+    if found_PM is not None:
+        return found_PM
     ratio_PM = (log_prob_PM - old_PM).exp_()
     # min(ρA, clamp(ρ)A) is the second, and so constant, exactly where (ρ − clamp(ρ))·A is positive.
     excess_PM = (ratio_PM - ratio_PM.clamp(1 - clip, 1 + clip)).mul_(advantage_PM)

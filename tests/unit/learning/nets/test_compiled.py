@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from marless.core.errors import SpecError
+from marless.learning.algos.ppo import losses
 from marless.learning.nets import adam, compiled, heads, kernels
 from marless.learning.nets.compiled import COMPILED, NUMPY, VARIABLE
 from marless.learning.nets.gru import StackedGRU
@@ -180,6 +181,45 @@ def test_categorical_distributions(monkeypatch: pytest.MonkeyPatch, samples: int
     compiled._chosen.cache_clear()
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("samples", [1, 50, 64, 1000])
+def test_normal_distributions(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    # parts of larger arrays, as minibatches and the last columns of parameters are
+    mean, action = _random(2, STACK, 9, samples + 3)[:, :, :4, :samples].unbind(0)
+    flat, gradient = 0.5 * _random(STACK, 20), torch.zeros(STACK, 20)
+    found = []
+    for choice in (COMPILED, NUMPY):
+        _both(monkeypatch, choice)
+        head = heads.Gaussian(flat[:, -4:], gradient[:, -4:])
+        values = head.evaluate(mean, action, None)
+        d_mean = head.gradient(*_random(2, STACK, samples, seed=2).unbind(0))
+        assert gradient[:, -4:].all()
+        found.append((*values, d_mean, gradient.clone()))
+        gradient.zero_()
+    compiled._chosen.cache_clear()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("samples", [1, 50, 64, 1000])
+def test_slopes_of_the_clipped_surrogate(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    log_prob, old, advantage, weight = (0.3 * _random(4, STACK, samples + 3)[:, :, :samples]).unbind(0)
+    log_prob[0, 0], old[0, 0] = 200.0, 0.0  # a ratio beyond float32 is either clipped, or huge: not NaN
+    advantage[0, 0] = abs(advantage[0, 0])
+    log_prob[1, 0] = torch.nan  # is passed on
+    found = []
+    for choice in (COMPILED, NUMPY):
+        _both(monkeypatch, choice)
+        found.append(losses.surrogate_gradient(log_prob, old, advantage, abs(weight), 0.2))
+    compiled._chosen.cache_clear()
+    ours, theirs = found
+    assert ours[0, 0] == 0
+    assert ours[1, 0].isnan()
+    assert samples == 1 or 0 < (ours == 0).sum() < ours.numel()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @needs_compiler
