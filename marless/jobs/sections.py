@@ -104,8 +104,8 @@ class EvaluationSpec(Strict):
         10,
         ge=0,
         le=MOST_ROUNDS,
-        description="rounds between evaluations; 0: only at the end; default: 10, or a tenth of the rounds that `stop` "
-        "allows if these are fewer than 100",
+        description="rounds between evaluations; 0: only at the end; default: 10, or a tenth of the rounds if `stop` "
+        "allows fewer than 100",
     )
     episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
     random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes of the random baseline, at most")
@@ -114,7 +114,7 @@ class EvaluationSpec(Strict):
         gt=0,
         le=MAX_TIMEOUT_S,
         description="seconds of play after which an evaluation, or the random baseline, starts no further episodes; "
-        "null: no limit",
+        "null: none",
     )
     relative_error: float = Field(
         0.01,

@@ -130,7 +130,7 @@ class JobSpec(Strict):
         BeforeValidator(_few),
     ] = Field(
         (),
-        description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own",
+        description="where curves go beside the run folder: tensorboard, wandb, mlflow, or your own",
     )
     stop: StopSpec
 

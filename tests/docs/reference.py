@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "settings.md"
 HEAD = """# Settings
 
 Every setting of a job file, with its default and what it means. `--set section.name=value` sets one for one run.
-`marless settings` prints these tables, also for installed packages; `marless init` writes a job file.
+`marless settings` prints these tables, also for installed packages.
 
 An empty default is `null`. Column "of" names the algorithms, schedules or policies that have the setting, or rules of
 `schedule.aggregation.rule` (stellaris, softsync, ssp, async, sync). Not here: the scaling policy `minions`, which needs

@@ -11,7 +11,7 @@ from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAMILIES = {
-    "ippo": {"name": "ippo", "epochs": 2, "minibatches": 2},
+    "ippo": {"name": "ippo", "epochs": 2, "minibatches": 2, "torso": "shared"},
     "impact": {"name": "impact", "epochs": 2, "minibatches": 2, "batches": 2, "target_frequency": 0.5},
     "iql": {"name": "iql", "warmup": 8, "batch": 8, "updates": 2, "replay": {"capacity": 90}},
 }

@@ -46,9 +46,7 @@ class NitroConfig(BoundedConfig):
 
     name: Literal["nitro"] = "nitro"
     window: int = Field(6, ge=2, le=512, description="n: number of ratios in the window")
-    decay: float = Field(
-        0.96, gt=0, le=1, description="d: the score of round k is multiplied by d to the power k; 1: no decay"
-    )
+    decay: float = Field(0.96, gt=0, le=1, description="d: the score of round k is multiplied by d^k; 1: no decay")
     variant: Literal["printed", "coded"] = Field(
         "printed", description="printed: the paper's formula; coded: what the authors' code computes"
     )

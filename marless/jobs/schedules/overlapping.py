@@ -31,8 +31,8 @@ class OverlappingConfig(ScheduleConfig):
     )
     order: tuple[Annotated[str, Field(max_length=MAX_TEXT)], ...] = Field(
         (),
-        description="events of an earlier run in the order to be repeated, as its records have them (`marless train "
-        "--replay RUN` sets it); later ones happen as they arrive",
+        description="events of an earlier run, to be repeated in this order (`marless train --replay RUN` sets it); "
+        "later ones happen as they arrive",
     )
 
     @field_validator("order", mode="before")

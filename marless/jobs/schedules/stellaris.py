@@ -55,7 +55,7 @@ class StellarisConfig(OverlappingConfig):
         ge=0,
         le=4096,
         description="versions by which a rollout may be older than the one that learns from it; null: actors divided "
-        "by batch. More keeps more slots busy, less learns from newer data",
+        "by batch; more keeps more slots busy",
     )
     barrier: bool = Field(
         False,

@@ -24,7 +24,7 @@ class AggregationConfig(Section):
     weights: Weights = Field(
         "equal",
         description="weight of a gradient of staleness δ > 0: root: δ^(−1/root) (Yu et al. 2024); reciprocal: 1/δ "
-        "(Zhang et al. 2016); equal: 1. A fresh gradient has weight 1",
+        "(Zhang et al. 2016); equal: 1",
     )
     root: float = Field(
         _ROOT, ge=1, le=1000, description="v of weights: root; a greater one trusts stale gradients more"
@@ -32,7 +32,7 @@ class AggregationConfig(Section):
     step: Literal["average", "separate"] = Field(
         "average",
         description="average: one optimizer step along the weighted mean of the gradients; separate: one step for each "
-        "gradient, as in the public code of Yu et al. 2024",
+        "gradient, as in the code of Yu et al. 2024",
     )
     capacity: int = Field(
         64, ge=1, le=4096, description="gradients that may wait; as soon as so many do, they are aggregated"

@@ -33,12 +33,13 @@ def ppo(
     spaces: EnvSpaces,
     model: ModelSpec,
     *,
-    critic: Literal["own", "state", "joint"],
+    critic: Literal["own", "state", "joint", "shared"],
     target: bool = False,
     distribution: str = "normal",
 ) -> dict[str, int]:
-    """PPO's family; `critic` as in `PPOLearner`, `distribution` as in its settings. `target`: a target net follows each
-    policy.
+    """PPO's family; `critic` as in `PPOLearner`, or "shared" if values are an output of the policy's net.
+
+    `distribution` is as in its settings. `target`: a target net follows each policy.
     """
     nets: list[tuple[str, int]] = []
     for group in groups:
@@ -46,9 +47,10 @@ def ppo(
         inputs = Inputs.of(agents, model)
         seen = inputs.shape(agents)
         acts = acts_by(agents.action, distribution)
-        policy = layout(seen, model, outputs_of(agents.action, acts), free_parameters(agents.action, acts))
+        outputs = outputs_of(agents.action, acts) + (critic == "shared")
+        policy = layout(seen, model, outputs, free_parameters(agents.action, acts))
         nets.append((group.policy, policy.size * (_WITH_TARGET if target else _WITH_ADAM)))
-        if critic != "joint":
+        if critic in ("own", "state"):
             of_state = spaces.state_size + inputs.extra(agents.action)
             judging = layout(seen, model, 1) if critic == "own" else layout(of_state, model.of_vectors, 1)
             nets.append((group.policy, judging.size * _WITH_ADAM))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # at run time it would import pydantic into actors
 
 Arrays = Mapping[str, NDArray[np.generic]]
 _WAY = (
-    *("kind", "hidden", "activation", "action", "acts", "inputs", "ids", FRAMES),
+    *("kind", "hidden", "activation", "action", "acts", acting_heads.VALUES, "inputs", "ids", FRAMES),
     *(normalising.METADATA, *observed_forms.METADATA),
 )
 """Metadata keys that must be equal for all policies of a class."""
@@ -68,11 +68,15 @@ class ActingPolicies:
         head: ActingHead,
         inputs: Inputs,
         normaliser: Normaliser | None = None,
+        *,
+        values: int = 0,
     ) -> None:
+        """Make them of a net whose last `values` outputs are not the head's."""
         self.agent_class = agent_class
         self.remembers = net.remembers or inputs.last_action or inputs.frames > 1
         """True if actions depend on earlier steps of the episode."""
         self._net, self._head, self._inputs, self._normaliser = net, head, inputs, normaliser
+        self._of_head = slice(None, -values or None)
         self._batch = _NOT_BEGUN
         nothing = np.empty((0, 0, 0), np.float32)
         self._obs_NOB, self._last_NAB = nothing, nothing
@@ -100,13 +104,14 @@ class ActingPolicies:
                 hidden=_widths(metadata.get("hidden", "")),
                 activation=metadata["activation"],
                 inputs=inputs.shape(agent_class),
-                outputs=acting_heads.outputs_of(action, acts),
+                outputs=acting_heads.outputs_of(action, acts) + acting_heads.values_of(metadata),
                 free=acting_heads.free_parameters(action, acts),
             )
             normaliser = Normaliser.of(owners, metadata, agent_class.obs_size)
             if normaliser is not None and agent_class.image is not None:
                 raise CorruptError("its policies normalise observations, which are images")
-            return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs, normaliser)
+            head = acting_heads.head(acts, action, free_NF, owners)
+            return cls(agent_class, net, head, inputs, normaliser, values=acting_heads.values_of(metadata))
         except CorruptError as error:
             raise CorruptError(f"class {agent_class.name}: {error}") from None
 
@@ -212,16 +217,21 @@ class ActingPolicies:
         # BLAS computes on what lies beside small matrices, too, and raises the CPU's flag for it, although its results
         # are right (https://github.com/numpy/numpy/issues/24067). Policies that are not finite are refused when loaded.
         with np.errstate(invalid="ignore"):
-            return self._net.output()
+            return self._net.output()[:, self._of_head]
 
 
 def description(
-    agent_class: AgentClass, model: ModelSpec, *, acts: str = acting_heads.STOCHASTIC, inputs: Inputs | None = None
+    agent_class: AgentClass,
+    model: ModelSpec,
+    *,
+    acts: str = acting_heads.STOCHASTIC,
+    inputs: Inputs | None = None,
+    values: int = 0,
 ) -> dict[str, str]:
     """The metadata of a policy state that `ActingPolicies.from_states` needs.
 
     `acts` is one of the values in `acting_heads`; states of all but STOCHASTIC, SQUASHED_NORMAL and BETA have an acting
-    array "exploration".
+    array "exploration". `values`: see `acting_heads.values_of`.
     """
     found = {
         "kind": model.kind,
@@ -233,6 +243,7 @@ def description(
     if model.kind not in SIZED_BY_WEIGHTS or agent_class.image is not None:
         found |= observed_forms.metadata_of(agent_class)
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
+    way |= {acting_heads.VALUES: str(values)} if values else {}
     normalises = normalising.metadata(normalises=model.normalise_observations, clip=model.observation_clip)
     return found | way | normalises | (inputs or Inputs()).metadata()
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError, shown
 from marless.core.limits import MAX_ACTIONS
 from marless.learning.envs.base import ActionArray, BoolArray, Box, Discrete, FloatArray
 from marless.learning.nets.beta import ActingBeta
@@ -34,6 +34,8 @@ EPSILON_STOCHASTIC = "epsilon_stochastic"
 DETERMINISTIC_OR_RANDOM, SQUASHED = "deterministic_or_random", "squashed"
 SQUASHED_NORMAL, BETA = "squashed_normal", "beta"
 """Values of the metadata key "acts": how actions are chosen."""
+VALUES = "values"
+"""The metadata key of the number of outputs that are values."""
 EXPLORATION = "exploration"
 """Name of the array with the exploration parameters of non-stochastic policies, float32: ε of ε-greedy ones, [1]; σ of
 deterministic ones, [1], followed, in DETERMINISTIC_OR_RANDOM, by the probability of a uniformly random action, [2];
@@ -299,6 +301,15 @@ def outputs_of(action: Discrete | Box, acts: str = STOCHASTIC) -> int:
     whose deviation depends on the observation, else one.
     """
     return 2 * action.n if acts in (SQUASHED, BETA) else action.n
+
+
+def values_of(metadata: Mapping[str, str]) -> int:
+    """How many outputs behind those of the actions are values, which actors do not read: 1 if a policy and its critic
+    are one net, else 0. Raises CorruptError for anything else.
+    """
+    if (said := metadata.get(VALUES, "0")) not in ("0", "1"):
+        raise CorruptError(f"policy state: {VALUES} is {shown(said)}, expected 1, or nothing")
+    return int(said)
 
 
 def describe_action(action: Discrete | Box) -> str:

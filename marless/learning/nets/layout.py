@@ -126,6 +126,10 @@ class NetLayout:
         """D, the length of the flat vector."""
         return int(self.spans[-1].stop) + self.free
 
+    def output_layer(self, flat_D: FloatArray) -> FloatArray:
+        """The last matrix, [K, inputs + 1], as a view of the flat vector."""
+        return flat_D[self.spans[-1]].reshape(self.shapes[-1])
+
     def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
         flat_D = np.zeros(self.size, np.float32)
         for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):

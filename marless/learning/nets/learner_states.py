@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.core.errors import CorruptError, NotFoundError
-from marless.learning.nets.layout import FloatArray, ParameterLayout, checked
+from marless.learning.nets.layout import FloatArray, NetLayout, ParameterLayout, checked
 from marless.learning.nets.normalising import SEEN
 
 Row = Mapping[str, Tensor]
@@ -112,11 +112,16 @@ class StateCodec:
     """I, the number of inputs that are normalised; 0: none are."""
     free: tuple[float, ...] = ()
     """Initial values of the last parameters; others are those of the layout."""
+    values: int = 0
+    """How many outputs, the last ones, are values, whose initial gain is 1 whatever `output_gain` is."""
 
     def fresh(self, rng: np.random.Generator) -> Row:
         """A row with initial weights and a fresh optimizer state, on the CPU."""
         flat_D = self.layout.initial(rng, self.output_gain, biased=self.biased)
         flat_D[len(flat_D) - len(self.free) :] = self.free
+        if self.values:
+            assert isinstance(self.layout, NetLayout)
+            self.layout.output_layer(flat_D)[-self.values :] /= self.output_gain
         return self._row(flat_D, {})
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:

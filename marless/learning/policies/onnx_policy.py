@@ -48,7 +48,8 @@ def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
     kind, activation = metadata.get("kind", MLP), metadata.get("activation", "")
     by_weights = kind in SIZED_BY_WEIGHTS
     hidden = hidden_of(policy.state.acting, kind) if by_weights else tuple(map(int, metadata["hidden"].split(",")))
-    layout = layout_of(kind, inputs.shape(agents), hidden, heads.outputs_of(agents.action, acts))
+    actions = heads.outputs_of(agents.action, acts)
+    layout = layout_of(kind, inputs.shape(agents), hidden, actions + heads.values_of(metadata))
     read = _Reader(graph, prefix, policy, agents, inputs)
     x, last_action = read.rows()
     # Definitions call layers, or give them to `Ops.convolve`; what they are is a matter between `Ops` and layers.
@@ -62,7 +63,7 @@ def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
         raise SpecError(f"net {kind} computes something that has no ONNX form: {error}; write it with `Ops`") from None
     if layout.memory:
         graph.output(f"{prefix}next_hidden", "float32", memory[0].swapaxes(0, 1))
-    action = _act(graph, prefix, held, policy, found[0].swapaxes(0, 1), acts)
+    action = _act(graph, prefix, held, policy, found[0][:actions].swapaxes(0, 1), acts)
     if last_action:
         graph.output(f"{prefix}next_last_action", "float32", action)
 

@@ -68,8 +68,7 @@ class ActorCriticConfig(RewardConfig):
     )
     popart: bool = Field(
         False,
-        description="true: the critic's last layer is rescaled, so that values stay when mean and deviation of the "
-        "returns change",
+        description="true: values stay when mean and deviation of the returns change: the last layer is rescaled",
     )
     value_decay: float = Field(
         0.0, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
@@ -86,7 +85,7 @@ class ActorCriticConfig(RewardConfig):
         1.0,
         ge=1e-3,
         le=100,
-        description="initial deviation of a normal distribution, in units in which the box is [−1, 1]",
+        description="initial deviation of a normal distribution, in units where the box is [−1, 1]",
     )
 
     @constraint
@@ -99,6 +98,11 @@ class ActorCriticConfig(RewardConfig):
         if self.distribution == "beta" and self.initial_std != 1.0:
             raise ValueError("initial_std belongs to distribution: normal or squashed_normal; leave it out")
 
+    @property
+    def shares_torso(self) -> bool:
+        """True if one net is policy and critic at once."""
+        return False
+
     def of_critics(self) -> Self:
         """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
         given = {"lr": self.critic_lr, "epochs": self.critic_epochs, "minibatches": self.critic_minibatches}
@@ -107,7 +111,10 @@ class ActorCriticConfig(RewardConfig):
     def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
         """See `AlgorithmConfig`: policies and critics, each as `PPOLearner.apply` steps them."""
         returns = ReturnScale(decay=self.value_decay, popart=self.popart) if self.value_normalisation else None
+        parts: dict[str, tuple[ActorCriticConfig, ReturnScale | None]]
         parts = {"policy": (self, None), "critic": (self.of_critics(), returns)}
+        if self.shares_torso:
+            parts = {"policy": (self, returns)}
         return {
             prefix: NetStep(
                 lr=value_at(config.lr, env_steps),
@@ -219,7 +226,7 @@ class _PPO:
         """Raise SpecError for more minibatches than samples or, with recurrent nets, segments; and for a missing global
         state, if critics read it. All spaces will do.
         """
-        ActorCriticConfig.model_validate(self.config_type.model_validate(config)).check_setting(setting)
+        self._own(config).check_setting(setting)
         if self.needs_state(config) and setting.spaces.state_size == 0:
             raise SpecError(
                 f"algorithm.name {config.name} needs a global state, and env.name gives none "
@@ -233,28 +240,55 @@ class _PPO:
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
         """Post-processing, then critics and policies in parallel."""
-        joint = self.critic(config) == "joint"
-        return ppo_functions(scope, groups, [f"critic.{scope.name}"] if joint else [group.policy for group in groups])
+        critics = [f"critic.{scope.name}"] if self.critic(config) == "joint" else [group.policy for group in groups]
+        return ppo_functions(scope, groups, [] if self._own(config).shares_torso else critics)
 
     def net_bytes(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces, model: ModelSpec
     ) -> Mapping[str, int]:
         from marless.learning.algos import state_sizes
 
-        distribution = ActorCriticConfig.model_validate(self.config_type.model_validate(config)).distribution
-        return state_sizes.ppo(scope, groups, spaces, model, critic=self.critic(config), distribution=distribution)
+        own = self._own(config)
+        critic = "shared" if own.shares_torso else self.critic(config)
+        return state_sizes.ppo(scope, groups, spaces, model, critic=critic, distribution=own.distribution)
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learning.algos.ppo.learner import PPOLearner
 
-        own = ActorCriticConfig.model_validate(self.config_type.model_validate(config))
-        return PPOLearner(self, own, context, critic=self.critic(config))
+        return PPOLearner(self, self._own(config), context, critic=self.critic(config))
+
+    def _own(self, config: AlgorithmConfig) -> ActorCriticConfig:
+        return config if isinstance(config, ActorCriticConfig) else ActorCriticConfig.model_validate(config)
 
 
 class IPPOConfig(PPOConfig):
     """Settings of IPPO."""
 
     name: Literal["ippo"] = Field("ippo", description="this algorithm")
+    torso: Literal["separate", "shared"] = Field("separate", description="shared: one net is policy and critic")
+    value_weight: float = Field(0.5, gt=0, le=1000, description="weight of the critic's loss with a shared torso")
+
+    @constraint
+    def _one_net_has_one_optimizer(self) -> None:
+        given = [
+            name for name in ("critic_lr", "critic_epochs", "critic_minibatches") if getattr(self, name) is not None
+        ]
+        if self.shares_torso and given:
+            raise ValueError(f"{given[0]} is of critics that are nets of their own, and torso is shared; leave one out")
+        if not self.shares_torso and self.value_weight != 0.5:
+            raise ValueError("value_weight belongs to torso: shared; set it, or leave it out")
+
+    @property
+    def shares_torso(self) -> bool:
+        return self.torso == "shared"
+
+    def check_setting(self, setting: Setting) -> None:
+        super().check_setting(setting)
+        if self.shares_torso and setting.model.remembers:
+            raise SpecError(
+                "algorithm.torso: shared needs a net without memory: policies go on from the memory with which they "
+                "acted, and critics begin with an empty one; use torso: separate"
+            )
 
 
 class IPPO(_PPO):

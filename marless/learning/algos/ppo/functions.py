@@ -17,7 +17,7 @@ from torch import Tensor
 
 from marless.core.interruption import Stopped, check, never
 from marless.learning.algos.ppo import advantages, losses
-from marless.learning.algos.ppo.algorithms import ActorCriticConfig, PPOConfig
+from marless.learning.algos.ppo.algorithms import ActorCriticConfig, IPPOConfig, PPOConfig
 from marless.learning.algos.ppo.early_stop import EarlyStop
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.images import ImageReader, ReadingNet
@@ -100,6 +100,8 @@ class RoundSettings:
     huber: float | None
     target_kl: float | None = None
     """See `marless.learning.algos.ppo.early_stop`; None: all steps are taken."""
+    value_weight: float = 1.0
+    """Of the critic's loss, where it is added to that of the policy."""
     target_steps: int | None = None
     """Optimizer steps between two updates of a policy's target network; None if it has none."""
 
@@ -117,6 +119,7 @@ class RoundSettings:
             value_clip=config.value_clip,
             huber=config.huber,
             target_kl=config.target_kl if isinstance(config, PPOConfig) else None,
+            value_weight=config.value_weight if isinstance(config, IPPOConfig) else 1.0,
         )
 
 
@@ -212,6 +215,8 @@ class PolicyFunction(_Trained):
     """
 
     norm = "grad_norm"
+    values: ClassVar[int] = 0
+    """How many outputs, the last ones, are values; the others are those of `heads`."""
     surrogate: ClassVar[Surrogate] = Surrogate(losses.surrogate, losses.surrogate_gradient, ("clip",))
 
     def __init__(
@@ -226,6 +231,7 @@ class PolicyFunction(_Trained):
         """Train these rows; `acts` as in `marless.learning.nets.acting_heads`, `reader` as in `_Trained`."""
         super().__init__(tensors, layout, activation, reader)
         self._action, self._acts = action, acts
+        self._of_actions = slice(None, -self.values or None)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD, acts)
         self.discrete = isinstance(action, Discrete)
 
@@ -257,10 +263,11 @@ class PolicyFunction(_Trained):
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The gradient [P, D] of E[log π(a|s)·A], which is maximised, over a batch; overwritten by the next call."""
-        log_prob_PM, _ = self._evaluate(batch)
+        log_prob_PM, _ = self._evaluate(batch, self._forward(batch)[:, self._of_actions])
         weight_PM = weights(batch, log_prob_PM)
         d_log_prob_PM = minibatch_advantage(batch, weight_PM) * weight_PM
-        self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
+        d_output_PAM = self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM))
+        self.net.backward(widened(d_output_PAM, self.values))
         return self.net.gradient_PD
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
@@ -269,7 +276,11 @@ class PolicyFunction(_Trained):
         share_PM = weights(batch, batch["advantage"].squeeze(1))
         weight_PM = minibatch_advantage(batch, share_PM) * share_PM
 
-        def objective(output_PAM: Tensor) -> OutputObjective:
+        def objective(output_PKM: Tensor) -> OutputObjective:
+            of_actions = score(output_PKM[:, self._of_actions])
+            return OfFirstOutputs(of_actions, self.values) if self.values else of_actions
+
+        def score(output_PAM: Tensor) -> OutputObjective:
             if self._acts == BETA:
                 return BetaScore(output_PAM, batch["action"], weight_PM)
             if not self.discrete:
@@ -295,17 +306,28 @@ class PolicyFunction(_Trained):
             output_PAS = net.forward(seen["features"], seen["resets"], seen.get("memory"))
         else:
             output_PAS = net.evaluate(seen["features"])
-        return head.evaluate(output_PAS, action, legal_PAS)[0]
+        return head.evaluate(output_PAS[:, self._of_actions], action, legal_PAS)[0]
 
-    def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The net's outputs, [P, K, M]."""
+        return self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
+
+    def _evaluate(self, batch: Mapping[str, Tensor], output_PAM: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of a batch's actions and entropies, each [P, M]."""
         action = batch["action"].long() if self.discrete else batch["action"]
         legal_PAM = batch["legal"] > 0 if "legal" in batch else None
-        output_PAM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
         return self._head.evaluate(output_PAM, action, legal_PAM)
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
-        log_prob_PM, entropy_PM = self._evaluate(batch)
+        d_output_PAM, metrics = self._ascent(batch, self._forward(batch), settings, measure=measure)
+        self.net.backward(d_output_PAM)
+        return metrics
+
+    def _ascent(
+        self, batch: Mapping[str, Tensor], output_PAM: Tensor, settings: RoundSettings, *, measure: bool
+    ) -> tuple[Tensor, Metrics]:
+        """The gradient of the policies' loss at the outputs of a batch, [P, A, M], and metrics if `measure`."""
+        log_prob_PM, entropy_PM = self._evaluate(batch, output_PAM)
         old_PM, given = batch["log_prob"].squeeze(1), settings.surrogate
         weight_PM = weights(batch, old_PM)
         advantage_PM = minibatch_advantage(batch, weight_PM)
@@ -327,8 +349,7 @@ class PolicyFunction(_Trained):
         d_log_prob_PM = self.surrogate.slope(used_PM, *rest)
         if how != "none":
             d_log_prob_PM = losses.through_truncation(d_log_prob_PM, log_prob_PM, used_PM)
-        self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
-        return metrics
+        return self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy), metrics
 
 
 def minibatch_advantage(batch: Mapping[str, Tensor], weight_PM: Tensor) -> Tensor:
@@ -339,7 +360,47 @@ def minibatch_advantage(batch: Mapping[str, Tensor], weight_PM: Tensor) -> Tenso
     return advantages.standardise(advantage_PM, weight_PM, batch["value"].squeeze(1))
 
 
-class CriticFunction(_Trained):
+class ValueUnits(_Trained):
+    """Nets whose last outputs, or all, are values, in units that follow the returns."""
+
+    valued: ClassVar[slice] = slice(None)
+    """Which outputs are values."""
+
+    def values_of(self, features: Tensor, owner: Tensor | None = None, resets: Tensor | None = None) -> Tensor:
+        """Values in units of the reward, [rows, K, S], of features [rows, I, S].
+
+        Row i uses net `owner[i]`, or net i if `owner` is None. `resets` as in `Net`, per row.
+        """
+        net, moments = self.net, self.tensors["moments"][:, self.valued]
+        if owner is not None:
+            net, moments = self._made(self.tensors["flat"][owner]), moments[owner]
+        mean, std = advantages.mean_and_std(moments)
+        return net.evaluate(features, resets)[:, self.valued] * std.float() + mean.float()
+
+    def rescale(self, batch_PK3: Tensor, *, decay: float, popart: bool) -> None:
+        """Add a round's returns (`advantages.batch_moments`) to the running moments, of weight `decay`.
+
+        With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else
+        they move with the mean and deviation of the returns.
+        """
+        moments_PK3 = self.tensors["moments"][:, self.valued]
+        mean_PK1, std_PK1 = advantages.mean_and_std(moments_PK3)
+        moments_PK3.copy_(advantages.update_moments(moments_PK3, batch_PK3, decay))
+        if not popart:
+            return
+        new_mean_PK1, new_std_PK1 = advantages.mean_and_std(moments_PK3)
+        layer_PKH = self.net.output_layer[:, self.valued]
+        # The last column is the bias, which is scaled with the weights first; then σ b + µ stays the same by the shift.
+        layer_PKH *= (std_PK1 / new_std_PK1).float()
+        layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
+
+    def normalised(self, value_PKS: Tensor) -> Tensor:
+        """Convert values or returns to the nets' normalised units."""
+        mean_PK1, std_PK1 = advantages.mean_and_std(self.tensors["moments"][:, self.valued])
+        return (value_PKS - mean_PK1.float()) / std_PK1.float()
+
+
+class CriticFunction(ValueUnits):
     """Trains critics by regression on returns. Samples: features, target, old (both normalised), [alive]."""
 
     norm = "critic_grad_norm"
@@ -354,35 +415,23 @@ class CriticFunction(_Trained):
         self.net.backward(losses.value_gradient(*tensors, clip=clip, huber=huber))
         return metrics
 
-    def values(self, features: Tensor, owner: Tensor | None = None, resets: Tensor | None = None) -> Tensor:
-        """Values in units of the reward, [rows, K, S], of features [rows, I, S].
 
-        Row i uses critic `owner[i]`, or critic i if `owner` is None. `resets` as in `Net`, per row.
-        """
-        net, moments = self.net, self.tensors["moments"]
-        if owner is not None:
-            net, moments = self._made(self.tensors["flat"][owner]), moments[owner]
-        mean, std = advantages.mean_and_std(moments)
-        return net.evaluate(features, resets) * std.float() + mean.float()
+def widened(x_PAM: Tensor, more: int) -> Tensor:
+    """The same with as many rows of zeros more, [P, A + more, M]."""
+    return torch.nn.functional.pad(x_PAM, (0, 0, 0, more)) if more else x_PAM
 
-    def rescale(self, batch_PK3: Tensor, *, decay: float, popart: bool) -> None:
-        """Add a round's returns (`advantages.batch_moments`) to the running moments, of weight `decay`.
 
-        With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else
-        they move with the mean and deviation of the returns.
-        """
-        moments_PK3 = self.tensors["moments"]
-        mean_PK1, std_PK1 = advantages.mean_and_std(moments_PK3)
-        moments_PK3.copy_(advantages.update_moments(moments_PK3, batch_PK3, decay))
-        if not popart:
-            return
-        new_mean_PK1, new_std_PK1 = advantages.mean_and_std(moments_PK3)
-        layer_PKH = self.net.output_layer
-        # The last column is the bias, which is scaled with the weights first; then σ b + µ stays the same by the shift.
-        layer_PKH *= (std_PK1 / new_std_PK1).float()
-        layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
+class OfFirstOutputs:
+    """An objective of a net's first outputs only; see `OutputObjective`."""
 
-    def normalised(self, value_PKS: Tensor) -> Tensor:
-        """Convert values or returns to the critics' normalised units."""
-        mean_PK1, std_PK1 = advantages.mean_and_std(self.tensors["moments"])
-        return (value_PKS - mean_PK1.float()) / std_PK1.float()
+    def __init__(self, objective: OutputObjective, others: int) -> None:
+        """`others` is the number of outputs that it does not depend on."""
+        self._objective, self._others = objective, others
+
+    def gradient(self) -> tuple[Tensor, Tensor | None]:
+        at_output, at_free = self._objective.gradient()
+        return widened(at_output, self._others), at_free
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        at_output, at_free = self._objective.product(flow_PKM[:, : -self._others], free_flow_PF)
+        return widened(at_output, self._others), at_free

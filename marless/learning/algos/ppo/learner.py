@@ -22,7 +22,7 @@ from marless.core.state import Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, Critic, PPOConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings
+from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings, ValueUnits
 from marless.learning.algos.ppo.post_process import (
     Judge,
     PeerPolicies,
@@ -32,7 +32,9 @@ from marless.learning.algos.ppo.post_process import (
     log_probs,
     policy_samples,
     ratios,
+    shared_samples,
 )
+from marless.learning.algos.ppo.shared_torso import ActorCriticFunction
 from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.observed import observation_sums, state_sums
@@ -71,6 +73,19 @@ class _Work:
     jobs: dict[_Key, _Job] = field(default_factory=dict)
     similarity: similarity.PendingMeasurement = field(default_factory=lambda: similarity.PendingMeasurement(None, ""))
 
+    def add(
+        self,
+        function: _Function,
+        names: tuple[str, ...],
+        trained: PolicyFunction | CriticFunction,
+        orders: _Orders,
+        samples: Samples,
+        metrics: Metrics,
+        returns: Tensor | None,
+    ) -> None:
+        """Add the training of a stack by one of the functions."""
+        self.jobs[function, names] = _Job(trained, samples, orders.of(function, samples), metrics, returns)
+
 
 _Function = Literal["critic", "policy"]
 _Key = tuple[_Function, tuple[str, ...]]
@@ -81,7 +96,7 @@ _Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_F
 """See `Bank.arrange`."""
 Reports = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""
-_RETURNS = "critic.returns"
+_RETURNS = "returns"
 
 
 class PPOLearner:
@@ -109,7 +124,7 @@ class PPOLearner:
         self._configs: Mapping[_Function, ActorCriticConfig] = {"policy": config, "critic": config.of_critics()}
         self._class = agent_class
         (self._class_index,) = context.scope.classes
-        self._critic = critic
+        self._critic, self._shared = critic, config.shares_torso
         self._device = torch.device(context.device)
         self._joint = f"critic.{agent_class.name}"
         self._remembers = model.remembers
@@ -118,7 +133,8 @@ class PPOLearner:
         known = len(self._inputs.known)
         acts = acts_by(action, config.distribution)
         outputs, free = outputs_of(action, acts), free_parameters(action, acts)
-        acting = layout(self._inputs.shape(agent_class), model, outputs, free)
+        trains = ActorCriticFunction if self._shared else self.policy_function
+        acting = layout(self._inputs.shape(agent_class), model, outputs + trains.values, free)
         if critic == "own":
             judging = layout(acting.input_shape, model, 1)
         else:
@@ -135,15 +151,17 @@ class PPOLearner:
             output_gain=config.output_gain,
             acts=True,
             target=self.has_target,
+            moments=self._shared,
             seen=seen,
             free=(math.log(config.initial_std),) * free,
+            values=trains.values,
         )
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
         self._reader = None if agent_class.image is None else ImageReader(self._device)
         judges_by = self._reader if critic == "own" else None
-        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action, acts, self._reader))
+        self._policies = Bank(lambda row: trains(row, acting, activation, action, acts, self._reader))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by))
-        self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs)
+        self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs, values=trains.values)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         return (*(group.policy for group in groups), *((self._joint,) if self._critic == "joint" else ()))
@@ -191,7 +209,10 @@ class PPOLearner:
                 # The buffer is reused, so copies.
                 found[name][function] = gradient_PD[row].cpu().numpy().copy()
                 if job.returns is not None:
-                    found[name][_RETURNS] = job.returns[row].cpu().numpy().copy()
+                    returns_K3 = job.returns[row].cpu().numpy()
+                    # Outputs before those of values have no returns, which moments of weight 0 say.
+                    before = job.trained.tensors["moments"].shape[1] - len(returns_K3)
+                    found[name][f"{function}.{_RETURNS}"] = np.pad(returns_K3, ((before, 0), (0, 0)))
             return metrics
 
         uses = (self._rewarded(inputs),)
@@ -204,43 +225,38 @@ class PPOLearner:
         return GradientOutput(found, output.metrics, output.runs, output.distances)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before, and
-        `prefix.seen`, float64 [I, 3], what the statistics of inputs are raised by.
+        """See `Learner`. `prefix.returns`, float64 [K, 3], has the moments by which values are rescaled before (of
+        "critic"; of "policy" with a shared torso), `prefix.seen`, float64 [I, 3], what statistics of inputs rise by.
         """
         parts, config = self._parts(name), self._config
         expected: dict[str, tuple[tuple[int, ...], str]]
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
-        if "critic" in expected and config.value_normalisation:
-            expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
+        judges = [codec for codec, _ in parts if codec.moments]
+        if config.value_normalisation:
+            expected |= {f"{codec.prefix}.{_RETURNS}": ((codec.layout.outputs, 3), "float64") for codec in judges}
         expected |= {f"{codec.prefix}.{SEEN}": ((codec.seen, 3), "float64") for codec, _ in parts if codec.seen}
         if (found := {key: (array.shape, array.dtype.name) for key, array in gradients.items()}) != expected:
             raise CorruptError(f"gradients of {name!r} are {found}, expected {expected}")
         given = {key: torch.tensor(array, device=self._device).unsqueeze(0) for key, array in gradients.items()}
 
-        def step_critic(function: CriticFunction) -> None:
-            if _RETURNS in given:
-                function.rescale(given[_RETURNS], decay=config.value_decay, popart=config.popart)
-            function.step(given["critic"], self._settings("critic", env_steps))
-            see(function, "critic")
-
-        def step_policy(function: PolicyFunction) -> None:
-            function.step(given["policy"], self._settings("policy", env_steps))
-            see(function, "policy")
-
-        def see(function: PolicyFunction | CriticFunction, prefix: str) -> None:
+        def step(function: PolicyFunction | CriticFunction, prefix: _Function) -> None:
+            if (returns := given.get(f"{prefix}.{_RETURNS}")) is not None:
+                assert isinstance(function, ValueUnits)
+                function.rescale(returns[:, function.valued], decay=config.value_decay, popart=config.popart)
+            function.step(given[prefix], self._settings(prefix, env_steps))
             if (sums := given.get(f"{prefix}.{SEEN}")) is not None:
                 function.tensors[SEEN].add_(sums)
 
         if "policy" in expected:
-            self._policies.change(name, step_policy)
+            self._policies.change(name, lambda function: step(function, "policy"))
         if "critic" in expected:
-            self._critics.change(name, step_critic)
+            self._critics.change(name, lambda function: step(function, "critic"))
 
     def _parts(self, name: str) -> list[tuple[StateCodec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
         policy, critic = (self._policy_codec, self._policies), (self._critic_codec, self._critics)
         if name == self._joint and self._critic == "joint":
             return [critic]
-        return [policy] if self._critic == "joint" else [policy, critic]
+        return [policy] if self._critic == "joint" or self._shared else [policy, critic]
 
     def _compose(self, parts: list[tuple[Arrays, Arrays]]) -> PolicyState:
         acting = {name: array for part, _ in parts for name, array in part.items()}
@@ -311,7 +327,7 @@ class PPOLearner:
             assert isinstance(job.trained, PolicyFunction)
             return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
 
-        judging = [(self._joint,)] if self._critic == "joint" else stacked
+        judging = [(self._joint,)] if self._critic == "joint" else [] if self._shared else stacked
         keys: list[_Key] = [("critic", names) for names in judging]
         keys += [("policy", names) for names in stacked]
         measured = stacked if measuring.asked(inputs.measure) else ()
@@ -331,7 +347,8 @@ class PPOLearner:
         self._show(table.images)
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
-        policies_of, judges = list(zip(chosen, trained, strict=True)), self._judges(chosen, critics)
+        policies_of = list(zip(chosen, trained, strict=True))
+        judges = self._judges(policies_of, critics)
         tensors = upload(table, self._device, self._inputs.known)
         if self._context.model.normalise_observations:
             tensors = self._normalised(tensors, policies_of, judges[0][1])
@@ -339,16 +356,22 @@ class PPOLearner:
         passes = critic_passes(judges, self._seen(tensors), segments)
         tensors, ratio_NTB = self._corrected(policies_of, tensors, segments)
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
-        advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
         orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
-            samples, metrics, returns = critic_samples(each, estimates, tensors, segments, self._config)
-            job = _Job(each.function, samples, orders.of("critic", samples), metrics, returns)
-            work.jobs["critic", each.names] = job
+            if each.stack is not None and isinstance(each.function, ActorCriticFunction):
+                peers = self._peers(each.stack, inputs)
+                made = shared_samples(each, each.stack, estimates, tensors, self._config, peers)
+                work.add("policy", each.names, each.function, orders, *made)
+            elif isinstance(each.function, CriticFunction):
+                made = critic_samples(each, estimates, tensors, segments, self._config)
+                work.add("critic", each.names, each.function, orders, *made)
+        if self._shared:
+            return {}
+        advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
         for stack, function in policies_of:
             peers = self._peers(stack, inputs)
             samples = policy_samples(stack, advantage_N1S, estimates.value, tensors, segments, self._config, peers)
-            work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
+            work.add("policy", stack.names, function, orders, samples, {}, None)
         return {}
 
     def _show(self, images: RoundImages | None) -> None:
@@ -387,11 +410,16 @@ class PPOLearner:
             found.append(PeerPolicies(self._policies.built({"flat": flat_PD}), absent))
         return found
 
-    def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
+    def _judges(
+        self, policies: Sequence[tuple[Stack, PolicyFunction]], arrange: _Arrange[CriticFunction]
+    ) -> list[Judge]:
         """The stacks of critics, with the stacks of policies that they serve."""
         if self._critic == "joint":
             names = (self._joint,)
             return [(names, arrange([(names, names)])[0], None)]
+        if self._shared:
+            return [(stack.names, each, stack) for stack, each in policies if isinstance(each, ActorCriticFunction)]
+        chosen = [stack for stack, _ in policies]
         functions = arrange([(stack.names, stack.starts) for stack in chosen])
         return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
 
@@ -405,7 +433,7 @@ class PPOLearner:
         return found
 
     def _normalised(
-        self, tensors: Tensors, policies: Sequence[tuple[Stack, PolicyFunction]], critic: CriticFunction
+        self, tensors: Tensors, policies: Sequence[tuple[Stack, PolicyFunction]], critic: ValueUnits
     ) -> Tensors:
         """The tensors with observations normalised by each agent's policy, and the state by the first critic.
 

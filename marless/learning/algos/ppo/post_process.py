@@ -22,7 +22,8 @@ from marless.learning.algos.ppo.advantages import (
     vtrace_corrections,
 )
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction
+from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, ValueUnits
+from marless.learning.algos.ppo.shared_torso import JUDGED
 from marless.learning.algos.training.gae import Successors, gae
 from marless.learning.algos.training.policy_batching import Samples, Stack, weights
 from marless.learning.algos.training.round_tensors import Tensors
@@ -34,7 +35,7 @@ class CriticPass:
     """A stack of critics with its inputs for a round."""
 
     names: tuple[str, ...]
-    function: CriticFunction
+    function: ValueUnits
     stack: Stack | None
     """The stack of policies that the critics serve, one each; None: one joint critic with one output per agent."""
     features: Tensor
@@ -53,12 +54,12 @@ class CriticPass:
     def judge(self, seen: Tensor, out_NS: Tensor) -> None:
         """Write the values of the agents that the critics serve."""
         if self.stack:
-            self.stack.spread(self.function.values(seen, self.stack.owner, self.resets), out_NS)
+            self.stack.spread(self.function.values_of(seen, self.stack.owner, self.resets), out_NS)
         else:
-            out_NS.copy_(self.function.values(seen, resets=self.resets)[0])
+            out_NS.copy_(self.function.values_of(seen, resets=self.resets)[0])
 
 
-Judge = tuple[tuple[str, ...], CriticFunction, Stack | None]
+Judge = tuple[tuple[str, ...], ValueUnits, Stack | None]
 """Names of a stack of critics, its function, and the stack that it serves, as in `CriticPass`."""
 
 
@@ -146,28 +147,40 @@ def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments |
     return value_NS, boot_value_NK
 
 
+Made = tuple[Samples, Metrics, Tensor | None]
+"""Training samples; metrics (explained variance of the values before training); and the moments of the returns, float64
+[P, K, 3], None without value normalisation."""
+
+
 def critic_samples(
     critics: CriticPass, estimates: Estimates, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
-) -> tuple[Samples, Metrics, Tensor | None]:
+) -> Made:
     """Make the critics' samples from the values and corrections of `estimate`, whose sums are the returns.
 
-    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`. Also
-    returns metrics (explained variance of the values before training), and these moments, float64 [P, K, 3]; None
-    without normalisation.
+    With value normalisation, the critics' units follow the returns' moments first, see `ValueUnits.rescale`.
     """
+    counted = _judged(tensors, config)
+    parts, metrics, moments_PK3 = _critic_rows(critics, estimates, counted, config)
+    parts = {"features": critics.features, **parts}
+    if counted is not None:
+        parts["alive"] = critics.pool(counted)
+    return _samples(parts, critics.stack, len(tensors["reward"]), segments), metrics, moments_PK3
+
+
+def _critic_rows(
+    critics: CriticPass, estimates: Estimates, counted_N1S: Tensor | None, config: ActorCriticConfig
+) -> tuple[dict[str, Tensor], Metrics, Tensor | None]:
+    """What critics are trained on, beside features, in units that have followed the returns."""
     value_N1S, correction_N1S = estimates.value, estimates.correction
-    parts = {} if (counted := _judged(tensors, config)) is None else {"alive": critics.pool(counted)}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + correction_N1S)
-    weight_PKS = weights(parts, return_PKS)
+    weight_PKS = weights({} if counted_N1S is None else {"alive": critics.pool(counted_N1S)}, return_PKS)
     metrics = {"explained_variance": losses.explained_variance(value_PKS, return_PKS, weight_PKS)}
     moments_PK3 = batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
     before_PKS = critics.function.normalised(value_PKS)  # the net's outputs, unless its last layer is rescaled
     if moments_PK3 is not None:
         critics.function.rescale(moments_PK3, decay=config.value_decay, popart=config.popart)
-    parts["target"] = critics.function.normalised(return_PKS)
-    parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
-    samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
-    return samples, metrics, moments_PK3
+    old_PKS = critics.function.normalised(value_PKS) if config.popart else before_PKS
+    return {"target": critics.function.normalised(return_PKS), "old": old_PKS}, metrics, moments_PK3
 
 
 def _judged(tensors: Tensors, config: ActorCriticConfig) -> Tensor | None:
@@ -194,6 +207,16 @@ def policy_samples(
     start from an empty one, see docs/algorithms/ppo.md. Advantages are differences of returns and of `value`, and as
     exact as those.
     """
+    parts = _policy_rows(stack, advantage_N1S, value_N1S, tensors, config)
+    if peers is not None:
+        parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
+    memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
+    return _samples(parts, stack, len(tensors["reward"]), segments, memory)
+
+
+def _policy_rows(
+    stack: Stack, advantage_N1S: Tensor, value_N1S: Tensor, tensors: Tensors, config: ActorCriticConfig
+) -> dict[str, Tensor]:
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
     parts["advantage"] = stack.pool(advantage_N1S)
@@ -203,10 +226,27 @@ def policy_samples(
         advantage_PS, value_PS = parts["advantage"].squeeze(1), stack.pool(value_N1S).squeeze(1)
         weight_PS = weights(parts, advantage_PS)
         parts["advantage"] = standardise(advantage_PS, weight_PS, value_PS).unsqueeze(1)
+    return parts
+
+
+def shared_samples(
+    critics: CriticPass,
+    stack: Stack,
+    estimates: Estimates,
+    tensors: Tensors,
+    config: ActorCriticConfig,
+    peers: Sequence[PeerPolicies] | None = None,
+) -> Made:
+    """Make the training samples of a stack of nets that are policy and critic at once, and have no memory."""
+    counted = _judged(tensors, config)
+    parts = _policy_rows(stack, estimates.advantage, estimates.value, tensors, config)
     if peers is not None:
-        parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
-    memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
-    return _samples(parts, stack, len(tensors["reward"]), segments, memory)
+        parts["least"] = least_log_prob(peers, stack, parts, tensors, None)
+    judged, metrics, moments_PK3 = _critic_rows(critics, estimates, counted, config)
+    parts |= judged
+    if config.credit_after_death:  # else what counts for values is what counts for policies
+        parts[JUDGED] = torch.ones_like(parts["log_prob"]) if counted is None else stack.pool(counted)
+    return _samples(parts, stack, len(tensors["reward"]), None), metrics, moments_PK3
 
 
 def _samples(

@@ -48,6 +48,7 @@ TRIALS = {
         ("continuous", "continuous with memory"),
     ),
     "ippo, stopping early": (PPO | {"epochs": 3, "target_kl": 0.01, "lr": 0.01}, None, EVERYTHING),
+    "ippo, one net": (PPO | {"torso": "shared", "popart": True}, {"minibatches": 1}, WITHOUT_MEMORY),
     "impact, in the box": (
         PPO | {"epochs": 3, "batches": 2, "distribution": "squashed_normal", "initial_std": 0.5},
         {"epochs": 1, "batches": 1, "minibatches": 1},
@@ -93,6 +94,7 @@ QUICK = {
     "ippo, corrected": ("continuous", "discrete with memory"),
     "ippo, in the box": ("continuous with memory",),
     "ippo, stopping early": ("discrete", "continuous with memory"),
+    "ippo, one net": ("in turns", "continuous"),
     "impact, in the box": ("continuous",),
     "impact": ("continuous", "discrete with memory"),
     "mappo": ("discrete with memory", "continuous"),

@@ -30,12 +30,17 @@ BOTH = Inputs(last_action=True, known=("a", "b"))
 
 
 def state(
-    agents: AgentClass, model: ModelSpec, acts: str = heads.STOCHASTIC, inputs: Inputs = PLAIN, seed: int = 0
+    agents: AgentClass,
+    model: ModelSpec,
+    acts: str = heads.STOCHASTIC,
+    inputs: Inputs = PLAIN,
+    seed: int = 0,
+    values: int = 0,
 ) -> ActingState:
     """A policy state as learners make it, with weights that choose all actions."""
     rng = np.random.default_rng(seed)
     outputs, free = heads.outputs_of(agents.action, acts), heads.free_parameters(agents.action, acts)
-    made = layout(inputs.shape(agents), model, outputs, free)
+    made = layout(inputs.shape(agents), model, outputs + values, free)
     flat_D = made.initial(rng, 1.0) + rng.normal(scale=0.1, size=made.size).astype(np.float32)
     arrays: dict[str, np.ndarray] = dict(made.to_arrays("policy", flat_D))
     if acts not in {heads.STOCHASTIC, heads.SQUASHED_NORMAL, heads.BETA}:
@@ -43,7 +48,7 @@ def state(
     if model.normalise_observations:
         seen = rng.uniform(1, 2, (agents.obs_size, 3))
         arrays["policy.seen"] = np.stack([np.full(agents.obs_size, 9.0), 9 * seen[:, 1], 90 * seen[:, 2]], axis=1)
-    return ActingState(arrays, description(agents, model, acts=acts, inputs=inputs))
+    return ActingState(arrays, description(agents, model, acts=acts, inputs=inputs, values=values))
 
 
 def team_of(*states: ActingState, names: tuple[tuple[str, ...], ...] = (("a", "b"),)) -> Team:
@@ -115,6 +120,13 @@ def check(team: Team, session, agent: str = "b", steps: int = 4) -> None:
 def test_onnxruntime_acts_as_the_team(model, inputs, action, tmp_path):
     agents = AgentClass("p0", ("a", "b"), 6, action)
     team = team_of(state(agents, model, inputs=inputs))
+    check(team, saved(team, tmp_path))
+
+
+@pytest.mark.parametrize("action", [MOVES, ARM], ids=["discrete", "box"])
+def test_the_value_of_a_shared_torso_is_left_out(action, tmp_path):
+    agents = AgentClass("p0", ("a", "b"), 6, action)
+    team = team_of(state(agents, ModelSpec(hidden=(16, 8)), values=1))
     check(team, saved(team, tmp_path))
 
 

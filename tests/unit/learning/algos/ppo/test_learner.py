@@ -264,10 +264,10 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     names = ("a", "b")
     (critics,) = learner._critics.arrange([(names, names)])
     features_PIS = torch.randn(2, 6, 40, generator=torch.Generator().manual_seed(1))
-    before = critics.values(features_PIS)
+    before = critics.values_of(features_PIS)
     returns = 50 + 10 * torch.randn(2, 1, 40, generator=torch.Generator().manual_seed(2))
     critics.rescale(advantages.batch_moments(returns, torch.full_like(returns, 1 / 40)), decay=0.9, popart=True)
-    torch.testing.assert_close(critics.values(features_PIS), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(critics.values_of(features_PIS), before, rtol=1e-4, atol=1e-4)
     normalised = critics.normalised(returns)
     assert normalised.mean().item() == pytest.approx(0.0, abs=1e-4)
     assert normalised.std(correction=0).item() == pytest.approx(1.0, abs=0.2)
@@ -279,10 +279,10 @@ def test_without_popart_values_move_with_the_returns() -> None:
     assert isinstance(learner, PPOLearner)
     (critics,) = learner._critics.arrange([(("a",), ("a",))])
     features_PIS = torch.randn(1, 6, 40, generator=torch.Generator().manual_seed(1))
-    before = critics.values(features_PIS)
+    before = critics.values_of(features_PIS)
     returns = torch.tensor([[[40.0, 60.0]]])
     critics.rescale(advantages.batch_moments(returns, torch.full_like(returns, 0.5)), decay=0.0, popart=False)
-    torch.testing.assert_close(critics.values(features_PIS), 10 * before + 50, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(critics.values_of(features_PIS), 10 * before + 50, rtol=1e-4, atol=1e-4)
 
 
 def test_schedules_are_read_at_the_rounds_env_steps() -> None:
