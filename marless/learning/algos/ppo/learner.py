@@ -34,7 +34,7 @@ from marless.learning.algos.ppo.post_process import (
     ratios,
     shared_samples,
 )
-from marless.learning.algos.ppo.shared_torso import ActorCriticFunction
+from marless.learning.algos.ppo.shared_torso import SharedTorsoFunction
 from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.observed import observation_sums, state_sums
@@ -133,7 +133,7 @@ class PPOLearner:
         known = len(self._inputs.known)
         acts = acts_by(action, config.distribution)
         outputs, free = outputs_of(action, acts), free_parameters(action, acts)
-        trains = ActorCriticFunction if self._shared else self.policy_function
+        trains = SharedTorsoFunction if self._shared else self.policy_function
         acting = layout(self._inputs.shape(agent_class), model, outputs + trains.values, free)
         if critic == "own":
             judging = layout(acting.input_shape, model, 1)
@@ -358,7 +358,7 @@ class PPOLearner:
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
         orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
-            if each.stack is not None and isinstance(each.function, ActorCriticFunction):
+            if each.stack is not None and isinstance(each.function, SharedTorsoFunction):
                 peers = self._peers(each.stack, inputs)
                 made = shared_samples(each, each.stack, estimates, tensors, self._config, peers)
                 work.add("policy", each.names, each.function, orders, *made)
@@ -418,7 +418,7 @@ class PPOLearner:
             names = (self._joint,)
             return [(names, arrange([(names, names)])[0], None)]
         if self._shared:
-            return [(stack.names, each, stack) for stack, each in policies if isinstance(each, ActorCriticFunction)]
+            return [(stack.names, each, stack) for stack, each in policies if isinstance(each, SharedTorsoFunction)]
         chosen = [stack for stack, _ in policies]
         functions = arrange([(stack.names, stack.starts) for stack in chosen])
         return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]

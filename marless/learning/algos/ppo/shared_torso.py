@@ -22,7 +22,7 @@ JUDGED = "judged"
 """1 for samples that count for values, 0 for others; absent if all count that count for policies."""
 
 
-class ActorCriticFunction(PolicyFunction, ValueUnits):
+class SharedTorsoFunction(PolicyFunction, ValueUnits):
     """Trains nets whose last output is the value.
 
     Samples: those of `PolicyFunction`, and target, old (both normalised), [judged].
