@@ -103,7 +103,7 @@ def theirs(settings: str, algorithm: str, task: str, env_steps: int, seed: int) 
 TRAIN: Mapping[str, Train] = {"marless": ours, "zoo": partial(theirs, "zoo"), "equal": partial(theirs, "equal")}
 
 
-class Kept:
+class RunsKept:
     """Finished runs, in memory and, if a path is given, in a file of JSON lines, which other processes may add to."""
 
     def __init__(self, path: Path | None, about: Row) -> None:
@@ -179,7 +179,7 @@ def main() -> None:
     if chosen != ["marless"] and not install.installed("sb3"):
         parser.error("sb3 is not installed: python -m bench.peers.install sb3")
     about, began = harness.machine(), time.time()
-    kept = Kept(args.runs_file, about)
+    kept = RunsKept(args.runs_file, about)
     found: dict[str, dict[str, list[Trained]]] = {task: {name: [] for name in chosen} for task in tasks}
     for seed in range(args.runs):
         for task in tasks:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench import one_agent
-from bench.one_agent import Kept, Trained, ours, row, verdict
+from bench.one_agent import RunsKept, Trained, ours, row, verdict
 from bench.one_agent_task import EPISODES, returns
 from bench.systems import named
 
@@ -48,7 +48,7 @@ def test_runs_are_kept_and_those_of_others_are_taken_over(tmp_path, monkeypatch)
 
     monkeypatch.setattr(one_agent, "TRAIN", {"marless": train, "zoo": train})
     file = tmp_path / "runs.jsonl"
-    mine, other = Kept(file, {}), Kept(file, {"cores": 2})
+    mine, other = RunsKept(file, {}), RunsKept(file, {"cores": 2})
     first = mine.trained("marless", "ppo", "hopper", 1000, 0)
     assert other.trained("marless", "ppo", "hopper", 1000, 0) == first == Trained((0.0, 2.0), 1000, 3.0)
     other.trained("zoo", "ppo", "hopper", 1000, 0)
@@ -58,7 +58,7 @@ def test_runs_are_kept_and_those_of_others_are_taken_over(tmp_path, monkeypatch)
     monkeypatch.setattr(one_agent, "TUNED", {"hopper": {"algorithm.gamma": 0.9}})
     mine.trained("marless", "ppo", "hopper", 1000, 1)  # with other settings it is another run
     assert len(trained) == 4
-    Kept(None, {}).trained("marless", "ppo", "hopper", 1000, 1)
+    RunsKept(None, {}).trained("marless", "ppo", "hopper", 1000, 1)
     assert len(trained) == 5
 
 

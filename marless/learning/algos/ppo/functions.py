@@ -360,7 +360,7 @@ def minibatch_advantage(batch: Mapping[str, Tensor], weight_PM: Tensor) -> Tenso
     return advantages.standardise(advantage_PM, weight_PM, batch["value"].squeeze(1))
 
 
-class ValueUnits(_Trained):
+class ValueFunction(_Trained):
     """Nets whose last outputs, or all, are values, in units that follow the returns."""
 
     valued: ClassVar[slice] = slice(None)
@@ -400,7 +400,7 @@ class ValueUnits(_Trained):
         return (value_PKS - mean_PK1.float()) / std_PK1.float()
 
 
-class CriticFunction(ValueUnits):
+class CriticFunction(ValueFunction):
     """Trains critics by regression on returns. Samples: features, target, old (both normalised), [alive]."""
 
     norm = "critic_grad_norm"

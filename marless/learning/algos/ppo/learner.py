@@ -22,7 +22,7 @@ from marless.core.state import Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, Critic, PPOConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings, ValueUnits
+from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings, ValueFunction
 from marless.learning.algos.ppo.post_process import (
     Judge,
     PeerPolicies,
@@ -241,7 +241,7 @@ class PPOLearner:
 
         def step(function: PolicyFunction | CriticFunction, prefix: _Function) -> None:
             if (returns := given.get(f"{prefix}.{_RETURNS}")) is not None:
-                assert isinstance(function, ValueUnits)
+                assert isinstance(function, ValueFunction)
                 function.rescale(returns[:, function.valued], decay=config.value_decay, popart=config.popart)
             function.step(given[prefix], self._settings(prefix, env_steps))
             if (sums := given.get(f"{prefix}.{SEEN}")) is not None:
@@ -433,7 +433,7 @@ class PPOLearner:
         return found
 
     def _normalised(
-        self, tensors: Tensors, policies: Sequence[tuple[Stack, PolicyFunction]], critic: ValueUnits
+        self, tensors: Tensors, policies: Sequence[tuple[Stack, PolicyFunction]], critic: ValueFunction
     ) -> Tensors:
         """The tensors with observations normalised by each agent's policy, and the state by the first critic.
 

@@ -22,7 +22,7 @@ from marless.learning.algos.ppo.advantages import (
     vtrace_corrections,
 )
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig
-from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, ValueUnits
+from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, ValueFunction
 from marless.learning.algos.ppo.shared_torso import JUDGED
 from marless.learning.algos.training.gae import Successors, gae
 from marless.learning.algos.training.policy_batching import Samples, Stack, weights
@@ -35,7 +35,7 @@ class CriticPass:
     """A stack of critics with its inputs for a round."""
 
     names: tuple[str, ...]
-    function: ValueUnits
+    function: ValueFunction
     stack: Stack | None
     """The stack of policies that the critics serve, one each; None: one joint critic with one output per agent."""
     features: Tensor
@@ -59,7 +59,7 @@ class CriticPass:
             out_NS.copy_(self.function.values_of(seen, resets=self.resets)[0])
 
 
-Judge = tuple[tuple[str, ...], ValueUnits, Stack | None]
+Judge = tuple[tuple[str, ...], ValueFunction, Stack | None]
 """Names of a stack of critics, its function, and the stack that it serves, as in `CriticPass`."""
 
 
@@ -157,7 +157,7 @@ def critic_samples(
 ) -> Made:
     """Make the critics' samples from the values and corrections of `estimate`, whose sums are the returns.
 
-    With value normalisation, the critics' units follow the returns' moments first, see `ValueUnits.rescale`.
+    With value normalisation, the critics' units follow the returns' moments first, see `ValueFunction.rescale`.
     """
     counted = _judged(tensors, config)
     parts, metrics, moments_PK3 = _critic_rows(critics, estimates, counted, config)

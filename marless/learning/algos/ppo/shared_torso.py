@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from marless.learning.algos.ppo import losses
-from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, RoundSettings, ValueUnits
+from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, RoundSettings, ValueFunction
 from marless.learning.algos.training.policy_batching import weights
 
 JUDGED = "judged"
 """1 for samples that count for values, 0 for others; absent if all count that count for policies."""
 
 
-class SharedTorsoFunction(PolicyFunction, ValueUnits):
+class SharedTorsoFunction(PolicyFunction, ValueFunction):
     """Trains nets whose last output is the value.
 
     Samples: those of `PolicyFunction`, and target, old (both normalised), [judged].
