@@ -27,7 +27,9 @@ TASKS: Mapping[str, str] = MappingProxyType(
 )
 """Task of marless, without "mujoco/", and of Gymnasium."""
 ALGORITHMS = ("ppo", "sac", "td3")
-TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {"half_cheetah": {"actors": {"count": 2, "envs": 32, "steps": 32}}}
+)
 """By task, settings of PPO that differ from `examples/hopper.yaml`, by their dotted names; chosen with other seeds."""
 COPIES = 8
 """Copies that Stable-Baselines3 steps where a round has as many samples as one of marless; its zoo has one copy."""
