@@ -1,8 +1,8 @@
 """Stable-Baselines3 on one of MuJoCo's tasks: trains, plays whole greedy episodes, and prints both as one JSON line.
 
 PPO with `--settings zoo` has the settings that rl-baselines3-zoo tuned for the task (`hyperparams/ppo.yml`, v3), with
-one copy and normalised observations and rewards; with `equal`, those of marless's `examples/hopper.yaml`: as many
-samples in a round, epochs, minibatches and units. SAC and TD3 have the zoo's, which are the library's defaults with
+one copy; with `equal`, those of marless's `examples/hopper.yaml`: as many samples in a round, epochs, minibatches and
+units. Observations and rewards are normalised with both. SAC and TD3 have the zoo's, which are the library's defaults with
 10,000 random steps.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from typing import Any
 
@@ -93,7 +94,7 @@ EQUAL: dict[str, Any] = {
     "batch_size": 64,
     "n_epochs": 10,
     "ent_coef": 0.0,
-    "policy_kwargs": {"activation_fn": nn.Tanh, "net_arch": [64, 64]},
+    "policy_kwargs": {"log_std_init": math.log(0.6), "activation_fn": nn.Tanh, "net_arch": [64, 64]},
 }
 
 
@@ -103,8 +104,7 @@ def model(algorithm: str, task: str, settings: str, env_steps: int, seed: int) -
         equal = settings == "equal"
         own = EQUAL if equal else ZOO.get(task, {})
         env = make_vec_env(TASKS[task], n_envs=COPIES if equal else 1, seed=seed)
-        if not equal:
-            env = VecNormalize(env, gamma=own.get("gamma", 0.99))
+        env = VecNormalize(env, gamma=own.get("gamma", 0.99))
         rate = (lambda left: 3e-4 * max(left, 0.0)) if equal else own.get("learning_rate", 3e-4)
         return PPO("MlpPolicy", env, seed=seed, device="cpu", **{**own, "learning_rate": rate}), env
     env = make_vec_env(TASKS[task], n_envs=1, seed=seed)
