@@ -2,8 +2,8 @@
 
 PPO with `--settings zoo` has the settings that rl-baselines3-zoo tuned for the task (`hyperparams/ppo.yml`, v3), with
 one copy; with `equal`, those of marless's `examples/hopper.yaml`: as many samples in a round, epochs, minibatches and
-units. Observations and rewards are normalised with both. SAC and TD3 have the zoo's, which are the library's defaults with
-10,000 random steps.
+units. Observations and rewards are normalised with both. SAC and TD3 have the zoo's, which are the library's defaults
+with 10,000 random steps.
 """
 
 from __future__ import annotations
