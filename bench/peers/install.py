@@ -18,7 +18,10 @@ REQUIREMENTS = {
     "rllib": ("ray[rllib]==2.60.0", "torch==2.13.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
     "benchmarl": ("benchmarl==1.5.2", "torch==2.13.0", "torchrl", "vmas", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
     "jaxmarl": ("jaxmarl==0.2.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
-    "sb3": ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0", "mujoco>=4.0,<4.1"),
+    "sb3": (
+        *("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0", "mujoco>=4.0,<4.1"),
+        *("ale-py==0.12.1", "opencv-python-headless>=4.11,<6"),
+    ),
 }
 ONE_AGENT = frozenset({"sb3"})
 """Peers that train one agent, in the tasks of `bench.one_agent`."""
