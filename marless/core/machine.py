@@ -32,6 +32,12 @@ _ID_DIGITS = 12
 _EXAMPLE = "id=i-0abc,provider=aws,type=c6a.4xlarge,market=spot,zone=us-east-1a,usd_h=0.25"
 
 
+def usable_cores() -> int:
+    """Cores that this process may use: fewer than the machine has where its affinity is limited."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """A machine, in the words of whoever started a worker on it; raises SpecError for values that no machine has."""

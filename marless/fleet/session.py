@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from marless.core import orphans
 from marless.core.errors import MarlessError, OverloadedError, UnavailableError, told
 from marless.core.log import structlog
+from marless.core.machine import usable_cores
 from marless.core.stopwatch import Stopwatch
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.worker_process import Watchdog, WorkerOptions
@@ -48,7 +49,7 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         worker=options.worker,
         pid=os.getpid(),
         host=socket.gethostname(),
-        vcpus=len(os.sched_getaffinity(0)),
+        vcpus=usable_cores(),
         device=device,
         ticket=options.handover.ticket,
         machine=pb.Machine(**asdict(options.machine)),

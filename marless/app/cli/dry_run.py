@@ -17,6 +17,7 @@ from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, find, from_folder
 from marless.app.cli.working import Working
 from marless.core.errors import InternalError, MarlessError, SpecError, UnavailableError
+from marless.core.machine import usable_cores
 
 if TYPE_CHECKING:
     from marless.cost.estimates.calibration import Calibration
@@ -122,9 +123,7 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
         found = _calibrated(spec)
     work = forecast.work_of(found, job)
     # At least as many as one function needs, because the model refuses slots that hold none.
-    slots = max(
-        len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))
-    )
+    slots = max(usable_cores(), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner)))
     episode = job.spaces.max_steps or spec.actors.steps
     courses = []
     for pace in _paces(job, slots):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from marless.app.cli.working import Working
 from marless.core import documents, process_environment
 from marless.core.errors import MarlessError, SpecError, UnavailableError
 from marless.core.installing import how_to_install
+from marless.core.machine import usable_cores
 
 SOON_S = 0.4
 """Seconds after which progress is shown, so that the first line of output appears within two seconds."""
@@ -123,7 +123,7 @@ def place(workers: int, *, in_process: bool) -> Iterator[Where]:
         raise UnavailableError(f"training needs torch, which is not installed here: {how}")
     if in_process:
         # Before NumPy is imported: weights must not depend on the number of cores. A learner's own functions use them.
-        with process_environment.changed(process_environment.learner(len(os.sched_getaffinity(0)))):
+        with process_environment.changed(process_environment.learner(usable_cores())):
             from marless.app.cli.train import InProcess
 
             yield InProcess(workers)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.core.errors import CorruptError, SpecError
-from marless.core.machine import MARKETS, Kept, Machine, MachineRecord, kept_from_json
+from marless.core.machine import MARKETS, Kept, Machine, MachineRecord, kept_from_json, usable_cores
 
 TEXT = st.from_regex(r"[A-Za-z0-9_.:/@-]{1,20}", fullmatch=True)
 MACHINES = st.builds(
@@ -77,3 +77,9 @@ def test_a_damaged_machines_json_is_refused(change):
     row = {"id": "m", "began_s": 1.0} | change
     with pytest.raises(CorruptError):
         kept_from_json(json.dumps({"end": [row], "now": [], "seen_s": 1.0}))
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert usable_cores() == os.cpu_count()

@@ -21,6 +21,7 @@ from marless.app.client import Client, Info
 from marless.app.client.connection import find_coordinator
 from marless.core import documents, private_files
 from marless.core.errors import MarlessError, SpecError
+from marless.core.machine import usable_cores
 from marless.jobs.job import PreparedJob
 
 CONTACT_S = 2.0
@@ -72,7 +73,7 @@ def _of_machine(job: PreparedJob | None, skew_s: float | None, *, deep: bool) ->
     ]
     # Version 1 of cgroups has in two files what version 2 has in one line.
     limit = machine.cgroup_file(memberships, "cpu", ("cpu.max", "")) or " ".join(of_version_1)
-    usable = float(len(os.sched_getaffinity(0)))
+    usable = float(usable_cores())
     yield machine.cores(seen, min(usable, machine.quota(limit) or usable))
     available = machine.available_memory(
         Path("/proc/meminfo").read_text(encoding="utf-8"),

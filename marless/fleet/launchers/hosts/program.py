@@ -18,6 +18,7 @@ import grpc
 from marless.core import orphans, process_environment
 from marless.core.errors import MarlessError, UnavailableError
 from marless.core.log import structlog
+from marless.core.machine import usable_cores
 from marless.fleet.handover import new_ticket
 from marless.fleet.launchers.base import Launch, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.hosts.options import HostOptions, Identity, Notice, Surroundings
@@ -122,7 +123,7 @@ class HostProgram:
             host=identity.name,
             ticket=self._ticket,
             slots=self._options.slots,
-            vcpus=len(os.sched_getaffinity(0)),
+            vcpus=usable_cores(),
             machine=identity.machine,
             version=version("marless"),
         )

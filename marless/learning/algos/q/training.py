@@ -92,10 +92,12 @@ class QTraining(ABC):
                     "share": share_PM.unsqueeze(1),
                     "alive": each.own(acting(batch, batch.classes[each.index])).unsqueeze(1),
                 }
-                if batch.steps > 1:
+                # A net with memory is told where it begins even if all episodes that were drawn have a single step.
+                in_sequence = batch.steps > 1 or each.function.net.layout.memory > 0
+                if in_sequence:
                     first_x1M = seen.resets()[:, :-1].float().flatten(1).unsqueeze(1)
                     parts["first"] = first_x1M.expand(len(each.names), 1, -1)
-                samples = Samples(parts, batch.steps if batch.steps > 1 else None, seen.memory)
+                samples = Samples(parts, batch.steps if in_sequence else None, seen.memory)
                 numbers = measuring.measured(each.function, samples, inputs, _PARTS)
             for i, name in enumerate(each.names):
                 found[name] = {key: float(number_P[i]) for key, number_P in numbers.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from marless.core.errors import CorruptError, NotFoundError
 from marless.core.group import Group
+from marless.core.settings import CurvatureSpec, Measure
 from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
@@ -311,3 +313,20 @@ def _objective(layout: Layout, each: Policies, parts: Mapping[str, torch.Tensor]
         return -(weight_M * 0.5 * moved.square()).sum()
 
     return value
+
+
+@pytest.mark.parametrize("name", ["iql", "vdn"])
+def test_nets_with_memory_are_measured_where_all_episodes_have_a_single_step(name):
+    walkers = replace(rounds.DISCRETE, classes=rounds.DISCRETE.classes[1:])
+    whole = rounds.trajectory(walkers, 7)
+    over = {key: np.ones_like(whole[key]) for key in ("cut", "terminated/0")}
+    arrays = whole.arrays | over | {"boot_index": np.zeros(0, np.int32)}
+    arrays |= {key: whole[key][:, :0] for key in arrays if key.startswith(("boot_obs", "boot_mask"))}
+    arrays |= {"boot_state": whole["boot_state"][:0]}
+    remembering = {"updates": 1, "batch": 4, "warmup": 0, "replay": {"capacity": 100, "unit": "episodes"}}
+    model = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+    made = rounds.learner(name, walkers, rounds.INDEPENDENT, model=model, **remembering)
+    asked = Measure(curvature=CurvatureSpec(samples=8, steps=3, probes=1), noise=True)
+    found = made.update(replace(rounds.inputs(rounds.INDEPENDENT, [Trajectory(arrays)]), measure=asked)).metrics["a"]
+    assert found["lambda_max"] > found["lambda_min"]
+    assert found["noise_scale"] > 0
