@@ -28,6 +28,7 @@ from marless.learning.envs import registry as environments
 from marless.learning.envs.base import EnvSpaces, check_spaces
 from marless.learning.nets.inputs import Inputs
 from marless.learning.nets.kinds import kind_of
+from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.net_kind import InputShape
 
 Examine = Callable[[str, Mapping[str, Any]], tuple[EnvSpaces, bool]]
@@ -220,6 +221,13 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
     they cannot read what agents observe.
     """
     weights, kind = 0, kind_of(spec.model.kind)
+    if is_module(spec.model.kind):
+        for setting in ("popart", "dueling"):
+            if getattr(spec.algorithm, setting, False):
+                raise SpecError(
+                    f"algorithm.{setting} changes the last layer of a net, and nobody knows that of {spec.model.kind}; "
+                    f"set algorithm.{setting}: false"
+                )
     for group in groups:
         agents = spaces.class_of(group.agents[0])
         seen = Inputs.of(agents, spec.nets).stacked(agents)
@@ -236,6 +244,8 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
 
 def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
     """Raises SpecError if the states that a learner publishes in a round are larger than a publish may be."""
+    if is_module(spec.model.kind):  # its learner tells: how many weights a module has is known by torch
+        return
     algorithm = algorithms.algorithm(spec.algorithm.name)
     for scope in scopes(algorithm, spec.algorithm, spaces):
         served = [group for group in groups if spaces.class_of(group.agents[0]) in scope.agent_classes(spaces)]

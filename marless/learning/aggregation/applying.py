@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError
 from marless.core.state import Arrays, NetStep, PolicyState
 from marless.learning.nets.layout import MEMORY, FloatArray, checked
+from marless.learning.nets.module_layout import PARAMETERS
 from marless.learning.nets.normalising import SEEN
 from marless.learning.nets.serial import not_finite
 
@@ -41,7 +42,7 @@ BETA1, BETA2 = 0.9, 0.999
 _LEAST_STD, _ROUNDING = 1e-4, 2.0**-22
 """Least deviation of returns, and as a share of their mean: returns are float32."""
 _RETURNS = "returns"
-_WEIGHT, _BIAS, _FREE = ".weight", ".bias", ".free"
+_WEIGHT, _BIAS, _FREE, _MODULE = ".weight", ".bias", ".free", f".{PARAMETERS}"
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ class _Net:
         matrices = Matrices.of(prefix, weights)
         size = (matrices.size,)
         moments = learning.get(f"{prefix}.moments")
-        outputs = [*matrices.shapes.values()][-1][0]
-        if moments is not None and moments.shape != (outputs, 3):
+        outputs = next((outputs for outputs, _ in reversed([*matrices.shapes.values()])), None)  # not known of a module
+        if moments is not None and (moments.shape[1:] != (3,) or outputs not in {None, len(moments)}):
             raise CorruptError(
-                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[outputs, 3]}"
+                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[outputs or 'K', 3]}"
             )
         count, seen = learning[f"{prefix}.count"], weights.get(f"{prefix}.{SEEN}")
         if count.shape != () or count.dtype.kind not in "iu":
@@ -288,6 +289,8 @@ class Matrices:
     """(outputs, inputs + 1) by name, such as `policy.0`."""
     free: int
     """Number of further parameters, at the end."""
+    module: int = 0
+    """Number of parameters of a module of torch, which has no matrices."""
 
     @classmethod
     def of(cls, prefix: str, arrays: Arrays) -> Matrices:
@@ -300,20 +303,22 @@ class Matrices:
             if len(shape) != 2:
                 raise CorruptError(f"policy state: {name}{_WEIGHT} is of shape {list(shape)}, expected two axes")
             shapes[name] = (shape[0], shape[1] + 1)
-        if not shapes:
-            raise CorruptError(f"policy state: it has no weights of {prefix!r}")
-        free = arrays.get(prefix + _FREE)
-        return cls(prefix, shapes, 0 if free is None else free.size)
+        module, free = (arrays.get(prefix + part) for part in (_MODULE, _FREE))
+        if bool(shapes) == (module is not None):
+            raise CorruptError(f"policy state: it has no weights of {prefix!r}, or those of two nets")
+        return cls(prefix, shapes, *(0 if each is None else each.size for each in (free, module)))
 
     @property
     def size(self) -> int:
         """D, the length of the flat vector."""
-        return sum(outputs * inputs for outputs, inputs in self.shapes.values()) + self.free
+        return sum(outputs * inputs for outputs, inputs in self.shapes.values()) + self.module + self.free
 
     def flat(self, arrays: Arrays) -> FloatArray:
         """The flat vector of named arrays, as a copy; raises CorruptError for one that is missing or does not fit."""
         flat_D = np.empty(self.size, np.float32)
-        start = 0
+        start = self.module
+        if self.module:
+            flat_D[:start] = checked(arrays, self.prefix + _MODULE, (self.module,))
         for name, (outputs, inputs) in self.shapes.items():
             matrix = flat_D[start : start + outputs * inputs].reshape(outputs, inputs)
             matrix[:, :-1] = checked(arrays, name + _WEIGHT, (outputs, inputs - 1))
@@ -326,7 +331,9 @@ class Matrices:
     def named(self, flat_D: FloatArray) -> dict[str, NDArray[np.generic]]:
         """The inverse of `flat`, as copies."""
         arrays: dict[str, NDArray[np.generic]] = {}
-        start = 0
+        start = self.module
+        if self.module:
+            arrays[self.prefix + _MODULE] = flat_D[:start].copy()
         for name, (outputs, inputs) in self.shapes.items():
             matrix = flat_D[start : start + outputs * inputs].reshape(outputs, inputs)
             arrays[name + _WEIGHT] = np.ascontiguousarray(matrix[:, :-1])

@@ -29,6 +29,7 @@ from marless.learning.algos.synthetic_job import CASES, ROUNDS, SEED, SyntheticJ
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass
 from marless.learning.nets import serial
+from marless.learning.nets.module_layout import GRAPH
 
 
 @runtime_checkable
@@ -270,7 +271,8 @@ def _check_sizes(declared: Mapping[str, int], states: Mapping[str, PolicyState],
     """Check that a job whose nets are too large is refused by what they weigh: counters beside them hardly count."""
     for name, size in declared.items():
         _require(name in states, f"{where}: net_bytes names {name}, which is not published")
-        made = sum(array.nbytes for array in {**states[name].learning, **states[name].acting}.values())
+        arrays = {**states[name].learning, **states[name].acting}
+        made = sum(array.nbytes for key, array in arrays.items() if not key.endswith(f".{GRAPH}"))
         _require(
             0 <= made - size <= _COUNTERS_BYTES, f"{where}: net_bytes of {name} is {size}, its state has {made} bytes"
         )

@@ -17,6 +17,7 @@ from marless.learning.envs.base import BoolArray, FloatArray
 from marless.learning.nets import acting_images
 from marless.learning.nets.kinds import EPSILON, GRU, LAYER_NORM, MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
+from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.net_kind import InputShape, Layer, Ops
 
 _PREFIX = "policy"
@@ -202,6 +203,10 @@ def stacked(
     Hidden layers of `SIZED_BY_WEIGHTS` have the sizes of the first state's weights; for other kinds, `hidden` has them.
     Raises CorruptError if a state does not fit, or is one of a kind that is not installed.
     """
+    if is_module(kind):
+        from marless.learning.nets import acting_module  # imported here: it imports onnxruntime
+
+        return acting_module.stacked(owners, inputs, outputs, free)
     by_weights = kind in SIZED_BY_WEIGHTS
     if not by_weights and not hidden:
         raise CorruptError(f"the policy state does not say how many units its {kind} net has")

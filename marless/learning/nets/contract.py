@@ -141,7 +141,8 @@ class _Trial:
 
     def _acted(self, shared: bool) -> FloatArray:
         flat_ND = self.flat[: 1 if shared else None].numpy()
-        owners = [self.layout.to_arrays("policy", flat_D) for flat_D in flat_ND]
+        more = self.layout.acting_arrays("policy")
+        owners = [{**self.layout.to_arrays("policy", flat_D), **more} for flat_D in flat_ND]
         net, _ = acting_nets.stacked(
             owners,
             kind=self.layout.kind,

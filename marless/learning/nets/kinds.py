@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from marless.core.registry import Registry
+from marless.learning.nets.module_kind import Module, is_module
 from marless.learning.nets.net_kind import Array, InputShape, Layer, NetKind, Ops
 
 EPSILON = 1e-5
@@ -96,6 +97,7 @@ class LongShortTermMemory:
         return last(output), ops.join([output, cells])
 
 
+_MODULE = Module()
 MLP, GRU, LSTM, LAYER_NORM = "mlp", "gru", "lstm", "layer_norm"
 OURS: dict[str, NetKind] = {
     MLP: Perceptron(),
@@ -124,5 +126,10 @@ KINDS: Registry[NetKind] = Registry(
 
 
 def kind_of(name: str) -> NetKind:
-    """The kind of this name, of marless or of an entry point "marless.nets"; raises SpecError for an unknown name."""
+    """The kind of this name, of marless or of an entry point "marless.nets"; raises SpecError for an unknown name.
+
+    Names of modules are not looked up: actors run them without the package that brings them.
+    """
+    if is_module(name):
+        return _MODULE
     return OURS[name] if name in OURS else KINDS.find(name)

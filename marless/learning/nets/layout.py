@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.nets.kinds import GRU, LSTM, MLP, kind_of
+from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.net_kind import InputShape
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class NetLayout:
     def output_layer(self, flat_D: FloatArray) -> FloatArray:
         """The last matrix, [K, inputs + 1], as a view of the flat vector."""
         return flat_D[self.spans[-1]].reshape(self.shapes[-1])
+
+    def acting_arrays(self, prefix: str) -> dict[str, NDArray[np.generic]]:
+        """What actors need beside the weights, equal in all versions; {} for all kinds but modules of torch."""
+        return {}
 
     def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
         flat_D = np.zeros(self.size, np.float32)
@@ -247,6 +252,10 @@ def layout_of(kind: str, inputs: InputShape | int, hidden: tuple[int, ...], outp
     Raises SpecError for an unknown kind, and for inputs that the kind cannot read.
     """
     shape = InputShape(inputs) if isinstance(inputs, int) else inputs
+    if is_module(kind):
+        from marless.learning.nets.modules import layout_of_module  # imported here: it imports torch
+
+        return layout_of_module(kind, shape, hidden, outputs, free)
     if kind in _LAYOUTS:
         return _LAYOUTS[kind](shape.size, hidden, outputs, free)
     made = NetLayout(shape.size, hidden, outputs, free, kind, shape.image, shape.entities)

@@ -119,8 +119,7 @@ class StateCodec:
         """A row with initial weights and a fresh optimizer state, on the CPU."""
         flat_D = self.layout.initial(rng, self.output_gain, biased=self.biased)
         flat_D[len(flat_D) - len(self.free) :] = self.free
-        if self.values:
-            assert isinstance(self.layout, NetLayout)
+        if self.values and isinstance(self.layout, NetLayout) and self.layout.shapes:  # a module's gain is its own
             self.layout.output_layer(flat_D)[-self.values :] /= self.output_gain
         return self._row(flat_D, {})
 
@@ -135,6 +134,8 @@ class StateCodec:
         if self.seen:
             weights[f"{self.prefix}.{SEEN}"] = arrays.pop(SEEN)
         memory = {f"{self.prefix}.{key}": array for key, array in arrays.items()}
+        if self.acts and isinstance(self.layout, NetLayout):
+            weights |= self.layout.acting_arrays(self.prefix)
         return (weights, memory) if self.acts else ({}, weights | memory)
 
     def read(self, acting: Arrays, learning: Arrays) -> Row:

@@ -8,6 +8,7 @@ from marless.core.errors import SpecError
 from marless.core.limits import MAX_FRAMES, MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
 from marless.learning.nets.kinds import LAYER_NORM, MLP, OF_FORMS, kind_of
+from marless.learning.nets.module_kind import check_declared, is_module
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
@@ -18,7 +19,10 @@ _NONE = "none"
 
 def _check_known(net: str) -> None:
     try:
-        kind_of(net)
+        if is_module(net):
+            check_declared(net)
+        else:
+            kind_of(net)
     except SpecError as error:
         raise ValueError(f"{error}") from None
 

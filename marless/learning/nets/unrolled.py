@@ -15,6 +15,7 @@ from torch.nn.functional import conv2d, max_pool2d
 from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.kinds import kind_of
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.module_layout import ModuleLayout
 from marless.learning.nets.net_kind import InputShape, Layer, Ops, Window
 from marless.learning.nets.stacked import matrices
 
@@ -78,6 +79,11 @@ def outputs(
 
     Raises ValueError if a net with memory gets no `resets`.
     """
+    if isinstance(layout, ModuleLayout):
+        # Imported here: torch.func takes time to import, and few jobs have modules.
+        from marless.learning.nets.modules import outputs_of_module
+
+        return outputs_of_module(layout, flat_PD, input_PIM)
     kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape)
     layers = [Layer(matrix) for matrix in matrices(layout, flat_PD)]
     x_PIM = input_PIM[:, :-1].expand(len(flat_PD), -1, -1)

@@ -33,8 +33,10 @@ from marless.learning.nets.acting_nets import hidden_of
 from marless.learning.nets.inputs import WHITE, Inputs
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import NetLayout, layout_of
+from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.net_kind import Ops, Window
 from marless.learning.nets.normalising import Normaliser
+from marless.learning.policies import onnx_module
 from marless.learning.policies.onnx_graph import BATCH, OnnxGraph, Traced
 from marless.learning.policies.policy import Policy
 
@@ -46,6 +48,11 @@ def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
     metadata, agents = policy.state.metadata, policy.agent_class
     inputs, acts = Inputs.parse(metadata), metadata.get("acts", heads.STOCHASTIC)
     kind, activation = metadata.get("kind", MLP), metadata.get("activation", "")
+    if is_module(kind):
+        x, last_action = _Reader(graph, prefix, policy, agents, inputs).rows()
+        output = onnx_module.write(graph, policy, prefix, held, inputs.shape(agents), x[0].swapaxes(0, 1))
+        _finish(graph, prefix, held, policy, output[:, : heads.outputs_of(agents.action, acts)], last_action)
+        return
     by_weights = kind in SIZED_BY_WEIGHTS
     hidden = hidden_of(policy.state.acting, kind) if by_weights else tuple(map(int, metadata["hidden"].split(",")))
     actions = heads.outputs_of(agents.action, acts)
@@ -63,7 +70,13 @@ def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
         raise SpecError(f"net {kind} computes something that has no ONNX form: {error}; write it with `Ops`") from None
     if layout.memory:
         graph.output(f"{prefix}next_hidden", "float32", memory[0].swapaxes(0, 1))
-    action = _act(graph, prefix, held, policy, found[0][:actions].swapaxes(0, 1), acts)
+    _finish(graph, prefix, held, policy, found[0][:actions].swapaxes(0, 1), last_action)
+
+
+def _finish(graph: OnnxGraph, prefix: str, held: str, policy: Policy, output: Traced, last_action: bool) -> None:
+    """Write what a net's outputs [batch, K] mean."""
+    acts = policy.state.metadata.get("acts", heads.STOCHASTIC)
+    action = _act(graph, prefix, held, policy, output, acts)
     if last_action:
         graph.output(f"{prefix}next_last_action", "float32", action)
 

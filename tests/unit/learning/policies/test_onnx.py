@@ -42,7 +42,7 @@ def state(
     outputs, free = heads.outputs_of(agents.action, acts), heads.free_parameters(agents.action, acts)
     made = layout(inputs.shape(agents), model, outputs + values, free)
     flat_D = made.initial(rng, 1.0) + rng.normal(scale=0.1, size=made.size).astype(np.float32)
-    arrays: dict[str, np.ndarray] = dict(made.to_arrays("policy", flat_D))
+    arrays: dict[str, np.ndarray] = {**made.to_arrays("policy", flat_D), **made.acting_arrays("policy")}
     if acts not in {heads.STOCHASTIC, heads.SQUASHED_NORMAL, heads.BETA}:
         arrays["exploration"] = np.full(2 if acts == heads.DETERMINISTIC_OR_RANDOM else 1, 0.25, np.float32)
     if model.normalise_observations:

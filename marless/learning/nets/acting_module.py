@@ -1,0 +1,183 @@
+"""Modules of torch in actors, without torch: onnxruntime runs the graph that comes with the weights.
+
+The inputs of a graph are "inputs", float32 [batch, I], or "images", float32 [batch, channels, height, width], and
+"others", float32 [batch, others]; then the module's parameters, "parameter.<name>", in the order of the flat vector.
+Its output is "outputs", float32 [batch, K]. Imports `onnx` and `onnxruntime` when a graph is read: the extra `onnx`.
+Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, K outputs, M samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.core.errors import CorruptError, SpecError, told
+from marless.learning.envs.base import FloatArray
+from marless.learning.nets.acting_nets import ActingNet
+from marless.learning.nets.module_layout import GRAPH, ModuleLayout
+from marless.learning.nets.net_kind import InputShape
+
+OPSET = 18
+"""Of 2022: runtimes of that time and later read it."""
+OUTPUTS, PARAMETER = "outputs", "parameter."
+_PREFIX = "policy"
+_MOST_BYTES = 2**26
+"""Of a graph, which holds what is not trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A graph that was read."""
+
+    session: Any  # an onnxruntime.InferenceSession, which has no types
+    names: tuple[str, ...]
+    """Of its inputs, the module's parameters last."""
+    given: tuple[tuple[int, ...], ...]
+    """Shape of one sample of each input that is no parameter."""
+    parameters: tuple[tuple[int, ...], ...]
+    """Shape of each parameter."""
+    outputs: int
+
+    def __call__(self, given: Sequence[FloatArray], parameters: Sequence[FloatArray]) -> FloatArray:
+        """Outputs [M, K] of samples [M, …]."""
+        fed = dict(zip(self.names, (*given, *parameters), strict=True))
+        found: FloatArray = self.session.run([OUTPUTS], fed)[0]
+        return found
+
+    def parts(self, flat_D: FloatArray) -> tuple[FloatArray, ...]:
+        """Views of the parameters in their flat vector."""
+        sizes = [prod(shape) for shape in self.parameters]
+        pieces = np.split(flat_D[: sum(sizes)], np.cumsum(sizes)[:-1])
+        return tuple(piece.reshape(shape) for piece, shape in zip(pieces, self.parameters, strict=True))
+
+
+class ActingModule(ActingNet):
+    """One module for each agent, or one that all share."""
+
+    remembers = False
+
+    def __init__(self, program: Program, parameters: Sequence[tuple[FloatArray, ...]], inputs: InputShape) -> None:
+        self._program, self._parameters, self._inputs = program, parameters, inputs
+        self._input = np.empty((0, 0, 0), np.float32)
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        # Each copy's inputs in one piece, as graphs take them.
+        self._input = np.ones((agents, batch, self._inputs.size + 1), np.float32).swapaxes(1, 2)
+        return self._input
+
+    def output(self) -> FloatArray:
+        x_NBI = self._input.swapaxes(1, 2)[:, :, :-1]
+        agents, copies, _ = x_NBI.shape
+        of_each = x_NBI if len(self._parameters) == agents else x_NBI.reshape(1, agents * copies, -1)
+        found = [
+            self._program(split(self._inputs, x_MI), parameters)
+            for x_MI, parameters in zip(of_each, self._parameters, strict=True)
+        ]
+        outputs_NBK = np.concatenate(found).reshape(agents, copies, -1)
+        return np.ascontiguousarray(outputs_NBK.swapaxes(1, 2))
+
+
+def split(inputs: InputShape, x_MI: FloatArray) -> list[FloatArray]:
+    """What a graph takes of inputs: all of them, or the images and, if there are any, the others."""
+    if inputs.image is None:
+        return [np.ascontiguousarray(x_MI)]
+    images, others = x_MI[:, : inputs.pixels], x_MI[:, inputs.pixels :]
+    parts = [images.reshape(len(x_MI), *inputs.image), *([others] if others.shape[1] else [])]
+    return [np.ascontiguousarray(part) for part in parts]
+
+
+def input_names(count: int) -> tuple[str, ...]:
+    """Names of a graph's inputs that are no parameters."""
+    return ("inputs",) if count == 1 else ("images", "others")
+
+
+def stacked(
+    owners: Sequence[Mapping[str, NDArray[np.generic]]], inputs: InputShape, outputs: int, free: int
+) -> tuple[ActingNet, FloatArray]:
+    """See `acting_nets.stacked`; also raises SpecError where onnxruntime is not installed."""
+    graphs = {graph_in(arrays) for arrays in owners}
+    if len(graphs) > 1:
+        raise CorruptError("its policies are different modules")
+    found = program(*graphs)
+    sample = np.zeros((1, inputs.size), np.float32)
+    shapes = tuple(each.shape[1:] for each in split(inputs, sample))
+    if (found.given, found.outputs) != (shapes, outputs):
+        raise CorruptError(
+            f"policy state: its graph maps {_listed(found.given)} to {found.outputs} numbers, expected "
+            f"{_listed(shapes)} and {outputs}"
+        )
+    numbers = sum(map(prod, found.parameters))
+    layout = ModuleLayout(inputs.size, (), outputs, free, numbers=numbers)
+    flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
+    return ActingModule(found, [found.parts(flat_D) for flat_D in flat_ND], inputs), flat_ND[:, numbers:]
+
+
+def graph_in(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """The graph of a policy's state; raises CorruptError."""
+    array = arrays.get(f"{_PREFIX}.{GRAPH}")
+    if array is None or array.dtype != np.uint8 or array.ndim != 1 or array.size > _MOST_BYTES:
+        raise CorruptError(f"policy state: {_PREFIX}.{GRAPH} is missing, or no ONNX graph")
+    return array.tobytes()
+
+
+@lru_cache(maxsize=64)
+def program(graph: bytes) -> Program:
+    """Read a graph, once for all versions of a policy; raises CorruptError, and SpecError without onnxruntime."""
+    onnx, onnxruntime = _libraries()
+    try:
+        model = onnx.load_model_from_string(graph)
+        _check_harmless(onnx, model)
+        options = onnxruntime.SessionOptions()
+        # One thread, as NumPy's products have: results depend on nothing but the inputs, and actors share the cores.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.use_deterministic_compute = True
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        inputs, (output,) = session.get_inputs(), session.get_outputs()
+        described = [each for each in (*inputs, output) if each.type == "tensor(float)"]
+        names = tuple(each.name for each in inputs)
+        given = [tuple(each.shape[1:]) for each in inputs if not each.name.startswith(PARAMETER)]
+        parameters = [tuple(each.shape) for each in inputs if each.name.startswith(PARAMETER)]
+        whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
+        if output.name != OUTPUTS or len(described) != len(inputs) + 1 or not whole or not parameters:
+            raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
+        if names[: len(given)] != input_names(len(given)):
+            raise CorruptError("policy state: its ONNX graph has other inputs than those of a module")
+        return Program(session, names, tuple(given), tuple(parameters), int(output.shape[1]))
+    except CorruptError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the libraries raise classes of their own for what they cannot read
+        raise CorruptError(f"policy state: its ONNX graph cannot be read: {told(error)}") from None
+
+
+def _check_harmless(onnx: Any, model: Any) -> None:  # Any: a module, and a message of it
+    """Raise CorruptError for a graph that could read files, loop, or call what is not of ONNX."""
+    graph = model.graph
+    outside = [each.name for each in graph.initializer if each.external_data or each.data_location]
+    foreign = [each.op_type for each in graph.node if each.domain not in {"", "ai.onnx"}]
+    nested = [node.op_type for node in graph.node for each in node.attribute if each.graphs or each.HasField("g")]
+    if outside or foreign or nested or model.functions or graph.sparse_initializer:
+        odd = [*outside, *foreign, *nested, "functions"][0]
+        raise CorruptError(f"policy state: its ONNX graph has something that modules are not made of: {odd!r:.60}")
+
+
+def _libraries() -> tuple[Any, Any]:  # Any: modules without types
+    try:
+        import onnx
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"policies that are modules of torch act by onnxruntime, and {error.name} is not installed; pip install "
+            "'marless[onnx]'"
+        ) from None
+    return onnx, onnxruntime
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(" × ".join(map(str, shape)) for shape in shapes)
