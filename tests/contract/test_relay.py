@@ -1,7 +1,7 @@
 """Relays: what they pass on in few messages, and what becomes of workers and uploads when one end dies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from marless.core.errors import OverloadedError, StaleError
+from marless.core.errors import OverloadedError, StaleError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.handover import Tickets
 from marless.rpc import concurrency
@@ -24,7 +24,8 @@ from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.services.learner_pool.servicer import LearnerPoolServicer
 from marless.services.relay.__main__ import build, parse
-from marless.services.relay.servicer import RelayedUploads
+from marless.services.relay import servicer
+from marless.services.relay.servicer import RelayedUploads, Workers
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
 
@@ -122,6 +123,54 @@ async def test_what_is_not_small_is_refused_by_the_relay(learners, tmp_path):
 async def pool(tmp_path) -> AsyncIterator[Pool]:
     async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=99, tickets=Tickets(others=True))) as pool:
         yield pool
+
+
+async def test_a_worker_whose_first_message_waits_for_room_is_told_that_the_pool_has_gone(tmp_path, monkeypatch):
+    """The pool reads nothing, so that what another worker says is not sent; then the pool ends."""
+
+    async def is_not_sent(_trunk: object, _some: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(servicer, "MOST_MESSAGES_WAITING", 1)
+    monkeypatch.setattr(servicer._Trunk, "_send", is_not_sent)
+    server, address = grpc.aio.server(), f"unix:{tmp_path}/pool.sock"
+
+    async def reads_nothing(_messages: object, _context: object) -> None:
+        await asyncio.Event().wait()
+
+    deaf = {"Relay": grpc.stream_stream_rpc_method_handler(reads_nothing)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("marless.rpc.v1.ActorPoolService", deaf)])
+    server.add_insecure_port(address)
+    await server.start()
+    workers, full = Workers(Peer(address, Security())), asyncio.Event()
+
+    async def says(count: int) -> AsyncIterator[common_pb2.WorkerMessage]:
+        for _ in range(count):
+            full.set()
+            yield common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w"))
+        await asyncio.Event().wait()
+
+    async def hears(_message: common_pb2.PoolMessage) -> None:
+        raise AssertionError("the pool says nothing")
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        talks = group.create_task(_reason(workers.attach(says(9), hears)))
+        while not (trunk := workers._trunk) or trunk._room.is_set():
+            await asyncio.sleep(0)
+        full.clear()
+        waits = group.create_task(_reason(workers.attach(says(1), hears)))
+        await full.wait()
+        assert workers.connected == 1
+        await server.stop(0)
+    assert "actor_pool" in talks.result()
+    assert "the relay's stream to the actor_pool has ended" in waits.result()
+    await workers.stop()
+
+
+async def _reason(serving: Awaitable[None]) -> str:
+    with pytest.raises(UnreachableError) as caught:
+        await serving
+    return str(caught.value)
 
 
 async def test_when_a_relay_ends_its_workers_tasks_run_on_others(pool, tmp_path):
