@@ -163,7 +163,7 @@ class _Trunk:
             for line in self.lines.values():
                 line.orders.put_nowait(end)
             self.lines.clear()
-            # A worker whose first message waits for room has no line yet: it, too, is to see that this stream has ended.
+            # A worker whose first message waits for room has no line yet: it, too, is to see that this has ended.
             self._room.set()
             self._running[1].cancel()
 

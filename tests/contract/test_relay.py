@@ -23,8 +23,8 @@ from marless.rpc.server import ServedService, ServerOptions, serving
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.services.learner_pool.servicer import LearnerPoolServicer
-from marless.services.relay.__main__ import build, parse
 from marless.services.relay import servicer
+from marless.services.relay.__main__ import build, parse
 from marless.services.relay.servicer import RelayedUploads, Workers
 from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
@@ -128,7 +128,10 @@ async def pool(tmp_path) -> AsyncIterator[Pool]:
 async def test_a_worker_whose_first_message_waits_for_room_is_told_that_the_pool_has_gone(tmp_path, monkeypatch):
     """The pool reads nothing, so that what another worker says is not sent; then the pool ends."""
 
+    full = asyncio.Event()
+
     async def is_not_sent(_trunk: object, _some: object) -> None:
+        full.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(servicer, "MOST_MESSAGES_WAITING", 1)
@@ -142,11 +145,11 @@ async def test_a_worker_whose_first_message_waits_for_room_is_told_that_the_pool
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("marless.rpc.v1.ActorPoolService", deaf)])
     server.add_insecure_port(address)
     await server.start()
-    workers, full = Workers(Peer(address, Security())), asyncio.Event()
+    workers, said = Workers(Peer(address, Security())), asyncio.Event()
 
     async def says(count: int) -> AsyncIterator[common_pb2.WorkerMessage]:
         for _ in range(count):
-            full.set()
+            said.set()
             yield common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w"))
         await asyncio.Event().wait()
 
@@ -155,11 +158,10 @@ async def test_a_worker_whose_first_message_waits_for_room_is_told_that_the_pool
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         talks = group.create_task(_reason(workers.attach(says(9), hears)))
-        while not (trunk := workers._trunk) or trunk._room.is_set():
-            await asyncio.sleep(0)
-        full.clear()
-        waits = group.create_task(_reason(workers.attach(says(1), hears)))
         await full.wait()
+        said.clear()
+        waits = group.create_task(_reason(workers.attach(says(1), hears)))
+        await said.wait()
         assert workers.connected == 1
         await server.stop(0)
     assert "actor_pool" in talks.result()
