@@ -111,22 +111,24 @@ class RunsKept:
         self._path, self._about = path, about
         self._found: dict[str, Trained] = {}
 
-    def trained(self, system: str, algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
-        """The run of this system, which is trained and kept if it is not known."""
+    def trained(
+        self, system: str, algorithm: str, task: str, env_steps: int, seed: int, *, train: bool = True
+    ) -> Trained | None:
+        """The run of this system; one that is not known is trained and kept, or None without `train`."""
         key = {"system": system, "algorithm": algorithm, "task": task, "env_steps": env_steps, "seed": seed}
         if system == "marless" and algorithm == "ppo":
             key["tuned"] = dict(TUNED.get(task, {}))
         name = json.dumps(key)
         if name not in self._found:
             self._read()
-        if name not in self._found:
+        if name not in self._found and train:
             found = TRAIN[system](algorithm, task, env_steps, seed)
             self._found[name] = found
             harness.say(f"{task}, {SYSTEMS[system]}, seed {seed}: {found.mean:,.0f} at {found.rate:,.0f}/s")
             if self._path is not None:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"run": key, **asdict(found), "machine": self._about}) + "\n")
-        return self._found[name]
+        return self._found.get(name)
 
     def _read(self) -> None:
         """Take over what the file has: another process may have added a run meanwhile."""
@@ -137,18 +139,20 @@ class RunsKept:
             self._found[json.dumps(line["run"])] = Trained(*given)
 
 
-def row(task: str, algorithm: str, system: str, found: Sequence[Trained], base: Sequence[Trained]) -> Row:
-    """The row of a system; `base` are the runs of marless, seed by seed."""
-    means = [each.mean for each in found]
-    middle = interquartile_mean([means])
-    ratios = [mine.rate / each.rate for mine, each in zip(base, found, strict=True)]
+def row(task: str, algorithm: str, system: str, found: Mapping[int, Trained], base: Mapping[int, Trained]) -> Row:
+    """The row of a system, given its runs by seed; `base` are those of marless."""
+    runs, both = list(found.values()), sorted(found.keys() & base.keys())
+    middle = interquartile_mean([[each.mean for each in runs]])
+    ratios = [base[seed].rate / found[seed].rate for seed in both]
+    own = found is base or not both
     return {
         "task": f"{task}, {algorithm}",
         "system": system,
+        "seeds": len(runs),
         "greedy return": f"{middle.mean:,.0f}" + (f" ({middle.low:,.0f} – {middle.high:,.0f})" if middle.low else ""),
-        "env steps/s": harness.spread([each.rate for each in found]).cell(0),
-        "marless is faster": "" if found is base else harness.spread(ratios).cell(1),
-        "marless is no worse": "" if found is base else verdict(base, found),
+        "env steps/s": harness.spread([each.rate for each in runs]).cell(0),
+        "marless is faster": "" if own else harness.spread(ratios).cell(1),
+        "marless is no worse": "" if own else verdict([base[seed] for seed in both], [found[seed] for seed in both]),
     }
 
 
@@ -170,25 +174,29 @@ def main() -> None:
     parser.add_argument("--env-steps", type=harness.positive, default=200_000)
     parser.add_argument("--systems", help=f"comma-separated, of {', '.join(SYSTEMS)}; without: all of the algorithm")
     parser.add_argument("--runs-file", type=Path, help="keep finished runs here, and do not repeat those that it has")
+    parser.add_argument("--kept", action="store_true", help="train nothing: the table of what --runs-file has")
     args = parser.parse_args()
     tasks, chosen = args.tasks.split(","), (args.systems or ",".join(SYSTEMS)).split(",")
     if unknown := [name for name in tasks if name not in TASKS] + [name for name in chosen if name not in SYSTEMS]:
         parser.error(f"{unknown[0]} is neither a task ({', '.join(sorted(TASKS))}) nor a system ({', '.join(SYSTEMS)})")
     if args.algorithm != "ppo":
         chosen = [name for name in chosen if name != "equal"]
-    if chosen != ["marless"] and not install.installed("sb3"):
+    if chosen != ["marless"] and not args.kept and not install.installed("sb3"):
         parser.error("sb3 is not installed: python -m bench.peers.install sb3")
     about, began = harness.machine(), time.time()
     kept = RunsKept(args.runs_file, about)
-    found: dict[str, dict[str, list[Trained]]] = {task: {name: [] for name in chosen} for task in tasks}
+    found: dict[str, dict[str, dict[int, Trained]]] = {task: {name: {} for name in chosen} for task in tasks}
     for seed in range(args.runs):
         for task in tasks:
             for name in chosen:
-                found[task][name].append(kept.trained(name, args.algorithm, task, args.env_steps, seed))
+                run = kept.trained(name, args.algorithm, task, args.env_steps, seed, train=not args.kept)
+                if run is not None:
+                    found[task][name][seed] = run
     rows = [
         row(task, args.algorithm, SYSTEMS[name], runs, by_system.get("marless", runs))
         for task, by_system in found.items()
         for name, runs in by_system.items()
+        if runs
     ]
     headline = {"env_steps": args.env_steps, "seeds": args.runs, "minutes": round((time.time() - began) / 60)}
     harness.report("one_agent", about, rows, headline, args.json)

@@ -24,12 +24,14 @@ def test_no_worse_means_that_the_whole_interval_is_above_the_margin():
 
 
 def test_a_row_has_returns_rates_and_ratios_of_the_same_seed():
-    mine, peer = runs(10, 20, 30, rate=300.0), runs(10, 20, 30, rate=100.0)
+    mine, peer = (dict(enumerate(runs(10, 20, 30, rate=rate))) for rate in (300.0, 100.0))
     found = row("hopper", "ppo", "peer", peer, mine)
     assert (found["task"], found["system"]) == ("hopper, ppo", "peer")
     assert found["greedy return"].startswith("20 (")
     assert found["marless is faster"]["median"] == pytest.approx(3.0)
     assert row("hopper", "ppo", "marless", mine, mine)["marless is faster"] == ""
+    fewer = row("hopper", "ppo", "peer", {2: Trained((5.0,), 1000, 20.0)}, mine)
+    assert (fewer["seeds"], fewer["marless is faster"]["median"]) == (1, 6.0)
 
 
 def test_episodes_are_played_from_equal_seeds():
@@ -60,6 +62,7 @@ def test_runs_are_kept_and_those_of_others_are_taken_over(tmp_path, monkeypatch)
     assert len(trained) == 4
     RunsKept(None, {}).trained("marless", "ppo", "hopper", 1000, 1)
     assert len(trained) == 5
+    assert mine.trained("marless", "ppo", "hopper", 1000, 7, train=False) is None
 
 
 @pytest.mark.parametrize("algorithm, env_steps", [("ppo", 2048), ("td3", 512)])
