@@ -102,7 +102,7 @@ TREATMENTS: Mapping[str, Treatment] = {
         alone=True,
         shortened={"stop.env_steps=200_000": f"stop.env_steps=4_000 {_FEW}", "--episodes 500": "--episodes 8"},
     ),
-    **{f"docs/extending/{kind}.md": _OWN for kind in ("algorithm", "command", "net", "scaling")},
+    **{f"docs/extending/{kind}.md": _OWN for kind in ("algorithm", "command", "module", "net", "scaling")},
     **{f"docs/extending/{kind}.md": _CHECKED for kind in ("schedule", "similarity", "sink")},
     "docs/extending/launcher.md": replace(_OWN, shortened={"mpe/simple_spread": f"mpe/simple_spread {_SMALL}"}),
     "docs/extending/environment.md": replace(

@@ -32,6 +32,7 @@ class ExtensionKind(StrEnum):
     environment = "environment"
     algorithm = "algorithm"
     net = "net"
+    module = "module"
     scaling = "scaling"
     similarity = "similarity"
     schedule = "schedule"
@@ -44,6 +45,7 @@ NAMES = {
     ExtensionKind.environment: "marless.learning.envs.registry:environments",
     ExtensionKind.algorithm: "marless.learning.algos.registry:ALGORITHMS.names",
     ExtensionKind.net: "marless.learning.nets.kinds:KINDS.names",
+    ExtensionKind.module: "marless.learning.nets.module_kind:MODULES.names",
     ExtensionKind.scaling: "marless.jobs.scaling.base:SCALING_POLICIES.names",
     ExtensionKind.similarity: "marless.learning.similarity.measures:SIMILARITIES.names",
     ExtensionKind.schedule: "marless.jobs.schedules.base:SCHEDULES.names",

@@ -2,7 +2,7 @@
 
 A package registers a factory under the entry point group "marless.modules". Learners call it (`nets.modules`); actors
 run the ONNX graph that learners write into the states of policies (`nets.acting_module`), without torch or the package.
-See docs/extending/net.md.
+See docs/extending/module.md.
 """
 
 from __future__ import annotations
