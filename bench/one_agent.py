@@ -1,10 +1,10 @@
 """Compares marless with Stable-Baselines3 in MuJoCo's tasks: greedy returns at equal env steps, rates, CPU time.
 
-`python -m bench.one_agent --task hopper --env-steps 200000 --runs 5 --json bench/results/one_agent.json`. Systems train
-one after another, in turns, one seed after the other; one program plays the episodes of both, in Gymnasium's own
+`python -m bench.one_agent --env-steps 200000 --runs 5 --json bench/results/one_agent.json`. Systems train one after
+another, in turns, one seed after the other; one program plays the episodes of both, in Gymnasium's own
 environment. marless trains with the example of the algorithm (`examples/hopper.yaml`, `examples/hopper-sac.yaml`) and
 the settings of `one_agent_task.TUNED` in one process; Stable-Baselines3 with the settings of its zoo and, for PPO, also
-with those of marless.
+with those of marless. `--systems marless,rllib` compares the rate with RLlib's.
 
 "No worse" means: the lower end of the 95 % interval of the difference of means is above −`MARGIN` of the peer's mean.
 The margin was written down before the first run.
@@ -17,6 +17,7 @@ missing. Returns do not depend on the load of the machine. Rates do: for these, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -37,8 +38,15 @@ from marless.cost.comparison.statistics import difference, interquartile_mean
 
 MARGIN = 0.15
 EXAMPLES = {"ppo": "hopper.yaml", "sac": "hopper-sac.yaml", "td3": "hopper-sac.yaml"}
-SYSTEMS = {"marless": "marless", "zoo": "Stable-Baselines3, its zoo", "equal": "Stable-Baselines3, as marless"}
+SYSTEMS = {
+    "marless": "marless",
+    "zoo": "Stable-Baselines3, its zoo",
+    "equal": "Stable-Baselines3, as marless",
+    "rllib": "RLlib, as marless",
+}
 """What each is called in tables."""
+DEFAULT = "marless,zoo,equal"
+PPO_ONLY = ("equal", "rllib")
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Trained:
     """One training run."""
 
     returns: tuple[float, ...]
-    """Of greedy episodes, played by `one_agent_task.returns`."""
+    """Of greedy episodes, played by `one_agent_task.returns`; none of systems that are compared by their rate only."""
     env_steps: int
     wall_s: float
     """Seconds of training, without evaluations and without the start of the process."""
@@ -54,7 +62,7 @@ class Trained:
     @property
     def mean(self) -> float:
         """The mean return."""
-        return statistics.fmean(self.returns)
+        return statistics.fmean(self.returns) if self.returns else math.nan
 
     @property
     def rate(self) -> float:
@@ -100,7 +108,20 @@ def theirs(settings: str, algorithm: str, task: str, env_steps: int, seed: int) 
     return Trained(tuple(line["returns"]), line["env_steps"], line["wall_s"])
 
 
-TRAIN: Mapping[str, Train] = {"marless": ours, "zoo": partial(theirs, "zoo"), "equal": partial(theirs, "equal")}
+def rllib(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
+    """Train with RLlib's PPO."""
+    flags = ["--task", task, "--env-steps", str(env_steps), "--seed", str(seed)]
+    python = install.interpreter("rllib")
+    (line,) = harness.run([python, "-m", "bench.peers.run_rllib_one_agent", *flags], timeout_s=24 * 3600).lines
+    return Trained((), line["env_steps"], line["wall_s"])
+
+
+TRAIN: Mapping[str, Train] = {
+    "marless": ours,
+    "zoo": partial(theirs, "zoo"),
+    "equal": partial(theirs, "equal"),
+    "rllib": rllib,
+}
 
 
 class RunsKept:
@@ -142,18 +163,28 @@ class RunsKept:
 def row(task: str, algorithm: str, system: str, found: Mapping[int, Trained], base: Mapping[int, Trained]) -> Row:
     """The row of a system, given its runs by seed; `base` are those of marless."""
     runs, both = list(found.values()), sorted(found.keys() & base.keys())
-    middle = interquartile_mean([[each.mean for each in runs]])
+    played = [each.mean for each in runs if each.returns]
     ratios = [base[seed].rate / found[seed].rate for seed in both]
     own = found is base or not both
     return {
         "task": f"{task}, {algorithm}",
         "system": system,
         "seeds": len(runs),
-        "greedy return": f"{middle.mean:,.0f}" + (f" ({middle.low:,.0f} – {middle.high:,.0f})" if middle.low else ""),
+        "greedy return": greedy(played),
         "env steps/s": harness.spread([each.rate for each in runs]).cell(0),
         "marless is faster": "" if own else harness.spread(ratios).cell(1),
-        "marless is no worse": "" if own else verdict([base[seed] for seed in both], [found[seed] for seed in both]),
+        "marless is no worse": ""
+        if own or not played
+        else verdict([base[seed] for seed in both], [found[seed] for seed in both]),
     }
+
+
+def greedy(means: Sequence[float]) -> str:
+    """The interquartile mean of these mean returns, and its interval."""
+    if not means:
+        return ""
+    middle = interquartile_mean([means])
+    return f"{middle.mean:,.0f}" + (f" ({middle.low:,.0f} – {middle.high:,.0f})" if middle.low else "")
 
 
 def verdict(mine: Sequence[Trained], peer: Sequence[Trained]) -> str:
@@ -172,17 +203,18 @@ def main() -> None:
     parser.add_argument("--tasks", default="hopper", help=f"comma-separated, of {', '.join(sorted(TASKS))}")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo")
     parser.add_argument("--env-steps", type=harness.positive, default=200_000)
-    parser.add_argument("--systems", help=f"comma-separated, of {', '.join(SYSTEMS)}; without: all of the algorithm")
+    parser.add_argument("--systems", default=DEFAULT, help=f"comma-separated, of {', '.join(SYSTEMS)}")
     parser.add_argument("--runs-file", type=Path, help="keep finished runs here, and do not repeat those that it has")
     parser.add_argument("--kept", action="store_true", help="train nothing: the table of what --runs-file has")
     args = parser.parse_args()
-    tasks, chosen = args.tasks.split(","), (args.systems or ",".join(SYSTEMS)).split(",")
+    tasks, chosen = args.tasks.split(","), args.systems.split(",")
     if unknown := [name for name in tasks if name not in TASKS] + [name for name in chosen if name not in SYSTEMS]:
         parser.error(f"{unknown[0]} is neither a task ({', '.join(sorted(TASKS))}) nor a system ({', '.join(SYSTEMS)})")
     if args.algorithm != "ppo":
-        chosen = [name for name in chosen if name != "equal"]
-    if chosen != ["marless"] and not args.kept and not install.installed("sb3"):
-        parser.error("sb3 is not installed: python -m bench.peers.install sb3")
+        chosen = [name for name in chosen if name not in PPO_ONLY]
+    peers = {"rllib" if name == "rllib" else "sb3" for name in chosen if name != "marless" and not args.kept}
+    if missing := [peer for peer in sorted(peers) if not install.installed(peer)]:
+        parser.error(f"{missing[0]} is not installed: python -m bench.peers.install {missing[0]}")
     about, began = harness.machine(), time.time()
     kept = RunsKept(args.runs_file, about)
     found: dict[str, dict[str, dict[int, Trained]]] = {task: {name: {} for name in chosen} for task in tasks}

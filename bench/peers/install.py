@@ -15,7 +15,7 @@ LOCKS = HOME.parent.parent / "requirements"
 
 # `make lock` turns these into requirements/peer-*.txt, which is what is installed.
 REQUIREMENTS = {
-    "rllib": ("ray[rllib]==2.60.0", "torch==2.13.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
+    "rllib": ("ray[rllib]==2.60.0", "torch==2.13.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2", "gymnasium[mujoco]"),
     "benchmarl": ("benchmarl==1.5.2", "torch==2.13.0", "torchrl", "vmas", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
     "jaxmarl": ("jaxmarl==0.2.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
     "sb3": (
