@@ -56,6 +56,14 @@ LEARNS = {"updates": 3, "batch": 16, "warmup": 40, "replay": {"capacity": 2000}}
 SMALL_Q = {"warmup": 8, "batch": 8}
 WRAPS = {"name": "iql", "updates": 2, "batch": 8, "warmup": 20, "replay": {"capacity": 70}}
 """A round has 20 env steps in 4 episodes, 24 frames: the replay holds two rounds and most of a third."""
+IMAGES = {
+    "env": {"name": "atari/Breakout", "options": {"screen": 20, "noop_max": 2, "max_frames": 22}},
+    "model": {"hidden": [8], "frames": 4},
+    "actors": {"count": 2, "envs": 3, "steps": 3, "episodes": "carried"},
+    "evaluation": {"every": 3, "episodes": 2, "random_episodes": 2},
+    "stop": {"rounds": 6},
+}
+"""Episodes of some 6 env steps in rounds of 3, whose nets read four images."""
 
 SYNCHRONOUS: Mapping[str, Document] = {
     "ippo": {},
@@ -75,6 +83,8 @@ SYNCHRONOUS: Mapping[str, Document] = {
     "maddpg carried": CARRIED | {"algorithm": {"name": "maddpg", **SMALL_Q}},
     "iql": {"algorithm": WRAPS | {"replay": {"capacity": 500}}},
     "iql wraps": {"algorithm": WRAPS},
+    "ippo images": IMAGES | {"algorithm": {"name": "ippo", "torso": "shared", **PPO}},
+    "iql images": IMAGES | {"algorithm": {"name": "iql", **SMALL_Q, "updates": 2, "replay": {"capacity": 90}}},
 }
 OF_ALL: Mapping[str, Document] = {
     f"{name} everything": EVERYTHING

@@ -94,6 +94,12 @@ synchronous | iql wraps | learner_pool workers killed | same
     after-train:3
 synchronous | iql | store loses the job | same
     after-update:3
+synchronous | ippo images | coordinator killed | same
+    pending.after:4 ~carry.before:3 ~record.before:{2,4}
+synchronous | iql images | learner_pool restarted, its answer lost | same
+    after-update:4 ~before-update:{2,4}
+synchronous | {ippo,iql} images | store loses the job | same
+    ~before-train:3
 synchronous | {ippo,mappo,impact,iql,vdn,qmix,iddpg,maddpg,sac,pqn,pqn_vdn} everything | coordinator killed | computed
     record.before:2
 synchronous | {ippo,mappo} everything | ended and resumed | computed

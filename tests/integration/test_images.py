@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from marless.services.coordinator.state.run_folder import RunFolder
+from tests.faults.jobs import IMAGES
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import created, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of
@@ -20,15 +21,7 @@ _serials = count()
 
 def new(tmp_path, family: str) -> RunFolder:
     """Episodes of some 6 env steps in rounds of 3, whose nets read four images; the replay drops its first rounds."""
-    given = {
-        "env": {"name": "atari/Breakout", "options": {"screen": 20, "noop_max": 2, "max_frames": 22}},
-        "algorithm": FAMILIES[family],
-        "model": {"hidden": [8], "frames": 4},
-        "actors": {"count": 2, "envs": 3, "steps": 3, "episodes": "carried"},
-        "evaluation": {"every": 3, "episodes": 2, "random_episodes": 2},
-        "stop": {"rounds": 6},
-    }
-    return created(tmp_path / f"images-{next(_serials)}", spec_of(**given))
+    return created(tmp_path / f"images-{next(_serials)}", spec_of(**IMAGES, algorithm=FAMILIES[family]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
