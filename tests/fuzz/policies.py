@@ -8,11 +8,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from marless.core.errors import MarlessError
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
+from marless.learning.nets.acting_module import OPSET
 from marless.learning.policies.policy_file import digest, read_policies
 from marless.learning.policies.team import Team
 from tests.fuzz import scratch
@@ -111,6 +113,28 @@ def acting(choices: Choices) -> None:
     players = ActingPolicies.from_states(agent_class, [state, state])
     chosen = players.greedy(np.zeros((2, 1, 2), np.float32), None)
     assert chosen.shape == (2, 1)
+
+
+@cache
+def _graph() -> bytes:
+    """A layer as a module's ONNX graph."""
+    shapes = {"inputs": ["batch", 2], "parameter.weight": [3, 2], "parameter.bias": [3], "outputs": ["batch", 3]}
+    *inputs, output = (helper.make_tensor_value_info(name, TensorProto.FLOAT, each) for name, each in shapes.items())
+    *given, found = shapes
+    made = helper.make_graph([helper.make_node("Gemm", given, [found], transB=1)], "module", inputs, [output])
+    model = helper.make_model(made, ir_version=9, opset_imports=[helper.make_opsetid("", OPSET)])
+    written: bytes = model.SerializeToString()
+    return written
+
+
+def module(choices: Choices) -> None:
+    """As `acting`, of a module of torch, whose graph is read in C++."""
+    graph = np.frombuffer(raw(_graph(), choices), np.uint8)
+    arrays = {"policy.parameters": np.ones(choices.pick((9, 9, 8, 10)), np.float32), "policy.graph": graph}
+    metadata = METADATA | {"kind": "module/their", "hidden": "2", "observes": "2"}
+    state = serial.decode_acting(_file(arrays, metadata, Choices(b"")))
+    players = ActingPolicies.from_states(AgentClass("a", ("a", "b"), 2, Discrete(3)), [state, state])
+    assert players.greedy(np.zeros((2, 1, 2), np.float32), None).shape == (2, 1)
 
 
 def policy_file(choices: Choices) -> None:

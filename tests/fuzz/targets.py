@@ -46,6 +46,7 @@ TARGETS = {
     "tokens": Target(files.token_files, 8, "files of tokens, and what callers show"),
     "scheduler": Target(files.scheduler, 10, "files of a trained scheduler"),
     "acting": Target(policies.acting, 25, "acting parts of policies, as actors pull them"),
+    "module": Target(policies.module, 8, "graphs of policies that are modules of torch"),
     "policy_file": Target(policies.policy_file, 8, "exported policies, loaded and acted with"),
     "team_file": Target(policies.team_file, 8, "exported teams, loaded and acted with"),
 }

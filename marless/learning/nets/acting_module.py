@@ -138,7 +138,7 @@ def program(graph: bytes) -> Program:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.use_deterministic_compute = True
         options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         inputs, (output,) = session.get_inputs(), session.get_outputs()
         described = [each for each in (*inputs, output) if each.type == "tensor(float)"]
         names = tuple(each.name for each in inputs)
@@ -149,7 +149,13 @@ def program(graph: bytes) -> Program:
             raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
         if names[: len(given)] != input_names(len(given)):
             raise CorruptError("policy state: its ONNX graph has other inputs than those of a module")
-        return Program(session, names, tuple(given), tuple(parameters), int(output.shape[1]))
+        found = Program(session, names, tuple(given), tuple(parameters), int(output.shape[1]))
+        tried = found(
+            [np.zeros((2, *shape), np.float32) for shape in given], [np.zeros(each, np.float32) for each in parameters]
+        )
+        if tried.shape != (2, found.outputs):
+            raise CorruptError(f"policy state: its ONNX graph has outputs of shape {list(tried.shape)} for two samples")
+        return found
     except CorruptError:
         raise
     except Exception as error:  # noqa: BLE001  # the libraries raise classes of their own for what they cannot read

@@ -198,7 +198,7 @@ def _template(form: _Form) -> _Template:
     if odd:
         raise SpecError(f"{where}: its parameter {odd[0]} is of {tensors[odd[0]].dtype}, expected float32")
     given = _tried(form.inputs, _NETS)
-    with torch.random.fork_rng(devices=[]):  # a module may draw numbers, which is what is looked for
+    with _BUILDING, torch.random.fork_rng(devices=[]):  # a module may draw numbers, which is what is looked for
         module_checks.check(where, module, [each[0] for each in given], form.outputs)
     flat_PD = torch.cat([tensors[name].detach().flatten() for name in template.shapes]).repeat(_NETS, 1)
     module_checks.check_stacked(where, partial(template.compute, given=given), flat_PD)
