@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError, told
+from marless.core.limits import MAX_PUBLISH_BYTES
 from marless.learning.envs.base import FloatArray
 from marless.learning.nets.acting_nets import ActingNet
 from marless.learning.nets.module_layout import GRAPH, ModuleLayout
@@ -29,6 +30,8 @@ OUTPUTS, PARAMETER = "outputs", "parameter."
 _PREFIX = "policy"
 _MOST_BYTES = 2**26
 """Of a graph, which holds what is not trained."""
+_MOST_NUMBERS = MAX_PUBLISH_BYTES // 4
+"""That inputs of a graph have together, before memory is allocated for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,46 +134,59 @@ def program(graph: bytes) -> Program:
     """Read a graph, once for all versions of a policy; raises CorruptError, and SpecError without onnxruntime."""
     onnx, onnxruntime = _libraries()
     try:
-        model = onnx.load_model_from_string(graph)
-        _check_harmless(onnx, model)
-        options = onnxruntime.SessionOptions()
-        # One thread, as NumPy's products have: results depend on nothing but the inputs, and actors share the cores.
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.use_deterministic_compute = True
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-        inputs, (output,) = session.get_inputs(), session.get_outputs()
-        described = [each for each in (*inputs, output) if each.type == "tensor(float)"]
-        names = tuple(each.name for each in inputs)
-        given = [tuple(each.shape[1:]) for each in inputs if not each.name.startswith(PARAMETER)]
-        parameters = [tuple(each.shape) for each in inputs if each.name.startswith(PARAMETER)]
-        whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
-        if output.name != OUTPUTS or len(described) != len(inputs) + 1 or not whole or not parameters:
-            raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
-        if names[: len(given)] != input_names(len(given)):
-            raise CorruptError("policy state: its ONNX graph has other inputs than those of a module")
-        found = Program(session, names, tuple(given), tuple(parameters), int(output.shape[1]))
-        tried = found(
-            [np.zeros((2, *shape), np.float32) for shape in given], [np.zeros(each, np.float32) for each in parameters]
-        )
-        if tried.shape != (2, found.outputs):
-            raise CorruptError(f"policy state: its ONNX graph has outputs of shape {list(tried.shape)} for two samples")
-        return found
+        _check_harmless(onnx.load_model_from_string(graph))
+        return _read(_session(onnxruntime, graph))
     except CorruptError:
         raise
     except Exception as error:  # noqa: BLE001  # the libraries raise classes of their own for what they cannot read
         raise CorruptError(f"policy state: its ONNX graph cannot be read: {told(error)}") from None
 
 
-def _check_harmless(onnx: Any, model: Any) -> None:  # Any: a module, and a message of it
+def _check_harmless(model: Any) -> None:  # Any: a message of the package onnx, which the actor imports here only
     """Raise CorruptError for a graph that could read files, loop, or call what is not of ONNX."""
     graph = model.graph
-    outside = [each.name for each in graph.initializer if each.external_data or each.data_location]
+    attributes = [(node.op_type, each) for node in graph.node for each in node.attribute]
+    tensors = [*graph.initializer, *(each.t for _, each in attributes)]
+    tensors += [tensor for _, each in attributes for tensor in each.tensors]
+    outside = [each.name or "a constant" for each in tensors if each.external_data or each.data_location]
     foreign = [each.op_type for each in graph.node if each.domain not in {"", "ai.onnx"}]
-    nested = [node.op_type for node in graph.node for each in node.attribute if each.graphs or each.HasField("g")]
-    if outside or foreign or nested or model.functions or graph.sparse_initializer:
-        odd = [*outside, *foreign, *nested, "functions"][0]
-        raise CorruptError(f"policy state: its ONNX graph has something that modules are not made of: {odd!r:.60}")
+    nested = [operator for operator, each in attributes if each.graphs or each.HasField("g")]
+    sparse = ["a sparse tensor"] * bool(
+        graph.sparse_initializer or any(each.HasField("sparse_tensor") for _, each in attributes)
+    )
+    functions = [each.name for each in model.functions]
+    if odd := [*outside, *foreign, *nested, *sparse, *functions]:
+        raise CorruptError(f"policy state: its ONNX graph has something that modules are not made of: {odd[0]!r:.60}")
+
+
+def _session(onnxruntime: Any, graph: bytes) -> Any:  # Any: a module without types, and its session
+    options = onnxruntime.SessionOptions()
+    # One thread, as NumPy's products have: results depend on nothing but the inputs, and actors share the cores.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def _read(session: Any) -> Program:  # Any: see `Program`
+    """The program of a session, which computes two samples; raises CorruptError for other inputs and outputs."""
+    inputs, (output,) = session.get_inputs(), session.get_outputs()
+    names = tuple(each.name for each in inputs)
+    given = tuple(tuple(each.shape[1:]) for each in inputs if not each.name.startswith(PARAMETER))
+    parameters = tuple(tuple(each.shape) for each in inputs if each.name.startswith(PARAMETER))
+    whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
+    ours = output.name == OUTPUTS and names[: len(given)] == input_names(len(given)) and parameters
+    if not whole or not ours or {each.type for each in (*inputs, output)} != {"tensor(float)"}:
+        raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
+    shapes = [*((2, *shape) for shape in given), *parameters]
+    if sum(map(prod, shapes)) > _MOST_NUMBERS:
+        raise CorruptError(f"policy state: its ONNX graph has inputs of more than {_MOST_NUMBERS:,} numbers")
+    found = Program(session, names, given, parameters, int(output.shape[1]))
+    zeros = [np.zeros(shape, np.float32) for shape in shapes]
+    tried = found(zeros[: len(given)], zeros[len(given) :])
+    if tried.shape != (2, found.outputs):
+        raise CorruptError(f"policy state: its ONNX graph has outputs of shape {list(tried.shape)} for two samples")
+    return found
 
 
 def _libraries() -> tuple[Any, Any]:  # Any: modules without types

@@ -265,6 +265,17 @@ def _outside(model):
     model.graph.initializer.append(held)
 
 
+def _outside_constant(model):
+    _outside(model)
+    held = model.graph.initializer.pop()
+    model.graph.node.append(helper.make_node("Constant", [], ["secret"], value=held))
+
+
+def _huge(model):
+    for each in model.graph.input[:2]:
+        each.type.tensor_type.shape.dim[1].dim_value = 2**40
+
+
 def _foreign(model):
     model.graph.node[0].domain = "com.microsoft"
 
@@ -290,6 +301,8 @@ def _wider(model):
     ("change", "sentence"),
     [
         (_outside, "has something that modules are not made of: 'secret'"),
+        (_outside_constant, "has something that modules are not made of: 'secret'"),
+        (_huge, "has inputs of more than 134,217,728 numbers"),
         (_foreign, "has something that modules are not made of"),
         (_nested, "has something that modules are not made of: 'If'"),
         (_renamed, "has other inputs or outputs than those of a module"),
