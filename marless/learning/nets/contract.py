@@ -26,8 +26,8 @@ _CLOSE = 2e-5
 def check_net(name: str, *, hidden: tuple[int, ...] = (6, 6), inputs: Sequence[InputShape] = _VECTORS) -> None:
     """Compare the nets of a kind in actors, in learners and by differences; raises AssertionError, naming what differs.
 
-    `name` is one of `marless.learning.nets.kinds`, or of an entry point; `hidden` is `model.hidden`; `inputs` are what
-    the nets read, such as images.
+    `name` is one of `marless.learning.nets.kinds`, or of an entry point, or "module/…"; `hidden` is `model.hidden`;
+    `inputs` are what the nets read, such as images.
     """
     for activation in acting_nets.ACTIVATE:
         for number, shape in enumerate(inputs):
