@@ -27,8 +27,17 @@ TASKS: Mapping[str, str] = MappingProxyType(
 )
 """Task of marless, without "mujoco/", and of Gymnasium."""
 ALGORITHMS = ("ppo", "sac", "td3")
+_MANY_COPIES = {"count": 2, "envs": 32, "steps": 32}
 TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"half_cheetah": {"actors": {"count": 2, "envs": 32, "steps": 32}}}
+    {
+        "half_cheetah": {
+            "actors": _MANY_COPIES,
+            "algorithm.initial_std": 0.37,
+            "algorithm.gamma": 0.98,
+            "algorithm.gae_lambda": 0.92,
+            "algorithm.clip": 0.1,
+        }
+    }
 )
 """By task, settings of PPO that differ from `examples/hopper.yaml`, by their dotted names; chosen with other seeds."""
 COPIES = 8
