@@ -16,6 +16,7 @@ missing. Returns do not depend on the load of the machine. Rates do: for these, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -136,9 +137,10 @@ class RunsKept:
         self, system: str, algorithm: str, task: str, env_steps: int, seed: int, *, train: bool = True
     ) -> Trained | None:
         """The run of this system; one that is not known is trained and kept, or None without `train`."""
-        key = {"system": system, "algorithm": algorithm, "task": task, "env_steps": env_steps, "seed": seed}
-        if system == "marless" and algorithm == "ppo":
-            key["tuned"] = dict(TUNED.get(task, {}))
+        key: Row = {"system": system, "algorithm": algorithm, "task": task, "env_steps": env_steps, "seed": seed}
+        if system == "marless":
+            job = (ROOT / "examples" / EXAMPLES[algorithm]).read_bytes()
+            key |= {"tuned": dict(TUNED.get(task, {})), "job": hashlib.sha256(job).hexdigest()[:12]}
         name = json.dumps(key)
         if name not in self._found:
             self._read()
