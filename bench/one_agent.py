@@ -38,6 +38,8 @@ from bench.peers import install
 from marless.cost.comparison.statistics import difference, interquartile_mean
 
 MARGIN = 0.15
+LEAST_SEEDS = 3
+"""Of fewer pairs, an interval may be narrow by chance."""
 EXAMPLES = {"ppo": "hopper.yaml", "sac": "hopper-sac.yaml", "td3": "hopper-sac.yaml"}
 SYSTEMS = {
     "marless": "marless",
@@ -162,14 +164,14 @@ class RunsKept:
             self._found[json.dumps(line["run"])] = Trained(*given)
 
 
-def row(task: str, algorithm: str, system: str, found: Mapping[int, Trained], base: Mapping[int, Trained]) -> Row:
+def row(task: str, system: str, found: Mapping[int, Trained], base: Mapping[int, Trained]) -> Row:
     """The row of a system, given its runs by seed; `base` are those of marless."""
     runs, both = list(found.values()), sorted(found.keys() & base.keys())
     played = [each.mean for each in runs if each.returns]
     ratios = [base[seed].rate / found[seed].rate for seed in both]
     own = found is base or not both
     return {
-        "task": f"{task}, {algorithm}",
+        "task": task,
         "system": system,
         "seeds": len(runs),
         "greedy return": greedy(played),
@@ -192,8 +194,8 @@ def greedy(means: Sequence[float]) -> str:
 def verdict(mine: Sequence[Trained], peer: Sequence[Trained]) -> str:
     """Whether the interval of the difference of means, by pairs of seeds, lies above the margin."""
     found = difference([each.mean for each in mine], [each.mean for each in peer])
-    if found.low is None or found.high is None:
-        return "one seed does not show it"
+    if found.low is None or found.high is None or len(mine) < LEAST_SEEDS:
+        return "too few seeds"
     least = -MARGIN * abs(statistics.fmean(each.mean for each in peer))
     said = "yes" if found.low > least else "not shown"
     return f"{said}: {found.mean:+,.0f} ({found.low:+,.0f} – {found.high:+,.0f})"
@@ -227,12 +229,17 @@ def main() -> None:
                 if run is not None:
                     found[task][name][seed] = run
     rows = [
-        row(task, args.algorithm, SYSTEMS[name], runs, by_system.get("marless", runs))
+        row(task, SYSTEMS[name], runs, by_system.get("marless", runs))
         for task, by_system in found.items()
         for name, runs in by_system.items()
         if runs
     ]
-    headline = {"env_steps": args.env_steps, "seeds": args.runs, "minutes": round((time.time() - began) / 60)}
+    headline = {
+        "algorithm": args.algorithm,
+        "env_steps": args.env_steps,
+        "seeds": args.runs,
+        "minutes": round((time.time() - began) / 60),
+    }
     harness.report("one_agent", about, rows, headline, args.json)
 
 
