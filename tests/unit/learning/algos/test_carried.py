@@ -60,7 +60,9 @@ def _advantages(learner: PPOLearner, trajectory: Trajectory) -> np.ndarray:
     tensors = upload(tabulate([trajectory], 0, False), torch.device("cpu"))
     segments = Segments.of(tensors) if learner._remembers else None
     stacked = learner._stacks(rounds.inputs(rounds.INDEPENDENT, [trajectory]), parts=1)
-    passes = critic_passes(learner._judges(stacked, learner._critics.copies), learner._seen(tensors), segments)
+    served = learner._policies.copies([(stack.names, stack.starts) for stack in stacked])
+    judges = learner._judges(list(zip(stacked, served, strict=True)), learner._critics.copies)
+    passes = critic_passes(judges, learner._seen(tensors), segments)
     advantage_N1S = estimate(passes, tensors, segments, learner._config).advantage
     return advantage_N1S.view(len(rounds.AGENTS), trajectory.steps, -1).transpose(0, 1).numpy()
 

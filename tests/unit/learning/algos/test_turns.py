@@ -124,5 +124,7 @@ def values(made: Trained, make) -> list[float]:
     tensors = upload(tabulate([trajectory], 0, False), torch.device("cpu"))
     segments = Segments.of(tensors) if learner._remembers else None
     stacked = learner._stacks(rounds.inputs(groups, [trajectory]), parts=1)
-    passes = critic_passes(learner._judges(stacked, learner._critics.copies), learner._seen(tensors), segments)
+    served = learner._policies.copies([(stack.names, stack.starts) for stack in stacked])
+    judges = learner._judges(list(zip(stacked, served, strict=True)), learner._critics.copies)
+    passes = critic_passes(judges, learner._seen(tensors), segments)
     return estimate(passes, tensors, segments, learner._config).value[:, 0, 0].tolist()
