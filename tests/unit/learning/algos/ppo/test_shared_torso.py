@@ -144,7 +144,9 @@ def test_curvature_is_of_the_policy_alone(spaces: EnvSpaces) -> None:
     action = spaces.class_of("a").action
     batch = {"features": torch.randn(1, 6, 30, generator=rng), "advantage": torch.randn(1, 1, 30, generator=rng)}
     batch["features"][:, -1] = 1
-    batch["action"] = torch.zeros(1, 1, 30) if spaces is rounds.DISCRETE else torch.randn(1, action.n, 30)
+    batch["action"] = (
+        torch.zeros(1, 1, 30) if spaces is rounds.DISCRETE else torch.randn(1, action.n, 30, generator=rng)
+    )
     flat = function.tensors["flat"]
     direction, start, step = torch.randn(flat.shape, generator=rng), flat.clone(), 1e-3
     product = function.hessian(batch)(direction).clone()
