@@ -5,8 +5,12 @@ Shapes: P nets, D parameters, I inputs + 1, H units of memory, K outputs, T step
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +24,22 @@ from marless.learning.nets.net_kind import InputShape, Layer, Ops, Window
 from marless.learning.nets.stacked import matrices
 
 _CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
-_CHUNK_OF_IMAGES = 256
+_SAMPLES_OF_IMAGES = 128
+"""Samples of a part: with images, parts are computed on several threads. Their number does not depend on that of the
+threads, so that sums of gradients do not either. With smaller ones, a single thread takes a tenth longer.
+"""
 _PIXELS = 16
+_GivenT = TypeVar("_GivenT")
+_FoundT = TypeVar("_FoundT")
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Outputs of some samples, and what they were computed of, for autograd."""
+
+    leaf_PD: Tensor  # noqa: N815  # a shape suffix
+    input_PIM: Tensor  # noqa: N815
+    output_PKM: Tensor  # noqa: N815
 
 
 class Unrolled:
@@ -34,36 +52,70 @@ class Unrolled:
         self.activation = activation
         self.gradient_PD = torch.zeros_like(flat_PD)
         self._flat_PD = flat_PD
-        self._leaf_PD = self._input_PIM = self._output_PKM = flat_PD.new_empty(0)
+        self._parts: list[_Part] = []
 
     @property
     def output_layer(self) -> Tensor:
         return matrices(self.layout, self._flat_PD)[-1]
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        # `detach` copies nothing: the leaf is the present weights, and the caller's tensor stays out of the graph.
-        self._leaf_PD = self._flat_PD.detach().requires_grad_()
-        self._input_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach().requires_grad_()
-        self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, self._input_PIM, resets, memory)
-        return self._output_PKM.detach()
+        whole_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach()
+        # Samples of one episode stay together, and without images a graph is computed sooner than threads begin.
+        apart = self.layout.image is not None and not self.layout.memory
+        pieces = torch.split(whole_PIM, _SAMPLES_OF_IMAGES, dim=2) if apart else (whole_PIM,)
+
+        def compute(piece_PIM: Tensor) -> _Part:
+            # `detach` copies nothing: the leaf is the present weights, and the caller's tensor stays out of the graph.
+            leaf_PD, input_PIM = self._flat_PD.detach().requires_grad_(), piece_PIM.detach().requires_grad_()
+            output_PKM = outputs(self.layout, leaf_PD, self.activation, input_PIM, resets, memory)
+            return _Part(leaf_PD, input_PIM, output_PKM)
+
+        self._parts = self._each(compute, pieces)
+        return torch.cat([part.output_PKM.detach() for part in self._parts], dim=2)
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`. It can be called once after each `forward`, whose graph is freed."""
-        (gradient_PD,) = pulled_back(d_output_PKM, self._output_PKM, self._leaf_PD)
+        found = self._pulled_back(d_output_PKM, lambda part: part.leaf_PD)
+        total_PD = sum(found[1:], found[0])  # in the order of the parts, whoever ends first
         written = self.layout.size - self.layout.free
-        self.gradient_PD[:, :written] = gradient_PD[:, :written]
+        self.gradient_PD[:, :written] = total_PD[:, :written]
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        (gradient_PIM,) = pulled_back(d_output_PKM, self._output_PKM, self._input_PIM)
+        gradient_PIM = torch.cat(self._pulled_back(d_output_PKM, lambda part: part.input_PIM), dim=2)
         return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
+
+    def _pulled_back(self, d_output_PKM: Tensor, leaf: Callable[[_Part], Tensor]) -> list[Tensor]:
+        """The gradient at a leaf of each part."""
+        pieces = torch.split(d_output_PKM, [part.output_PKM.shape[2] for part in self._parts], dim=2)
+
+        def pull(given: tuple[_Part, Tensor]) -> Tensor:
+            part, d_PKM = given
+            (found,) = pulled_back(d_PKM, part.output_PKM, leaf(part))
+            return found
+
+        return self._each(pull, list(zip(self._parts, pieces, strict=True)))
+
+    def _each(self, compute: Callable[[_GivenT], _FoundT], given: Sequence[_GivenT]) -> list[_FoundT]:
+        """What is computed of each; of several, on as many threads as functions of an update have."""
+        threads = min(len(given), torch.get_num_interop_threads())
+        if threads < 2 or self._flat_PD.device.type != "cpu":
+            return [compute(each) for each in given]
+        # A thread whose first operation is a convolution's gradient would compute that on OMP_NUM_THREADS threads, and
+        # add up in another order, unless it is told how many it has.
+        each_has = torch.get_num_threads()
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(each_has,)) as pool:
+            return list(pool.map(compute, given))
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         whole = resets is not None and self.layout.memory > 0  # samples of one episode stay together
-        with torch.no_grad():
-            at_once = _CHUNK_OF_IMAGES if self.layout.image else _CHUNK
-            chunks = [input_PIS] if whole else torch.split(input_PIS, at_once, dim=2)
-            found = [outputs(self.layout, self._flat_PD, self.activation, each, resets) for each in chunks]
-        return torch.cat(found, dim=2)
+        at_once = _SAMPLES_OF_IMAGES if self.layout.image else _CHUNK
+
+        def compute(piece_PIS: Tensor) -> Tensor:
+            with torch.no_grad():  # here, because each thread has this state of its own
+                return outputs(self.layout, self._flat_PD, self.activation, piece_PIS, resets)
+
+        pieces = (input_PIS,) if whole else torch.split(input_PIS, at_once, dim=2)
+        return torch.cat(self._each(compute, pieces) if self.layout.image else list(map(compute, pieces)), dim=2)
 
 
 def outputs(

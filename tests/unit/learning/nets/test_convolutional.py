@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from marless.core.errors import SpecError
-from marless.learning.nets import stacked
+from marless.learning.nets import stacked, unrolled
 from marless.learning.nets.contract import check_net
 from marless.learning.nets.kinds import IMPALA, NATURE
 from marless.learning.nets.layout import NetLayout, generator, layout_of
@@ -122,6 +126,61 @@ def test_their_outputs_and_gradients_are_those_of_torchs_modules(name, image, sh
         weight = weight if weight.dim() == 2 else weight.permute(0, 2, 3, 1).flatten(1)
         torch.testing.assert_close(gradient_OI[:, :-1], weight, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(gradient_OI[:, -1], layer.bias.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("samples", [128, 300])
+def test_parts_of_a_minibatch_add_up_to_the_whole(samples, monkeypatch):
+    layout = layout_of(IMPALA, InputShape(3 * 11 * 8, (3, 11, 8)), (7,), 6)
+    rng = torch.Generator().manual_seed(0)
+    x, d = torch.rand(2, layout.inputs + 1, samples, generator=rng), torch.randn(2, 6, samples, generator=rng)
+    flat_PD = torch.cat([_numbers(layout, seed) for seed in (1, 2)])
+    found = []
+    for at_once in (unrolled._SAMPLES_OF_IMAGES, 1000):
+        monkeypatch.setattr(unrolled, "_SAMPLES_OF_IMAGES", at_once)
+        net = stacked.net(layout, flat_PD, "relu")
+        output = net.forward(x)
+        assert len(net._parts) == -(-samples // at_once)
+        net.backward(d)
+        found.append((output, net.gradient_PD))
+    for ours, whole in zip(*found, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-3, atol=1e-3)
+
+
+THREADS = """
+import hashlib, sys
+import numpy as np
+import torch
+from marless.learning.nets import kernels, stacked
+from marless.learning.nets.layout import layout_of
+from marless.learning.nets.net_kind import InputShape
+
+torch.set_num_threads(int(sys.argv[1]))
+kernels.compute_side_by_side()
+layout = layout_of("nature", InputShape(4 * 84 * 84, (4, 84, 84)), (32,), 7)
+flat_1D = torch.from_numpy(layout.initial(np.random.default_rng(0), 1.0))[None]
+rng = torch.Generator().manual_seed(0)
+x, d = torch.rand(1, 256, layout.inputs + 1, generator=rng), torch.randn(1, 7, 256, generator=rng)
+net = stacked.net(layout, flat_1D, "relu")
+for _ in range(2):
+    output = net.forward(x.transpose(1, 2))
+    net.backward(d)
+print(hashlib.sha256(output.numpy().tobytes() + net.gradient_PD.numpy().tobytes()).hexdigest())
+"""
+
+
+def test_weights_do_not_depend_on_the_number_of_threads():
+    """Nor on OMP_NUM_THREADS, which a new thread would take for its own."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", THREADS, threads],
+            env={**os.environ, "OMP_NUM_THREADS": "2"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert found[0] == found[1] != ""
 
 
 def test_what_they_cannot_read_is_refused_in_one_sentence():
