@@ -33,7 +33,7 @@ import numpy as np
 import marless
 from bench import harness, systems
 from bench.harness import ROOT, Row
-from bench.one_agent_task import ALGORITHMS, TASKS, TUNED, returns, warm_up
+from bench.one_agent_task import ALGORITHMS, COPIES, TASKS, TUNED, returns, warm_up
 from bench.peers import install
 from marless.cost.comparison.statistics import difference, interquartile_mean
 
@@ -43,13 +43,15 @@ LEAST_SEEDS = 3
 EXAMPLES = {"ppo": "hopper.yaml", "sac": "hopper-sac.yaml", "td3": "hopper-sac.yaml"}
 SYSTEMS = {
     "marless": "marless",
+    "many": f"marless, {COPIES} copies",
     "zoo": "Stable-Baselines3, its zoo",
     "equal": "Stable-Baselines3, as marless",
     "rllib": "RLlib, as marless",
 }
 """What each is called in tables."""
+OURS = ("marless", "many")
 DEFAULT = "marless,zoo,equal"
-PPO_ONLY = ("equal", "rllib")
+PPO_ONLY = ("many", "equal", "rllib")
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,17 @@ Train = Callable[[str, str, int, int], Trained]
 """Trains, given algorithm, task, env steps and seed."""
 
 
-def ours(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
-    """Train with marless in one process, and play with what `marless.load_policy` loads."""
+def ours(algorithm: str, task: str, env_steps: int, seed: int, copies: int | None = None) -> Trained:
+    """Train with marless in one process, and play with what `marless.load_policy` loads.
+
+    `copies` are of PPO, in place of the example's, with as many samples in a round.
+    """
     wanted: dict[str, object] = {"seed": seed, "env.name": f"mujoco/{task}", "stop.env_steps": env_steps}
     wanted["evaluation"] = {"every": 0, "episodes": 1, "random_episodes": 1}
     if algorithm == "ppo":
         wanted |= {"algorithm.lr.env_steps": env_steps, **TUNED.get(task, {})}
+        if copies:
+            wanted["actors"] = {"count": 2, "envs": copies // 2, "steps": 2048 // copies}
     else:
         wanted |= dict.fromkeys(("algorithm.warmup", "algorithm.random_steps"), warm_up(env_steps))
     if algorithm == "td3":
@@ -121,6 +128,7 @@ def rllib(algorithm: str, task: str, env_steps: int, seed: int) -> Trained:
 
 TRAIN: Mapping[str, Train] = {
     "marless": ours,
+    "many": partial(ours, copies=COPIES),
     "zoo": partial(theirs, "zoo"),
     "equal": partial(theirs, "equal"),
     "rllib": rllib,
@@ -140,7 +148,7 @@ class RunsKept:
     ) -> Trained | None:
         """The run of this system; one that is not known is trained and kept, or None without `train`."""
         key: Row = {"system": system, "algorithm": algorithm, "task": task, "env_steps": env_steps, "seed": seed}
-        if system == "marless":
+        if system in OURS:
             job = (ROOT / "examples" / EXAMPLES[algorithm]).read_bytes()
             key |= {"tuned": dict(TUNED.get(task, {})), "job": hashlib.sha256(job).hexdigest()[:12]}
         name = json.dumps(key)
@@ -216,7 +224,7 @@ def main() -> None:
         parser.error(f"{unknown[0]} is neither a task ({', '.join(sorted(TASKS))}) nor a system ({', '.join(SYSTEMS)})")
     if args.algorithm != "ppo":
         chosen = [name for name in chosen if name not in PPO_ONLY]
-    peers = {"rllib" if name == "rllib" else "sb3" for name in chosen if name != "marless" and not args.kept}
+    peers = {"rllib" if name == "rllib" else "sb3" for name in chosen if name not in OURS and not args.kept}
     if missing := [peer for peer in sorted(peers) if not install.installed(peer)]:
         parser.error(f"{missing[0]} is not installed: python -m bench.peers.install {missing[0]}")
     about, began = harness.machine(), time.time()
@@ -229,7 +237,7 @@ def main() -> None:
                 if run is not None:
                     found[task][name][seed] = run
     rows = [
-        row(task, SYSTEMS[name], runs, by_system.get("marless", runs))
+        row(task, SYSTEMS[name], runs, runs if name in OURS else by_system.get("marless", runs))
         for task, by_system in found.items()
         for name, runs in by_system.items()
         if runs

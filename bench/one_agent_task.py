@@ -37,8 +37,11 @@ _CAREFUL: Mapping[str, object] = MappingProxyType(
 """Many copies, and policies that act less widely and change less at once."""
 TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType({"walker2d": _CAREFUL, "half_cheetah": _CAREFUL})
 """By task, settings of PPO that differ from `examples/hopper.yaml`, by their dotted names; chosen with other seeds."""
-COPIES = 8
-"""Copies that Stable-Baselines3 steps where a round has as many samples as one of marless; its zoo has one copy."""
+COPIES = 64
+"""Copies that Stable-Baselines3 steps where a round has as many samples as one of marless; its zoo has one copy. It was
+the quickest of 8, 32 and 64 in one process, on one thread and two, and of 2, 8 and 32 in processes of their own."""
+RLLIB_COPIES = 16
+"""Copies of each of RLlib's two env runners, the quickest of 8, 16 and 32."""
 
 
 def warm_up(env_steps: int) -> int:

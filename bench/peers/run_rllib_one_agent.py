@@ -1,8 +1,7 @@
 """RLlib's PPO (new API stack) on one of MuJoCo's tasks: trains, and prints env steps and seconds as one JSON line.
 
 It is compared by its rate only: no episodes are played. The settings are those of marless's `examples/hopper.yaml`: two
-env runners with eight copies each, as many samples in a round, epochs, minibatches and units; RLlib's own filter
-normalises observations.
+env runners, as many samples in a round, epochs, minibatches and units; RLlib's own filter normalises observations.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from bench.one_agent_task import COPIES, TASKS
+from bench.one_agent_task import RLLIB_COPIES, TASKS
 
 RUNNERS, SAMPLES = 2, 2048
 
@@ -34,7 +33,7 @@ def config(task: str, seed: int) -> PPOConfig:
         .framework("torch")
         .env_runners(
             num_env_runners=RUNNERS,
-            num_envs_per_env_runner=COPIES,
+            num_envs_per_env_runner=RLLIB_COPIES,
             num_cpus_per_env_runner=1,
             env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
         )
