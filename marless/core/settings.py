@@ -68,6 +68,12 @@ HABITS: Mapping[str, str] = {
     **dict.fromkeys(("gae", "lam", "lambda", "lambda_", "gae_lambda"), "algorithm.gae_lambda"),
     **dict.fromkeys(("clip_param", "clip_range", "clip_eps", "eps_clip", "clip_coef"), "algorithm.clip"),
     **dict.fromkeys(("vf_clip_param", "clip_range_vf"), "algorithm.value_clip"),
+    **dict.fromkeys(("torso", "shared_torso", "vf_share_layers", "share_layers"), "algorithm.torso: shared, of ippo"),
+    **dict.fromkeys(
+        ("value_weight", "vf_coef", "vf_loss_coeff", "value_loss_coef"),
+        "algorithm.value_weight, of ippo with torso: shared; critics that are nets of their own need none",
+    ),
+    "log_std_init": "algorithm.initial_std, the deviation and not its logarithm",
     **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff"), "algorithm.entropy"),
     **dict.fromkeys(("n_epochs", "num_epochs", "num_sgd_iter", "ppo_epoch", "update_epochs"), "algorithm.epochs"),
     **dict.fromkeys(("num_minibatches", "num_mini_batch"), "algorithm.minibatches"),
