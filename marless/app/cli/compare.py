@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless.app.cli import exits
+from marless.app.cli.comparison_folder import ComparisonFolder
 from marless.app.cli.options import (
     CoordinatorOptions,
     JobFileArgument,
@@ -30,14 +29,11 @@ from marless.app.cli.options import (
     preset_names,
 )
 from marless.app.cli.output import console, data, say, show_object
-from marless.app.cli.recorded import Recorded, from_folder
 from marless.app.cli.working import Working
-from marless.core import documents, regular_files
-from marless.core.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError
+from marless.core import documents
+from marless.core.errors import MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
-    from marless.app.cli.train import Show
-    from marless.app.client import Client
     from marless.cost.comparison.runs import Run, Variant
     from marless.cost.comparison.table import Comparison
     from marless.jobs.spec import JobSpec
@@ -123,9 +119,10 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         runs = _planned(asked, at)
     if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
         raise SpecError(f"{asked.folder} is not empty; continue it with --resume, or choose another --out")
-    _make(asked, runs, at)
+    place = ComparisonFolder((asked.folder / "runs").resolve())
+    place.make_missing(runs, at, continues=f"the same command with --resume --out {asked.folder} continues")
     with Working("comparing"):
-        comparison = _compared(asked, runs)
+        comparison = _compared(asked, place, runs)
     _report(asked, comparison, output)
 
 
@@ -197,38 +194,7 @@ def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     return planned_runs(asked.job, asked.variants, asked.seeds)
 
 
-def _make(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> None:
-    """Make all runs that are not finished yet; if interrupted, print how to continue."""
-    import asyncio
-
-    place = ComparisonFolder((asked.folder / "runs").resolve())
-    continues = f"the same command with --resume --out {asked.folder} continues"
-    missing = [run for run in runs if not place.finished(run)]
-    if len(missing) < len(runs):
-        say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
-    try:
-        with ExitStack() as held:
-            client = held.enter_context(at.client()) if at.coordinator and missing else None
-            if client:
-                say("note: runs share this coordinator's workers: the first run is charged for their start")
-            for run in missing:
-                number = f"{runs.index(run) + 1} of {len(runs)}"
-                if client:
-                    place.make_there(run, number, client)
-                else:
-                    place.make_here(run, number)
-    except (InterruptedRunError, KeyboardInterrupt, asyncio.CancelledError) as interrupt:  # the last: Ctrl-C twice
-        say(f"{str(interrupt) or 'interrupted'}; {continues}")
-        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
-    except SpecError:
-        raise
-    except JobStateError as error:
-        raise JobStateError(f"{error}; {continues}") from None
-    except UnavailableError as error:
-        raise UnavailableError(f"{error}; {continues}") from None
-
-
-def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
+def _compared(asked: _Asked, place: ComparisonFolder, runs: Sequence[Run]) -> Comparison:
     from marless.cost.comparison import table
     from marless.cost.comparison.runs import figures
     from marless.learning.envs import registry
@@ -238,7 +204,6 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     # In a competitive job, each side is evaluated against random opponents, too.
     compete = competitive(registry.spaces(asked.job.env.name, asked.job.env.arguments))
     sides: Mapping[str, Side] = {}
-    place = ComparisonFolder((asked.folder / "runs").resolve())
     specs = {variant.name: variant.spec for variant in asked.variants}
     found = []
     for run in runs:
@@ -298,104 +263,3 @@ def _show(comparison: Comparison, statements: Sequence[str]) -> None:
     console().print(shown)
     for statement in statements:
         data(f"- {statement}")
-
-
-Result = TypeVar("Result")
-
-
-class InterruptedRunError(JobStateError):
-    """The run was interrupted by Ctrl-C."""
-
-
-@dataclass(frozen=True)
-class ComparisonFolder:
-    """The directory with the run folders of a comparison."""
-
-    runs: Path
-
-    def finished(self, run: Run) -> bool:
-        """True if the run has succeeded; raises SpecError if another job has its id."""
-        found = self._found(run, records=False)
-        return found is not None and found.state == "SUCCEEDED"
-
-    def read(self, run: Run) -> Recorded:
-        """Read a finished run with its records; raises NotFoundError if it no longer exists."""
-        found = self._found(run, records=True)
-        if found is None:
-            raise NotFoundError(f"{self.runs / run.id} no longer exists; --resume repeats that run")
-        return found
-
-    def _found(self, run: Run, *, records: bool) -> Recorded | None:
-        folder = self.runs / run.id
-        if not regular_files.is_there(folder / "job.json"):
-            return None
-        found = from_folder(folder, records=records)
-        check_same(run, found.spec, str(folder))
-        return found
-
-    def make_here(self, run: Run, number: str) -> None:
-        """Make a run on this machine, on a stack of its own, so that all runs have the same cold starts."""
-        from marless.app.cli import train
-
-        folder = self.runs / run.id
-        known = regular_files.is_there(folder / "job.json")
-        if folder.exists() and not known:
-            shutil.rmtree(folder)  # it was interrupted before the job existed
-        if known:
-            outcome = _shown(run, number, lambda show: train.resume(run.id, runs=self.runs, stop=None, show=show))
-        else:
-            outcome = _shown(run, number, lambda show: train.train(run.spec, job_id=run.id, runs=self.runs, show=show))
-        if outcome.interrupted:
-            raise InterruptedRunError(f"interrupted in run {run.id}")
-        if outcome.job.state != "SUCCEEDED":
-            raise JobStateError(f"run {run.id} ended {outcome.job.state}: {outcome.job.reason}")
-
-    def make_there(self, run: Run, number: str, client: Client) -> None:
-        """Make a run on a coordinator, and download its run folder."""
-        from marless.jobs import spec as specs
-
-        try:
-            known = client.get(run.id)
-        except NotFoundError:
-            known = client.submit(run.spec, job=run.id)
-        else:
-            document = documents.yaml_of(client.read(run.id, "spec.yaml").decode(), f"job {run.id}")
-            check_same(run, specs.parse(document, f"job {run.id}"), f"the coordinator's job {run.id}")
-            if known.state.ended and known.state != "SUCCEEDED":
-                known = client.resume(run.id)
-        if not known.state.ended:
-            _shown(run, number, lambda show: _follow(client, run.id, show))
-            known = client.get(run.id)
-        if known.state != "SUCCEEDED":
-            raise JobStateError(f"run {run.id} ended {known.state}: {known.reason}")
-        client.download(run.id, self.runs / run.id)
-
-
-def check_same(run: Run, found: JobSpec, where: str) -> None:
-    """Raise SpecError, naming the sections, if `found` does not train identically to the run's spec."""
-    from marless.jobs.presets import training_key
-
-    wanted, there = (json.loads(training_key(spec)) for spec in (run.spec, found))
-    differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
-    if differing:
-        raise SpecError(
-            f"{where} was run with other settings ({', '.join(differing)}); choose another --out, "
-            "or another name for the job"
-        )
-
-
-def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
-    from marless.app.cli.progress import TrainingProgress
-    from marless.app.cli.train import Show
-
-    say(f"run {number}: {run.id} for {', '.join(run.variants)}")
-    with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
-        return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
-
-
-def _follow(client: Client, job: str, show: Show) -> None:
-    for event in client.watch(job):
-        if event.record:
-            show.record(event.record)
-        elif event.job and not event.job.state.ended:
-            show.doing(event.job.reason)
