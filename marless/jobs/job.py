@@ -14,6 +14,7 @@ from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
+from marless.jobs.scaling.placebo import made_scaling
 from marless.jobs.schedules.base import SCHEDULES, Schedule, made
 from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
 from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
@@ -150,7 +151,7 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
             "model.normalise_observations: agents observe images, whose bytes nets read as 0 to 1; leave it out"
         )
     context = _context(spec, spaces, groups)
-    policy = SCALING_POLICIES.find(spec.scaling.name).make(spec.scaling, context)
+    policy = made_scaling(SCALING_POLICIES.find(spec.scaling.name), spec.scaling, context)
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
     signals = SCALING_POLICIES.find(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
@@ -298,6 +299,7 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         samples=spec.sharing.samples,
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
+        seed=spec.seed,
     )
 
 

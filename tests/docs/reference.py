@@ -61,6 +61,7 @@ SHORTER = (
     ("true or false", "boolean"),
     (r" and ≤ 1,000,000,000(,000)*", ""),
     (r"number (.*), or section of start, end, env_steps", r"schedule \1"),
+    (r"≥ (\S+) and ≤ ", r"\1 to "),
     (r"([≥>]) (\S+) and ([≤<]) ", r"\1 \2, \3 "),
 )
 """What columns say in fewer words than `marless settings`, which explains each setting by itself."""
@@ -105,7 +106,9 @@ def _chosen(section: str) -> list[tuple[SettingInfo, str]]:
 
 def _under(section: str, name: str) -> dict[SettingInfo, list[str]]:
     """The settings that a section has with this name; those of `stellaris` with the rules that have them."""
-    given = {"stellaris": ["actors.episodes=fresh"], "adapt": ["scaling.goal=0"]}.get(name, [])
+    given = {"stellaris": ["actors.episodes=fresh"], "adapt": ["scaling.goal=0"], "given": ["scaling.actors=[1]"]}.get(
+        name, []
+    )
     found: dict[SettingInfo, list[str]] = {}
     for rule in RULES if name == "stellaris" else ("",):
         chosen = [f"schedule.aggregation.rule={rule}"] if rule else []

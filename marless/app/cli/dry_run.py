@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +144,14 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
 def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
     """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
     from marless.cost.estimates.forecast import Pace
+    from marless.jobs.scaling.given import GivenConfig
 
     spec = job.spec
     most = Pace(actors=spec.actors.count, factor=1.0, shared=False, slots=slots)
     few = max(spec.actors.count // len(job.spaces.agents), 1) if spec.scaling.name != "fixed" else most.actors
+    if isinstance(spec.scaling, GivenConfig):
+        few = round(spec.scaling.mean(spec.stop.rounds or len(spec.scaling.actors)))
+        most = replace(most, actors=few)
     shared = spec.sharing.name != "fixed"
     return [
         most,
@@ -200,7 +204,9 @@ def _assumptions(found: Calibration, job: PreparedJob, slots: int) -> list[str]:
     ]
     if found.updates and found.samples_share < 1:
         sentences.append(f"updates were measured on {found.samples_share:.1%} of a round's samples, and extrapolated")
-    if spec.scaling.name != "fixed" or spec.sharing.name != "fixed":
+    if spec.scaling.name == "given":
+        sentences.append("assumed: each round has as many actors as a round of the list has on average")
+    if spec.scaling.name not in ("fixed", "given") or spec.sharing.name != "fixed":
         sentences.append(
             "likely and high: all actors, and a learner per policy; low: as few as the policies may choose"
         )

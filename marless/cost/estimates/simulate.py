@@ -30,14 +30,13 @@ from marless.jobs import prices as price_tables
 from marless.jobs.job import Budget, PreparedJob, decide, prepare
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.record import Distances, PhaseSeconds, RoundRecord
+from marless.jobs.scaling.base import METRICS, Signal
 from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec
 
 HISTORY_ROUNDS = 512
 """Number of recent rounds that decisions see, as in a coordinator."""
 RETURNS = "as recorded: a replay does not know what other actors and groups would have learned"
-_SIGNALS = {"curvature": "curvature", "noise": "noise_scale"}
-"""The metric of each signal that learners can measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +306,9 @@ class _Walk:
 def _check_signals(records: Sequence[RoundRecord], job: PreparedJob) -> None:
     """Raise SpecError for policies that need metrics which the recorded learners did not measure."""
     spec = job.spec
-    for signal, needed in (("curvature", job.curvature), ("noise", job.noise)):
-        metric = _SIGNALS[signal]
+    asked: tuple[tuple[Signal, bool], ...] = (("curvature", job.curvature), ("noise", job.noise))
+    for signal, needed in asked:
+        metric = METRICS[signal]
         if not needed or any(metric in metrics for record in records for metrics in record.metrics.values()):
             continue
         sharing = signal == "curvature" and SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)

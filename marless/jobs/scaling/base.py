@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 Signal = Literal["curvature", "noise"]
 """A measurement that a scaling policy can ask learners for; see `marless.core.settings.Measure`."""
+METRICS: Mapping[Signal, str] = {"curvature": "curvature", "noise": "noise_scale"}
+"""Names of these measurements in the metrics of records."""
+LARGEST = 1e100
+"""Larger values come from a division by almost zero, and would overflow in a variance."""
+
+
+class PlaceboConfig(Strict):
+    """A log-normal distribution of random numbers in place of a measured signal; see `marless.jobs.scaling.placebo`."""
+
+    median: float = Field(gt=0, le=LARGEST, description="median of the numbers")
+    deviation: float = Field(ge=0, le=20, description="standard deviation of their natural logarithms")
 
 
 class ScalingConfig(Strict):
@@ -35,6 +46,9 @@ class ScalingConfig(Strict):
     within_budget: bool = Field(
         False,
         description="limit actors to what the rest of stop.cost_usd pays in all remaining rounds",
+    )
+    placebo: PlaceboConfig | None = Field(
+        None, description="control: log-normal random numbers in place of what learners measured"
     )
 
     @classmethod
@@ -73,6 +87,8 @@ class ScalingContext:
     """`functions`: their sizes; None if the cost of rounds is not needed."""
     budget_usd: float | None = None
     """`stop.cost_usd`."""
+    seed: int = 0
+    """The job's seed."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +128,6 @@ class ScalingKind(Protocol):
         """Make the policy of one job; raises SpecError for settings that do not fit the job."""
 
 
-LARGEST = 1e100
-"""Larger values come from a division by almost zero, and would overflow in a variance."""
 Series = dict[int, float]
 """Values by round, oldest first."""
 
@@ -147,7 +161,7 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "scaling policy",
     "marless.scaling",
     "SCALING",
-    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "adapt", "nitro", "gns", "marless")}
+    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "given", "adapt", "nitro", "gns", "marless")}
     | {"max": "marless.jobs.scaling.fixed:MAX"},
 )
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from marless.core.group import Group
 from marless.jobs.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
+from marless.jobs.scaling.placebo import made_scaling
 from marless.learning.data.returns import EpisodeReturns
 
 AGENTS = tuple(f"agent_{number}" for number in range(6))
@@ -32,7 +33,7 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
     reproducible: from the same history, and by a new policy that reads the history from a file.
     """
     context = ScalingContext(max_actors=max_actors, agents=len(AGENTS), groups=APART, rounds=rounds)
-    policy, least = kind.make(config, context), config.least(context)
+    policy, least = made_scaling(kind, config, context), config.least(context)
     history: deque[RoundRecord] = deque(maxlen=_HISTORY)
     written: list[RoundRecord] = []
     chance = random.Random(20)
@@ -43,7 +44,7 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
         _require(tuple(history) == shown, f"{where}: changed the history that it was given")
         _check(decision, least, max_actors, where)
         _require(policy.decide(history, groups) == decision, f"{where}: asked again, it decides otherwise")
-        restarted = kind.make(config, context).decide(written, groups)
+        restarted = made_scaling(kind, config, context).decide(written, groups)
         _require(
             _read_back(restarted) == _read_back(decision),
             f"{where}: decides otherwise after a restart; what it must remember belongs into ScalingDecision.inputs",

@@ -146,7 +146,7 @@ MISTAKES = {
     "scaling: {name: nitro, decay: 0}": "scaling.decay: got 0; allowed: more than 0.0",
     "scaling: {name: gns, rule: often}": "scaling.rule: got 'often'; allowed: 'threshold', 'proportional' or 'samples'",
     "scaling: {name: nitro, beta: 0.5}": "scaling.beta: unknown field 'beta'; known: "
-    "decay, min_actors, name, variant, window, within_budget",
+    "decay, min_actors, name, placebo, variant, window, within_budget",
     "sharing: {groups: together}": "sharing.groups: got 'together'; "
     "allowed: 'independent' or 'shared' or a section with fields",
     "sharing: {groups: {a: agent_0}}": "sharing.groups.a: got 'agent_0'; allowed: a list",

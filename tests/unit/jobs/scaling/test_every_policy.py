@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from marless.jobs.record import RoundRecord
 from marless.jobs.scaling import contract
 from marless.jobs.scaling.base import SCALING_POLICIES, ScalingConfig, ScalingContext, ScalingDecision
+from marless.jobs.scaling.placebo import made_scaling
 from tests.unit.jobs.scaling.rounds import groups, record
 
 POLICIES: dict[str, ScalingConfig] = {
@@ -16,32 +17,38 @@ POLICIES: dict[str, ScalingConfig] = {
     for name, settings in {
         "fixed": {},
         "max": {},
+        "given": {"actors": (1,)},
+        "given for some rounds": {"actors": (3, 1, 7)},
         "adapt": {"goal": -21},
         "adapt towards a positive goal": {"goal": 10, "min_actors": 3},
         "nitro": {},
+        "nitro with a placebo": {"placebo": {"median": 2.0, "deviation": 0.5}},
         "nitro as coded": {"variant": "coded"},
         "nitro as coded, few": {"variant": "coded", "min_actors": 2, "window": 2},
         "gns": {},
+        "gns with a placebo": {"placebo": {"median": 200.0, "deviation": 1.0}},
         "gns proportional": {"rule": "proportional"},
         "gns samples": {"rule": "samples", "min_actors": 4},
         "marless": {},
+        "marless with a placebo": {"placebo": {"median": 1.0, "deviation": 0.3}},
         "marless by logarithms": {"compare": "logarithm", "beta": 0.2},
         "marless as in the figure": {"threshold": "figure", "window": 4, "min_actors": 1},
     }.items()
 }
-LOOKS_BACK = {"fixed": 0, "max": 0, "adapt": 5, "nitro": 6, "gns": 50, "marless": 10}
+LOOKS_BACK = {"fixed": 0, "max": 0, "given": 0, "adapt": 5, "nitro": 6, "gns": 50, "marless": 10}
 
 
 def made(config: ScalingConfig, most: int = 50):
     context = ScalingContext(max_actors=most, agents=2, groups=groups("a", "b"), rounds=None)
-    return SCALING_POLICIES.find(config.name).make(config, context)
+    return made_scaling(SCALING_POLICIES.find(config.name), config, context)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("most", [50, 1, 7])
 def test_keeps_the_contract(name, most):
     config = POLICIES[name]
-    if getattr(config, "min_actors", None) is None or config.min_actors <= most:
+    needed = max(getattr(config, "min_actors", None) or 1, *getattr(config, "actors", (1,)), 1)
+    if needed <= most:
         contract.check_scaling(SCALING_POLICIES.find(config.name), config, max_actors=most)
 
 
