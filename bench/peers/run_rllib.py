@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
-
 import numpy as np
-import ray
 import torch
 from numpy.typing import NDArray
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
@@ -19,6 +14,7 @@ from ray.tune.registry import register_env
 
 from bench.events import Events, Options, options
 from bench.peers.greedy import Act, GreedyEvaluation, make_env
+from bench.peers.local_ray import local_ray
 from bench.task import TASK
 
 AGENTS = [f"agent_{n}" for n in range(TASK.agents)]
@@ -85,23 +81,10 @@ def train(run: Options) -> None:
 
 
 def main() -> None:
-    """Run Ray on loopback with free ports and a temporary folder, train, and stop Ray."""
+    """Start Ray, train, and stop Ray."""
     run = options(__doc__ or "")
-    torch.set_num_threads(run.threads)
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", OMP_NUM_THREADS=str(run.threads))
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        try:
-            ray.init(
-                _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
-                include_dashboard=False,
-                num_cpus=RUNNERS + 1,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
-            train(run)
-        finally:
-            ray.shutdown()
+    with local_ray(RUNNERS + 1, run.threads):
+        train(run)
 
 
 if __name__ == "__main__":

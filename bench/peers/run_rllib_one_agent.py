@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
-import tempfile
 import time
 
-import ray
-import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from bench.one_agent_task import RLLIB_COPIES, TASKS
+from bench.peers.local_ray import local_ray
 
 RUNNERS, SAMPLES = 2, 2048
 
@@ -65,29 +61,16 @@ def trained(algorithm: PPO, env_steps: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Run Ray on loopback with free ports and a temporary folder, train, and print."""
+    """Start Ray, train, stop Ray, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", choices=sorted(TASKS), default="hopper")
     parser.add_argument("--env-steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", OMP_NUM_THREADS="1")
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        try:
-            ray.init(
-                _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
-                include_dashboard=False,
-                num_cpus=RUNNERS + 1,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
-            algorithm = config(args.task, args.seed).build_algo()
-            env_steps, wall_s = trained(algorithm, args.env_steps)
-            algorithm.stop()
-        finally:
-            ray.shutdown()
+    with local_ray(RUNNERS + 1, threads=1):
+        algorithm = config(args.task, args.seed).build_algo()
+        env_steps, wall_s = trained(algorithm, args.env_steps)
+        algorithm.stop()
     print(json.dumps({"wall_s": wall_s, "env_steps": env_steps, "returns": []}))
 
 

@@ -199,6 +199,7 @@ async def test_a_worker_whose_hello_comes_after_that_of_a_later_one_is_connected
             await stream.write(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker=name, ticket="t")))
             async with asyncio.timeout(PATIENCE_S):
                 await pool.dispatcher.connected.present([name])
+        assert set(pool.dispatcher.connected) == {"first", "second"}, "neither took the other's place"
         await peer.close()
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from marless.services.coordinator.state.run_folder import RunFolder
 from tests.faults.jobs import IMAGES
-from tests.integration.one_process import check_same_weights
-from tests.integration.running import created, outcome, restarted, succeeded
+from tests.integration.running import created
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,11 +24,5 @@ def new(tmp_path, family: str) -> RunFolder:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_no_interruption_changes_what_is_learned_from_images(cluster, tmp_path, after, family):
-    whole, interrupted = new(tmp_path, family), new(tmp_path, family)
-    await succeeded(cluster, whole)
-    check_same_weights(whole)
-    after("train", 3, restarted(cluster, "actor_pool"))
-    after("update", 4, restarted(cluster, "learner_pool"))
-    await succeeded(cluster, interrupted)
-    assert outcome(interrupted) == outcome(whole)
+async def test_no_interruption_changes_what_is_learned_from_images(tmp_path, check_restarts, family):
+    await check_restarts(new(tmp_path, family), new(tmp_path, family))

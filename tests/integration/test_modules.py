@@ -15,8 +15,7 @@ from marless.core.errors import SpecError
 from marless.jobs.job import prepare
 from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration import one_process_asynchronous
-from tests.integration.one_process import check_same_weights
-from tests.integration.running import created, go_on, outcome, restarted, succeeded
+from tests.integration.running import created, go_on, succeeded
 from tests.integration.running import spec as spec_of
 from tests.templates import SCRIPTED
 
@@ -40,14 +39,8 @@ def new(tmp_path, algorithm: dict, **changes) -> RunFolder:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_no_interruption_changes_what_modules_learn(cluster, tmp_path, after, family):
-    whole, interrupted = (new(tmp_path, FAMILIES[family]) for _ in range(2))
-    await succeeded(cluster, whole)
-    check_same_weights(whole)
-    after("train", 3, restarted(cluster, "actor_pool"))
-    after("update", 4, restarted(cluster, "learner_pool"))
-    await succeeded(cluster, interrupted)
-    assert outcome(interrupted) == outcome(whole)
+async def test_no_interruption_changes_what_modules_learn(tmp_path, check_restarts, family):
+    await check_restarts(new(tmp_path, FAMILIES[family]), new(tmp_path, FAMILIES[family]))
 
 
 @pytest.mark.parametrize("torso", ["separate", "shared"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -90,6 +92,76 @@ class Remembering(Wrong):
         return self.last(x), x
 
 
+class Ticking(Wrong):
+    """It warms up over its first thousand calls, which learners and actors count each on their own."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__(inputs, hidden, outputs)
+        self.last.calls = 0
+
+    def forward(self, x):
+        self.last.calls += 1
+        return self.last(x) * (0.5 if self.last.calls < 1000 else 1.0)
+
+
+class Collecting(Wrong):
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__(inputs, hidden, outputs)
+        self.seen = {"means": [torch.zeros(())]}
+
+    def forward(self, x):
+        self.seen["means"][0] = x.detach().mean()
+        return self.last(x)
+
+
+class Clocked(Wrong):
+    """The count is in an object of the module's own."""
+
+    class Clock:
+        def __init__(self):
+            self.now = 0
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__(inputs, hidden, outputs)
+        self.clock = self.Clock()
+
+    def forward(self, x):
+        self.clock.now += 1
+        return self.last(x)
+
+
+class Tallying(Wrong):
+    """The count belongs to the class."""
+
+    calls = 0
+
+    def forward(self, x):
+        Tallying.calls += 1
+        return self.last(x)
+
+
+class Drawing(Wrong):
+    """It draws numbers, but of two calls alike most have the same outputs."""
+
+    def forward(self, x):
+        return self.last(x) + (torch.rand(()) > 0.999999).float()
+
+
+class Plain(Wrong):
+    """Attributes that stay as they are, of which some are computed anew at each call, to the same values."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__(inputs, hidden, outputs)
+        self.scales, self.offset, self.lock = [torch.ones(2), np.float32(0.0)], float("nan"), threading.Lock()
+        self.itself = self.scales
+        self.scales.append(self.scales)
+
+    def forward(self, x):
+        self.scales[0] = torch.ones(2)
+        self.offset = float("nan")
+        return self.last(x) * self.scales[0]
+
+
 class Still(Wrong):
     def forward(self, x):
         return self.last(x).detach()
@@ -137,6 +209,12 @@ THEIRS: dict[str, ModuleFactory] = {
     "inverting": Inverting,
     "remembering": Remembering,
     "still": Still,
+    "ticking": Ticking,
+    "collecting": Collecting,
+    "clocked": Clocked,
+    "tallying": Tallying,
+    "drawing": Drawing,
+    "plain": Plain,
     "idle": Idle,
     "growing": Growing,
     "recurrent": lambda inputs, hidden, outputs: nn.Sequential(nn.Unflatten(1, (inputs.size, 1)), Last(outputs)),

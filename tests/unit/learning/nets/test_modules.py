@@ -209,6 +209,11 @@ WRONG = {
     "wide": r"it maps float32\[3, 4\] to float32\[3, 3\], expected float32\[3, 2\]",
     "batch-norm": r"computing changes its buffer 1.running_mean, .* use LayerNorm or GroupNorm in place of BatchNorm",
     "dropout": "in training its outputs are random, or others than in use; leave dropout out",
+    "ticking": r"computing changes its attribute last\.calls, but actors run a graph in which it is constant; ",
+    "collecting": "computing changes its attribute seen, ",
+    "clocked": "computing changes its attribute clock, ",
+    "tallying": r"computing changes its attribute Tallying\.calls, ",
+    "drawing": "in training its outputs are random, or others than in use; leave dropout out",
     "empty": "it has no parameters to train",
     "function": "its factory returns builtin_function_or_method, expected a torch.nn.Module",
     "doubles": "its parameter weight is of torch.float64, expected float32",
@@ -234,6 +239,10 @@ def test_a_wrong_module_is_refused_before_it_trains(name):
         shape.initial(np.random.default_rng(0), 1.0)
         shape.acting_arrays("policy")
     assert "\n" not in str(caught.value)
+
+
+def test_attributes_that_keep_their_values_are_allowed():
+    assert layout_of("module/plain", 4, (8,), 2).size == 4 * 2 + 2
 
 
 def test_a_module_that_no_package_brings_is_refused():
