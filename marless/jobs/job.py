@@ -14,7 +14,9 @@ from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
+from marless.jobs.scaling.deadline import WINDOW, Deadline
 from marless.jobs.scaling.placebo import made_scaling
+from marless.jobs.scaling.round_times import newest_times
 from marless.jobs.schedules.base import SCHEDULES, Schedule, made
 from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
 from marless.jobs.sharing.base import SHARING_POLICIES, Sharing, initial_groups
@@ -139,6 +141,8 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
     _check_trajectory(spec, spaces)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
+    if spec.scaling.deadline_s is not None:
+        _check_deadline(spec)
     if spec.model.normalise_observations and not spec.algorithm.normalises:
         raise SpecError(
             f"model.normalise_observations: {spec.algorithm.name} keeps no statistics of observations; leave it out, "
@@ -174,6 +178,19 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
         curvature=curvature,
         noise="noise" in signals,
     )
+
+
+def _check_deadline(spec: JobSpec) -> None:
+    """Raises SpecError for a job of which nobody knows how much is left to do until its deadline."""
+    if spec.stop.rounds is None and spec.stop.env_steps is None:
+        raise SpecError(
+            "scaling.deadline_s: how much must be done by then is not known; set stop.rounds or stop.env_steps"
+        )
+    if spec.schedule.overlapping:
+        raise SpecError(
+            f"scaling.deadline_s: under schedule {spec.schedule.name}, how long a version takes does not follow from "
+            "the times of its rollouts; leave it out, or set schedule.name to synchronous or pipelined"
+        )
 
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
@@ -300,6 +317,7 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
         seed=spec.seed,
+        drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
     )
 
 
@@ -321,18 +339,28 @@ class Decided:
     decisions: tuple[Decision, ...]
 
 
-def decide(job: PreparedJob, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
+def decide(
+    job: PreparedJob,
+    history: Sequence[RoundRecord],
+    budget: Budget | None = None,
+    trained_s: float | None = None,
+) -> Decided:
     """Decide the groups and the number of actors of the round after `history`: a pure function of its arguments.
 
-    With a budget, and if the job sets `scaling.within_budget`, there are no more actors than the budget pays for.
+    With the seconds that all rounds so far took (`trained_s`), and if the job sets `scaling.deadline_s`, there are
+    as many actors as it takes to end in time. With a budget, and if the job sets `scaling.within_budget`, there are no
+    more than the budget pays for, even if the run is then late.
     Raises InternalError if the inputs of a decision cannot be stored as JSON.
     """
     spec = job.spec
     sharing = job.sharing.decide(history)
     scaling = job.scaling.decide(history, sharing.groups)
+    deadline = None if trained_s is None else deadline_of(spec, history, trained_s)
+    if deadline:
+        scaling = deadline.limit(scaling)
     if budget is not None and spec.scaling.within_budget:
         done = history[-1].round + 1 if history else 0
-        scaling = within_budget(
+        limited = within_budget(
             scaling,
             last=history[-1] if history else None,
             last_usd=budget.last_usd,
@@ -340,6 +368,7 @@ def decide(job: PreparedJob, history: Sequence[RoundRecord], budget: Budget | No
             rounds_left=spec.stop.rounds - done if spec.stop.rounds else None,
             drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
         )
+        scaling = deadline.missed(limited) if deadline and limited.actors < scaling.actors else limited
     groups = " ".join("+".join(group.agents) for group in sharing.groups)
     return Decided(
         groups=sharing.groups,
@@ -348,6 +377,31 @@ def decide(job: PreparedJob, history: Sequence[RoundRecord], budget: Budget | No
             _decision("scaling", spec.scaling.name, f"{scaling.actors} actors", scaling.reason, scaling.inputs),
             _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
         ),
+    )
+
+
+def deadline_of(
+    spec: JobSpec, history: Sequence[RoundRecord], trained_s: float, *, begun: bool = True
+) -> Deadline | None:
+    """What is left until `scaling.deadline_s`; None if there is none, or if no round has been timed yet.
+
+    Not `begun`: `history` is another run that tells how long rounds take, and all is left to do.
+    """
+    times = newest_times(history, WINDOW) if spec.scaling.deadline_s is not None else ()
+    if spec.scaling.deadline_s is None or not times:
+        return None
+    stop, rounds, env_steps = spec.stop, 0, 0
+    if begun:
+        rounds, env_steps = history[-1].round + 1, history[-1].env_steps
+    return Deadline.of(
+        times,
+        deadline_s=spec.scaling.deadline_s,
+        trained_s=trained_s,
+        evaluation_s=max(each.phases.evaluation for each in history),
+        rounds_left=None if stop.rounds is None else stop.rounds - rounds,
+        steps_left=None if stop.env_steps is None else stop.env_steps - env_steps,
+        actors=spec.actors,
+        drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
     )
 
 

@@ -61,7 +61,7 @@ SHORTER = (
     ("true or false", "boolean"),
     (r" and ≤ 1,000,000,000(,000)*", ""),
     (r"number (.*), or section of start, end, env_steps", r"schedule \1"),
-    (r"≥ (\S+) and ≤ ", r"\1 to "),
+    (r"≥ (\S+) and ≤ (\S+)", r"\1–\2"),
     (r"([≥>]) (\S+) and ([≤<]) ", r"\1 \2, \3 "),
 )
 """What columns say in fewer words than `marless settings`, which explains each setting by itself."""
@@ -125,13 +125,21 @@ def _table(rows: Sequence[tuple[SettingInfo, str]]) -> Iterator[str]:
     named = any(of for _, of in rows)
     yield f"| setting | value | default | {'of | ' if named else ''}meaning |"
     yield f"|---|---|---|{'---|' if named else ''}---|"
+    above = ("", "")
     for each, of in rows:
         default = each.default if isinstance(each.default, str) else documents.to_yaml_line(each.default)
         default = "" if default in ("null", "") else f"`{default}`" if default != "required" else "required"
-        kind = each.kind
+        kind = each.kind if default else each.kind.removesuffix(", or null")
         for long, short in SHORTER:
             kind = re.sub(long, short, kind)
-        cells = [f"`{each.path}`", kind, default, *([FAMILIES.get(of, of)] if named else []), each.about]
+        cells = [
+            f"`{each.path}`",
+            kind,
+            default,
+            *([FAMILIES.get(of, of)] if named else []),
+            "as above" if above == (each.path, each.about) and each.about else each.about,
+        ]
+        above = (each.path, each.about)
         yield f"| {' | '.join(re.sub('<(?=[a-z])', '&lt;', cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 

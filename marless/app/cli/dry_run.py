@@ -20,10 +20,13 @@ from marless.core.errors import InternalError, MarlessError, SpecError, Unavaila
 from marless.core.machine import usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from marless.cost.estimates.calibration import Calibration
     from marless.cost.estimates.estimate import CostScenario, Estimate, Range
     from marless.jobs.job import PreparedJob
     from marless.jobs.prices import Prices
+    from marless.jobs.record import RoundRecord
     from marless.jobs.spec import JobSpec
 
 CALIBRATION_S = 300.0
@@ -105,7 +108,16 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
         f"from the {len(found.records)} recorded rounds of {found.job}, billed again; the range is that of its thirds",
         "assumed: rounds of this job take as long, with the same decisions",
     ]
+    sentences += _outlook(spec, found.records)
     return _Basis(courses_of_run(found.records, spec, table), sentences, found.job)
+
+
+def _outlook(spec: JobSpec, records: Sequence[RoundRecord]) -> list[str]:
+    """Whether the job's deadline can be met, if rounds take as long as those of `records`."""
+    from marless.jobs.job import deadline_of
+
+    deadline = deadline_of(spec, records, 0.0, begun=False)
+    return [deadline.outlook()] if deadline else []
 
 
 def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
@@ -125,12 +137,18 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
     # At least as many as one function needs, because the model refuses slots that hold none.
     slots = max(usable_cores(), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner)))
     episode = job.spaces.max_steps or spec.actors.steps
-    courses = []
+    courses: list[CostScenario] = []
+    sentences = _assumptions(found, job, slots)
     for pace in _paces(job, slots):
 
-        def some(count: int, pace: forecast.Pace = pace) -> CostScenario:
-            made = forecast.rounds(job, work, min(found.actor_s), pace, count, episode)
-            return course(made, spec, table)
+        def rounds(count: int, pace: forecast.Pace = pace) -> list[RoundRecord]:
+            return forecast.rounds(job, work, min(found.actor_s), pace, count, episode)
+
+        def some(count: int, rounds: Callable[[int], list[RoundRecord]] = rounds) -> CostScenario:
+            return course(rounds(count), spec, table)
+
+        if not courses:  # the likely pace
+            sentences += _outlook(spec, rounds(_SAMPLED_ROUNDS))
 
         count = 1 + max(min(spec.evaluation.every, 5 * _SAMPLED_ROUNDS), _SAMPLED_ROUNDS)
         if paid_s := minimum_s(table):
@@ -138,7 +156,7 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
             # what one costs.
             count = min(count + int(2 * paid_s / some(2).round_s), _MOST_SAMPLED_ROUNDS)
         courses.append(some(count))
-    return _Basis(courses, _assumptions(found, job, slots), "")
+    return _Basis(courses, sentences, "")
 
 
 def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed

@@ -114,6 +114,8 @@ def _about(done: WhatIf) -> dict[str, Any]:  # Any: JSON
         "returns": RETURNS,
         "learner_seconds": {name: dataclasses.asdict(line) for name, line in done.lines.items()},
         "ending": done.ending,
+        "deadline_s": spec.scaling.deadline_s,
+        "trained_s": done.trained_s,
         "recorded": {"measured": _measured(done), "modelled": _modelled(done, "recorded")},
         "replayed": {"modelled": _modelled(done, "replayed")},
     }
@@ -197,6 +199,9 @@ def _show(done: WhatIf) -> None:
         first = assumed[0]
         more = f"; {len(assumed)} rounds assume something, -o json says what" if len(assumed) > 1 else ""
         say(f"round {first.replayed.round + 1}: {first.assumed[0]}{more}")
+    if deadline_s := spec.scaling.deadline_s:
+        missed = "missed" if done.trained_s > deadline_s else "met"
+        say(f"deadline of {deadline_s:g} s: {missed}, the replayed rounds take {done.trained_s:.2f} s of training")
     if done.ending:
         say(f"ended before the recording: {done.ending}")
 

@@ -19,8 +19,9 @@ from marless.jobs.prices import Prices
 STARTING, WORK, WAITING, KEPT, MINIMUM = "starting", "work", "waiting", "kept", "minimum"
 ITEMS = (STARTING, WORK, WAITING, KEPT, MINIMUM)
 """What a machine did: started, worked, waited between tasks, was kept after the end; and what was rounded up."""
-_MICRO = 10**6
-_HOUR_US = 3600 * _MICRO
+MICRO = 10**6
+"""Microseconds of a second."""
+HOUR_US = 3600 * MICRO
 OWN = "own"
 """Market of machines that nobody charges by the second."""
 
@@ -49,7 +50,7 @@ class MachineTime:
     @property
     def minutes(self) -> Mapping[str, float]:
         """Machine-minutes by item."""
-        return {item: self.us[item] / _MICRO / 60 for item in ITEMS}
+        return {item: self.us[item] / MICRO / 60 for item in ITEMS}
 
     @property
     def idle_minutes(self) -> float:
@@ -114,7 +115,7 @@ class MachineMeter:
             seen = self.time.unpriced.get(row.words)
             self.time.unpriced[row.words] = Unpriced(row.words, row.id, us + (seen.us if seen else 0))
         else:
-            yield Charge(row.pool or "machine", "", item, Rate.per(usd_h, _HOUR_US).of(us))
+            yield Charge(row.pool or "machine", "", item, Rate.per(usd_h, HOUR_US).of(us))
 
     def _grown(self, row: MachineRecord, name: str) -> int:
         """Microseconds by which a figure has grown since the record before; never negative."""
@@ -129,7 +130,12 @@ class MachineMeter:
         # which has been rounded up already.
         rows = [row, *(each for each in others if _end_s(each) >= row.began_s)]
         life = _us(max(map(_end_s, rows)) - min(each.began_s for each in rows))
-        return max(-(-life // _MICRO) * _MICRO, self._prices.machines.minimum_s * _MICRO) - life
+        return charged_us(life, self._prices.machines.minimum_s) - life
+
+
+def charged_us(life_us: int, minimum_s: int) -> int:
+    """Microseconds that a rented machine of this life is charged: whole seconds, and at least `minimum_s`."""
+    return max(-(-life_us // MICRO) * MICRO, minimum_s * MICRO)
 
 
 def _end_s(row: MachineRecord) -> float:
@@ -140,7 +146,7 @@ def problem(time: MachineTime, prices: Prices) -> str:
     """Which machines have no known price, and what to do, in one sentence; "" if all have one."""
     if not time.unpriced:
         return ""
-    parts = [f"{each.us / _MICRO / 60:,.1f} minutes of {each.words}" for each in time.unpriced.values()]
+    parts = [f"{each.us / MICRO / 60:,.1f} minutes of {each.words}" for each in time.unpriced.values()]
     example = next(iter(time.unpriced.values()))
     return (
         f"no price is known for {', '.join(parts)} (such as machine {example.machine}), which are in no amount; start "
@@ -149,4 +155,4 @@ def problem(time: MachineTime, prices: Prices) -> str:
 
 
 def _us(seconds: float) -> int:
-    return round(seconds * _MICRO)
+    return round(seconds * MICRO)

@@ -78,6 +78,8 @@ class WhatIf:
     replayed_usd: Mapping[Accounting, float]
     ending: str
     """Why there are fewer rounds than recorded; "" if there are as many."""
+    trained_s: float
+    """Seconds of training time of the replayed rounds, as their policies saw them."""
 
 
 def replayed_spec(recorded: JobSpec, *, scaling: str, sharing: str, overrides: Sequence[str]) -> JobSpec:
@@ -157,6 +159,7 @@ def simulate(
         recorded_usd=_totals(walk.recorded_ledger),
         replayed_usd=_totals(walk.ledger),
         ending=ending,
+        trained_s=walk.trained_s,
     )
 
 
@@ -199,6 +202,8 @@ class _Walk:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self._before: RoundRecord | None = None
         self._cost: RoundCost | None = None
+        self.trained_s = 0.0
+        """Training time of the rounds so far, as policies see them."""
         self._decided = 0
         """The number of actors that was decided with the round before."""
         rounds = of_rounds(job.spec.schedule)
@@ -210,6 +215,9 @@ class _Walk:
         stop, accounting = self._job.spec.stop, self._job.spec.bill.accounting
         if stop.rounds is not None and number >= stop.rounds:
             return f"{number} rounds done"
+        env_steps = self._before.env_steps if self._before else 0
+        if stop.env_steps is not None and env_steps >= stop.env_steps:
+            return f"{env_steps} env steps sampled"
         if stop.cost_usd is None or not number:
             return ""
         if (spent_usd := self.ledger.total_usd(accounting)) >= stop.cost_usd:
@@ -233,6 +241,7 @@ class _Walk:
             ended_s = replayed.started_s + cluster.total(replayed_s) + around_s
             seen = replace(replayed, phases=replayed_s, ended_s=ended_s)
         self._history.append(seen)
+        self.trained_s += seen.spent_s
         return WhatIfRound(
             recorded=recorded,
             replayed=replayed,
@@ -253,7 +262,7 @@ class _Walk:
                 by_function[charge.function] += charge.picos
             remaining_usd = job.spec.stop.cost_usd - self.ledger.total_usd(accounting)
             budget = Budget(remaining_usd, {function: usd(picos) for function, picos in by_function.items()})
-        decided = decide(job, history, budget)
+        decided = decide(job, history, budget, self.trained_s)
         ahead = recorded.round > 0 and self._records[recorded.round - 1].ahead > 0
         actors, self._decided = (self._decided if ahead else decided.actors), decided.actors
         plan = PlannedRound(

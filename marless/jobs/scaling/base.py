@@ -20,6 +20,7 @@ from marless.core.group import Group
 from marless.core.registry import Registry
 from marless.core.validation import Strict
 from marless.jobs.record import RoundRecord
+from marless.jobs.scaling.round_times import LEARNING
 
 if TYPE_CHECKING:
     from marless.core.settings import FunctionsSpec
@@ -50,6 +51,16 @@ class ScalingConfig(Strict):
     placebo: PlaceboConfig | None = Field(
         None, description="control: log-normal random numbers in place of what learners measured"
     )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="take the actors needed to end by this many seconds of training",
+    )
+
+    @property
+    def limited(self) -> bool:
+        """True if a budget or a deadline may ask for fewer actors than the policy's least."""
+        return self.within_budget or self.deadline_s is not None
 
     @classmethod
     def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
@@ -89,6 +100,8 @@ class ScalingContext:
     """`stop.cost_usd`."""
     seed: int = 0
     """The job's seed."""
+    drawn: bool = False
+    """True if learners draw batches of a fixed size from a replay buffer."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,10 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "scaling policy",
     "marless.scaling",
     "SCALING",
-    {name: f"marless.jobs.scaling.{name}" for name in ("fixed", "given", "adapt", "nitro", "gns", "marless")}
+    {
+        name: f"marless.jobs.scaling.{name}"
+        for name in ("fixed", "given", "adapt", "nitro", "gns", "marless", "echo", "variance")
+    }
     | {"max": "marless.jobs.scaling.fixed:MAX"},
 )
 
@@ -178,7 +194,7 @@ class BoundedConfig(ScalingConfig):
 
     def least(self, context: ScalingContext) -> int:
         # A budget that is nearly spent pays for fewer than I_min.
-        return 1 if self.within_budget else self.bounds(context).least
+        return 1 if self.limited else self.bounds(context).least
 
     def bounds(self, context: ScalingContext) -> ActorRange:
         """The range [I_min, I_max] of this job; raises SpecError if it is empty."""
@@ -217,8 +233,6 @@ class ActorRange:
         return max(math.ceil(actors - TOLERANCE), 1)
 
 
-LEARNING = frozenset({"learner", "post_process", "critic", "mixer", "policy"})
-"""Functions that process samples."""
 GROWING = frozenset({"actor", "machine"})
 """Items whose cost is proportional to the number of actors: actors, and machines that hold them. So are those of
 LEARNING, if learners process the samples of the round's actors. All other costs (evaluations, measurements on a subset,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marless.core.group import Group
-from marless.jobs.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, from_json
+from marless.jobs.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 from marless.jobs.scaling.placebo import made_scaling
 from marless.learning.data.returns import EpisodeReturns
@@ -74,7 +74,7 @@ def sample_round(
         returns=returns if chance.random() < 0.8 else None,
         evaluation=None,
         metrics=metrics,
-        invocations=(),
+        invocations=_worked(decision.actors, 1e9 + number, chance),
         decisions=(
             Decision(
                 kind="scaling",
@@ -84,6 +84,37 @@ def sample_round(
                 inputs=decision.inputs,
             ),
         ),
+    )
+
+
+def _worked(actors: int, start_s: float, chance: random.Random) -> tuple[InvocationRecord, ...]:
+    """The round's actors, and a learner with two functions; sometimes cold, or with a clock that was set back."""
+    if chance.random() < 0.1:
+        return ()
+    back_s = 5.0 if chance.random() < 0.1 else 0.0
+    cold = chance.random() < 0.2
+    made = [
+        _invocation("actor", start_s, start_s + chance.lognormvariate(-1.5, 0.3) - back_s, cold) for _ in range(actors)
+    ]
+    inner = [_invocation(function, start_s + 0.4, start_s + 0.8, False) for function in ("critic", "policy")]
+    return (*made, _invocation("learner", start_s + 0.3, start_s + 0.9, cold), *inner)
+
+
+def _invocation(function: str, start_s: float, end_s: float, cold: bool) -> InvocationRecord:
+    return InvocationRecord(
+        id=function,
+        function=function,
+        name="",
+        index=0,
+        attempt=1,
+        worker="",
+        queued_s=start_s - (0.2 if cold else 0.01),
+        start_s=start_s,
+        end_s=end_s,
+        vcpu_s=0.1,
+        memory_bytes=2**26,
+        cold=cold,
+        init_s=0.19 if cold else 0.0,
     )
 
 

@@ -20,7 +20,7 @@ class FixedScalingConfig(ScalingConfig):
     name: str = "fixed"
 
     def least(self, context: ScalingContext) -> int:
-        return 1 if self.within_budget else context.max_actors
+        return 1 if self.limited else context.max_actors
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MaxConfig(ScalingConfig):
     name: Literal["max"] = "max"
 
     def least(self, context: ScalingContext) -> int:
-        return 1 if self.within_budget else context.max_actors
+        return 1 if self.limited else context.max_actors
 
 
 class MaxKind(ScalingKind):

@@ -33,7 +33,7 @@ class GivenConfig(ScalingConfig):
     )
 
     def least(self, context: ScalingContext) -> int:
-        return 1 if self.within_budget else min(self.actors)
+        return 1 if self.limited else min(self.actors)
 
     def at(self, round_: int) -> int:
         """The number for a round, counted from 0."""

@@ -51,7 +51,8 @@ class Planner:
     def plan(self, versions: Versions, ending: str) -> RoundPlan:
         """Plan the round after the recorded ones; raises InternalError if a group starts from an unknown policy."""
         journal = self._journal
-        decided = decide(self._job, journal.history, None if ending else self._budget())
+        limits = () if ending else (self._budget(), journal.trained_s)
+        decided = decide(self._job, journal.history, *limits)
         _check_starts(self._job.spec.sharing.name, decided.groups, versions)
         return RoundPlan(
             round=journal.rounds,

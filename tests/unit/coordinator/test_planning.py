@@ -8,7 +8,7 @@ import pytest
 from marless.core.errors import InternalError
 from marless.core.group import Group
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.record import from_json
+from marless.jobs.record import PhaseSeconds, RoundRecord, from_json
 from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.sharing.base import SharingDecision
 from marless.jobs.spec import parse
@@ -16,6 +16,7 @@ from marless.services.coordinator.execution.planning import Planner
 from marless.services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Journal
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
+from tests.unit.jobs.scaling.timed import invocation
 from tests.unit.jobs.test_record import record
 
 DOCUMENT = {
@@ -126,3 +127,44 @@ def test_a_policy_that_minds_the_budget_gets_no_more_actors_than_it_pays(folder)
     assert "budget" in plan.decisions[0].inputs
     assert planner(folder, stop=budget).plan(VERSIONS, "").actors == 40  # nobody told it to mind
     assert planner(folder, **minds, stop=budget).plan(VERSIONS, "the end").actors == 40  # no round to pay for
+
+
+def timed(number: int, **changes) -> RoundRecord:
+    """A round of 40 actors that took 2 s: 1 s each for rollout and update, the latter in proportion to samples."""
+    start_s = 100.0 + 2 * number
+    acting = [invocation("actor", start_s, start_s + 1) for _ in range(40)]
+    learning = (invocation("learner", start_s + 1, start_s + 2), invocation("policy", start_s + 1, start_s + 2))
+    phases = PhaseSeconds(rollout=1.0, update=1.0, evaluation=0.0)
+    fields = {"actors": 40, "started_s": start_s, "ended_s": start_s + 2, "idle_s": 0.0, "phases": phases}
+    return replace(record(number), **fields, invocations=(*acting, *learning), **changes)
+
+
+def test_a_deadline_takes_the_actors_that_it_needs(folder):
+    """After one round of 2 s, nine rounds of 1 + n/40 s in 14.15 s (15 s but for 5 % of 17) allow 22 actors."""
+    folder.append(timed(0))
+    due = {"scaling": {"name": "fixed", "deadline_s": 17.0}, "stop": {"rounds": 10}}
+    plan = planner(folder, **due).plan(VERSIONS, "")
+    assert plan.actors == 22
+    assert plan.decisions[0].reason.startswith("22 actors instead of 40: 15.0 s are left until the deadline; 9 rounds")
+    assert plan.decisions[0].inputs["deadline"]["left_s"] == 15.0
+    assert planner(folder, **due).plan(VERSIONS, "the end").actors == 40  # no round to be in time
+    assert planner(folder, stop={"rounds": 10}).plan(VERSIONS, "").actors == 40
+
+
+def test_a_budget_goes_before_a_deadline(folder):
+    """Nine rounds of all 40 actors take 18 s of 20; of the one that the budget pays it takes 360 rounds of 1.025 s."""
+    folder.append(timed(0))
+    settings = spec_of_actors(folder)
+    stop = {"env_steps": 100 + 9 * 40 * settings.envs * settings.steps}
+    due = {"name": "fixed", "deadline_s": 22.0, "within_budget": True}
+    rich, poor = ({"stop": stop | {"cost_usd": usd}, "scaling": due} for usd in (1e6, 1e-9))
+    assert planner(folder, **rich).plan(VERSIONS, "").actors == 40
+    plan = planner(folder, **poor).plan(VERSIONS, "")
+    assert plan.actors == 1
+    decision = plan.decisions[0]
+    assert {"deadline", "budget"} <= decision.inputs.keys()
+    assert decision.reason.endswith("; the budget goes before the deadline, which the run will miss by about 349.0 s")
+
+
+def spec_of_actors(folder):
+    return planner(folder)._job.spec.actors

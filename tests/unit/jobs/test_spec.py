@@ -146,7 +146,7 @@ MISTAKES = {
     "scaling: {name: nitro, decay: 0}": "scaling.decay: got 0; allowed: more than 0.0",
     "scaling: {name: gns, rule: often}": "scaling.rule: got 'often'; allowed: 'threshold', 'proportional' or 'samples'",
     "scaling: {name: nitro, beta: 0.5}": "scaling.beta: unknown field 'beta'; known: "
-    "decay, min_actors, name, placebo, variant, window, within_budget",
+    "deadline_s, decay, min_actors, name, placebo, variant, window, within_budget",
     "sharing: {groups: together}": "sharing.groups: got 'together'; "
     "allowed: 'independent' or 'shared' or a section with fields",
     "sharing: {groups: {a: agent_0}}": "sharing.groups.a: got 'agent_0'; allowed: a list",
@@ -187,6 +187,7 @@ ENVIRONMENT = {
     "scaling: {name: marless, min_actors: 3}": "scaling.min_actors is 3, more than actors.count, 2, which is the most",
     "scaling: {name: adapt, goal: -20, baseline: -20}": "scaling.goal is -20.0, not above scaling.baseline, -20.0; ",
     "scaling: {name: max, within_budget: true}": "scaling.within_budget: it needs a budget; set stop.c",
+    "scaling: {name: max, deadline_s: 60}\nstop: {return: 1, rounds: null}": "scaling.deadline_s: how much must be ",
     "actors: {count: 9, envs: 1, steps: 2}\nscaling: {name: nitro, min_actors: 1}": "algorithm.minibatches is 4, but a "
     "policy gets only 2 samples a round",
     "actors: {count: 1, envs: 1, steps: 3}": "algorithm.minibatches is 4, but a policy gets only 3 samples a round",

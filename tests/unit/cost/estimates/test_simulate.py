@@ -23,6 +23,9 @@ SCALING = [
     {"name": "nitro"},
     {"name": "marless", "window": 3},
     {"name": "gns"},
+    {"name": "echo", "window": 3},
+    {"name": "variance", "window": 4},
+    {"name": "nitro", "deadline_s": 30.0},
 ]
 SHARING = [{"name": "fixed"}, {"name": "fixed", "groups": "shared"}, {"name": "marless", "window": 3}]
 """A short window, so that runs of a dozen rounds share and split."""

@@ -32,10 +32,24 @@ POLICIES: dict[str, ScalingConfig] = {
         "marless": {},
         "marless with a placebo": {"placebo": {"median": 1.0, "deviation": 0.3}},
         "marless by logarithms": {"compare": "logarithm", "beta": 0.2},
+        "echo": {},
+        "echo with few": {"min_actors": 4, "window": 2, "staleness": 3},
+        "variance": {},
+        "variance by cost": {"time_weight": 0.1, "window": 3, "cut": 1.2, "min_actors": 2},
         "marless as in the figure": {"threshold": "figure", "window": 4, "min_actors": 1},
     }.items()
 }
-LOOKS_BACK = {"fixed": 0, "max": 0, "given": 0, "adapt": 5, "nitro": 6, "gns": 50, "marless": 10}
+LOOKS_BACK = {
+    "fixed": 0,
+    "max": 0,
+    "given": 0,
+    "adapt": 5,
+    "nitro": 6,
+    "gns": 50,
+    "marless": 10,
+    "echo": 9,
+    "variance": 10,
+}
 
 
 def made(config: ScalingConfig, most: int = 50):

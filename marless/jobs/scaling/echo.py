@@ -1,0 +1,122 @@
+"""Scaling policy `echo`: just enough actors that rollouts keep up with updates (ECHO-2, arXiv 2602.02192).
+
+ECHO-2 gives the learner a pool of remote workers. Within κ updates of T_train seconds each, the workers must generate
+what these consume, κR rollouts, and receive one new snapshot, which takes T_bcast; so the learner never waits if
+
+    κR / Σ μ_i + T_bcast ≤ κ T_train        (μ_i: rollouts per second of worker i)
+
+The paper's own text could not be read, only its abstract and summaries of it. These name R, κ, μ_i, T_train and T_bcast
+and the condition in words; the formula above, and all that follows, are our inference.
+
+In marless an actor is not a worker of a fixed pool: each brings its own env steps to the round. So n actors on n slots
+roll out in the time a of one, whatever n is, and it is the update that grows with n: T(n) = u + v n, its publishing
+included. R / Σ μ_i becomes a, and the rule becomes
+
+    n = the smallest number for which a + b/S ≤ u + v n,  n = ⌈(a + b/S − u) / v⌉ in [I_min, I_max]
+
+with b the delivery: from the request for a rollout to the start of its first actor; an actor reads its weights within
+a. The bounded staleness S takes the place of κ. Fewer actors would leave the learner idle for a part of each round, and
+more would only add samples to a learner that is busy already.
+
+- Schedules `pipelined` and `stellaris` overlap rollouts with updates, as ECHO-2 does.
+- `synchronous` overlaps nothing. The nearest reading: a round's rollout takes no longer than its update, so that the
+  learner waits for at most half of the time.
+- Where updates draw batches of a fixed size from a replay, they do not grow with n and never wait: I_min.
+
+a, b, u and v are medians over a window, and starts of workers are left out. Deterministic, given the records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from pydantic import Field
+
+from marless.core.group import Group
+from marless.jobs.record import RoundRecord
+from marless.jobs.scaling.base import (
+    ActorRange,
+    BoundedConfig,
+    ScalingConfig,
+    ScalingContext,
+    ScalingDecision,
+    ScalingKind,
+)
+from marless.jobs.scaling.round_times import newest_times
+
+
+class EchoConfig(BoundedConfig):
+    """Settings of ECHO-2's capacity rule; I_min is 1 by default."""
+
+    name: Literal["echo"] = "echo"
+    window: int = Field(9, ge=1, le=512, description="rounds over which times are medians")
+    staleness: int = Field(1, ge=1, le=512, description="S: updates over which a rollout's delivery is spread")
+
+
+@dataclass(frozen=True)
+class EchoScaling:
+    """Just enough actors to keep learners busy; see the module's docstring."""
+
+    bounds: ActorRange
+    window: int
+    staleness: int
+    drawn: bool = False
+    """Updates draw batches of a fixed size from a replay."""
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """Decide; I_max until a round's actors have been timed."""
+        times = newest_times(history, self.window)
+        if not times:
+            when = "no round has been timed yet" if history else "first round"
+            return ScalingDecision(self.bounds.high, f"{when}: {self.bounds.high} actors, the most allowed")
+        learning = [0.0 if self.drawn else each.learning_s for each in times]
+        acting_s = median(median(each.acting_s) for each in times)
+        delivery_s = median(each.delivery_s for each in times)
+        fixed_s = median(each.update_s - part for each, part in zip(times, learning, strict=True))
+        actor_s = median(part / each.actors for each, part in zip(times, learning, strict=True))
+        needed_s = acting_s + delivery_s / self.staleness
+        asked = (needed_s - fixed_s) / actor_s if actor_s > 0 else self.bounds.low
+        # A division by almost zero can overflow.
+        actors = self.bounds.whole(self.bounds.clip(min(asked, float(self.bounds.high))))
+        return ScalingDecision(
+            actors,
+            self._reason(actors, needed_s, fixed_s, actor_s),
+            {
+                "acting_s": acting_s,
+                "delivery_s": delivery_s,
+                "staleness": self.staleness,
+                "update_fixed_s": fixed_s,
+                "update_actor_s": actor_s,
+                "rounds": len(times),
+                "asked": asked if math.isfinite(asked) else None,
+                "min": self.bounds.low,
+                "max": self.bounds.high,
+            },
+        )
+
+    def _reason(self, actors: int, needed_s: float, fixed_s: float, actor_s: float) -> str:
+        rollout = f"a rollout takes {1000 * needed_s:.4g} ms"
+        if actor_s <= 0:
+            return f"{rollout}, and updates do not grow with actors, so more would not keep learners busier: {actors}"
+        update = f"an update {1000 * fixed_s:.4g} ms and {1000 * actor_s:.4g} ms an actor"
+        if fixed_s + actor_s * actors < needed_s * (1 - 1e-9):
+            return f"{rollout}, {update}: even {actors} actors, the most allowed, do not keep learners busy"
+        fewest = "the fewest allowed" if actors == self.bounds.least else "the fewest that keep learners busy"
+        return f"{rollout}, {update}: {actors} actors, {fewest}"
+
+
+class EchoKind(ScalingKind):
+    """Makes the policy; see `ScalingKind`."""
+
+    config_type = EchoConfig
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> EchoScaling:
+        own = EchoConfig.model_validate(config)
+        return EchoScaling(own.bounds(context), own.window, own.staleness, context.drawn)
+
+
+SCALING = EchoKind()
