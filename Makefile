@@ -7,7 +7,7 @@ JOB ?= examples/spread.yaml
 SIMULATED ?= 100000
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
-QUICK := not slow and not gpu and not containers and not ray and not cloud
+QUICK := not slow and not gpu and not containers and not ray and not cloud and not browser
 # Tests of the sources themselves, which `make check` runs.
 CHECKED := tests/test_architecture.py tests/test_names.py
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
@@ -20,7 +20,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom release docs
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-browser test-kubernetes faults security fuzz check format protos lock audit sbom release docs
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -58,6 +58,10 @@ test-ray: .venv/.ray
 # Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere.
 test-cloud: .venv/.cloud .venv/.localstack
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud tests/plugins/ec2 -rs
+
+# The dashboard's pages in Chromium. Needs it, as from `apt-get install --no-install-recommends chromium`; CHROMIUM names another one.
+test-browser: .venv/.browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser -rs
 
 # The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
 test-kubernetes: .venv/.kubernetes
@@ -184,6 +188,11 @@ clean:
 
 .venv/.ray: requirements/ray.txt .venv/.sinks
 	$(BIN)/python $(LOCKED) -r requirements/ray.txt
+	@touch $@
+
+.venv/.browser: requirements/browser.txt .venv/.dev
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { echo "Chromium is missing: apt-get install --no-install-recommends chromium"; exit 1; }
+	$(BIN)/python $(LOCKED) -r requirements/browser.txt
 	@touch $@
 
 .venv/.fuzz: requirements/fuzz.txt .venv/.dev

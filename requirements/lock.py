@@ -1,8 +1,8 @@
 """Resolve pyproject.toml into the lock files of this directory: `make lock`; `make lock UPGRADE=1` for newer versions.
 
 One resolution serves all locks of the project's own environment, so that they never disagree about a version.
-- train.txt: what `make train` installs; dev.txt, cloud.txt, sinks.txt, ray.txt and fuzz.txt: what `make test`,
-  `make test-cloud`, `make test-slow`, `make test-ray` and `make fuzz` add.
+- train.txt: what `make train` installs; dev.txt, cloud.txt, sinks.txt, ray.txt, browser.txt and fuzz.txt: what
+  `make test`, `make test-cloud`, `make test-slow`, `make test-ray`, `make test-browser` and `make fuzz` add.
 - torch has two locks, of which one is installed: torch-cpu.txt names a build without CUDA packages that only some
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
 - security.txt: the tools of `make lock`, `make audit` and `make sbom`; docs.txt: those of `make docs`; release.txt:
@@ -36,6 +36,7 @@ OWN = {
     "cloud": ("cloud-tests",),
     "sinks": ("sink-tests",),
     "ray": ("ray",),
+    "browser": ("browser-tests",),
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
 IMAGES = {

@@ -23,6 +23,7 @@ from marless.app.cli import (
     compare,
     costs,
     credentials,
+    dashboard,
     discover,
     exits,
     explain,
@@ -141,6 +142,7 @@ app.command(rich_help_panel=HERE)(for_data_alone(check.check))
 app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))
 app.command(rich_help_panel=HERE)(services.up)
 app.command(rich_help_panel=HERE)(services.down)
+app.command(rich_help_panel=HERE)(connected(dashboard.dashboard))
 app.command(rich_help_panel=HERE)(ps.ps)
 app.command(rich_help_panel=HERE)(credentials.tokens)
 app.command(rich_help_panel=HERE)(credentials.credentials)

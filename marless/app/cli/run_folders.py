@@ -38,7 +38,7 @@ def asked_or_read(to: CoordinatorOptions, ask: Callable[[Client], Found], read: 
         with to.client() as client:
             return ask(client)
     except UnreachableError:
-        if to.coordinator or not _names(to.runs):
+        if to.coordinator or not names(to.runs):
             raise
     here = to.runs if to.runs.is_absolute() else f"./{to.runs}"
     say(f"no coordinator answers; these are the runs in {here}")
@@ -51,7 +51,7 @@ def jobs_in(runs: Path) -> list[Job]:
     A folder that is damaged, or that cannot be read, is reported, and left out.
     """
     found = []
-    for name in _names(runs):
+    for name in names(runs):
         try:
             found.append(job_in(runs, name))
         except MarlessError as error:
@@ -103,7 +103,7 @@ def _log_lines(file: BinaryIO, path: Path) -> Iterator[LogLine]:
             yield LogLine(cursor=cursor, text=line.decode(errors="replace").rstrip("\n"))
 
 
-def _names(runs: Path) -> list[str]:
+def names(runs: Path) -> list[str]:
     """The folders that have a job, those that may not be looked into included, but none that is being deleted.
 
     Raises UnavailableError if the directory cannot be read.

@@ -275,6 +275,12 @@ class AsyncClient:
         """Read one file of the run folder; raises NotFoundError if it does not exist."""
         return await transfers.read(self._connection, job, path)
 
+    async def pieces(self, job: str, path: str) -> AsyncGenerator[memoryview, None]:
+        """Yield one file of the run folder in pieces, without retries; raises NotFoundError if it does not exist."""
+        async with aclosing(transfers.contents(self._connection, job, path)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def download(
         self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
     ) -> tuple[File, ...]:

@@ -76,7 +76,7 @@ async def fetch(connection: Connection, job: str, file: File, folder: Path) -> N
 
     async def once() -> None:
         with Arriving(target) as arriving:
-            async for data in _contents(connection, job, file.path):
+            async for data in contents(connection, job, file.path):
                 arriving.take(data)
             arriving.keep()
 
@@ -91,12 +91,12 @@ async def read(connection: Connection, job: str, path: str) -> bytes:
     most_bytes = _MOST_BYTES.get(path)
 
     async def once() -> bytes:
-        return b"".join([bytes(data) async for data in _contents(connection, job, path, most_bytes)])
+        return b"".join([bytes(data) async for data in contents(connection, job, path, most_bytes)])
 
     return await connection.repeat(once)
 
 
-async def _contents(
+async def contents(
     connection: Connection, job: str, path: str, most_bytes: int | None = None
 ) -> AsyncGenerator[memoryview, None]:
     """Stream a file's contents; raises UnreachableError if there are fewer bytes than announced, CorruptError if there

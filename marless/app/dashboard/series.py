@@ -1,0 +1,235 @@
+"""`RunSeries`: a job's curves in memory, a column of numbers for each, one number a round; and its groups and marks."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from marless.app.dashboard.downsampling import chosen
+from marless.app.dashboard.rows import RoundRow, RowDecision, RowReturns
+from marless.core.errors import SpecError, unknown_name
+
+MOST_COLUMNS = 600
+"""Most curves of a job; with 10,000 rounds they take 48 MB."""
+MOST_STRETCHES = 10_000
+"""Most stretches of equal groups that are kept, the newest ones."""
+MOST_MARKS = 2000
+RECENT = 512
+"""Newest rounds whose update is kept as text for those that follow."""
+AXES = ("rounds", "env-steps", "seconds", "usd")
+_CONSTANT = ("min", "max")
+"""Inputs of scaling decisions that do not change."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that a curve has a mark for: a fault, or how it was recovered from."""
+
+    round: int
+    kind: str
+    """fault, recovery or note."""
+    text: str
+
+
+@dataclass
+class GroupStretch:
+    """Successive rounds with the same groups, decided for the same kind of reason."""
+
+    first: int
+    last: int
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """Policy and agents of each."""
+    rule: str
+    reason: str
+
+
+class RunSeries:
+    """The curves of one job. Rounds are added in order; evaluations of older policies belong to an earlier round."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, array[float]] = {}
+        self.left_out = 0
+        """Curves that were not kept, because a job has at most MOST_COLUMNS."""
+        self.stretches: deque[GroupStretch] = deque(maxlen=MOST_STRETCHES)
+        self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self.updates: deque[bytes] = deque(maxlen=RECENT)
+        """The newest rounds as JSON, as browsers get them."""
+        self.versions: Mapping[str, int] = {}
+        self.rounds = 0
+        self._seconds = 0.0
+        self._refused: set[str] = set()
+
+    def add(self, row: RoundRow) -> None:
+        """Add the next round."""
+        self._seconds += row.spent_s
+        values = dict(_values(row)) | {"seconds": self._seconds}
+        self.rounds += 1
+        for name, value in values.items():
+            self.set(name, row.round, value)
+        changed = {row.round: values}
+        if earlier := row.earlier_evaluation:
+            late = dict(_returns("greedy", earlier.returns))
+            changed[earlier.rounds - 1] = late
+            for name, value in late.items():
+                self.set(name, earlier.rounds - 1, value)
+        marks = list(_marks(row))
+        self.marks += marks
+        self.versions = row.versions or self.versions
+        self._add_groups(row)
+        self.updates.append(self._encoded(row, changed, marks))
+
+    def set(self, name: str, round_: int, value: float) -> None:
+        """Set one number of a curve; rounds without one have NaN."""
+        column = self.columns.get(name)
+        if column is None:
+            if len(self.columns) >= MOST_COLUMNS:
+                self._refused.add(name)
+                self.left_out = len(self._refused)
+                return
+            column = self.columns[name] = array("d")
+        if len(column) <= round_:
+            column.extend([math.nan] * (round_ + 1 - len(column)))
+        column[round_] = value
+
+    def _add_groups(self, row: RoundRow) -> None:
+        groups = tuple((each.policy, each.agents) for each in row.groups)
+        decision = next((each for each in row.decisions if each.kind == "sharing"), None)
+        last = self.stretches[-1] if self.stretches else None
+        if last and last.groups == groups:
+            last.last = row.round
+            return
+        rule, reason = (decision.rule, decision.reason) if decision else ("", "")
+        self.stretches.append(GroupStretch(row.round, row.round, groups, rule, reason))
+
+    def _encoded(self, row: RoundRow, changed: Mapping[int, Mapping[str, float]], marks: Sequence[Mark]) -> bytes:
+        told = [
+            {"round": number, "values": {name: value for name, value in values.items() if name in self.columns}}
+            for number, values in changed.items()
+        ]
+        stretch = self.stretches[-1]
+        return msgspec.json.encode(
+            {
+                "rows": told,
+                "marks": marks,
+                "versions": self.versions,
+                "stretch": stretch,
+                "decisions": [{"kind": each.kind, "reason": each.reason} for each in row.decisions],
+            }
+        )
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """A copy of a curve, one number for each round."""
+        found = np.full(self.rounds, math.nan)
+        known = self.columns.get(name, array("d"))
+        found[: len(known)] = known[: self.rounds]
+        return found
+
+    def query(
+        self, names: Sequence[str], axis: str, *, low: float | None, high: float | None, points: int
+    ) -> dict[str, Any]:  # Any: JSON
+        """Curves between two places of an axis, with at most about `points` values each, as JSON.
+
+        Raises SpecError for an unknown axis.
+        """
+        if axis not in AXES:
+            raise SpecError(f"x: {unknown_name('axis', axis, AXES)}")
+        places = self.places(axis)
+        known = np.flatnonzero(~np.isnan(places))
+        first, end = 0, int(known[-1]) + 1 if len(known) else 0
+        if low is not None:
+            # One more on either side, so that lines go on to the edges.
+            first = max(int(np.searchsorted(places[:end], low)) - 1, 0)
+        if high is not None:
+            end = min(int(np.searchsorted(places[:end], high, side="right")) + 1, end)
+        columns = {name: self.column(name) for name in names if name in self.columns}
+        at = chosen(list(columns.values()), first, end, points)
+        return {
+            "rounds": at.tolist(),
+            "x": places[at].tolist(),
+            "columns": {name: values[at].tolist() for name, values in columns.items()},
+            "total": self.rounds,
+            "shown": len(at),
+        }
+
+    def places(self, axis: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Where each round is on an axis."""
+        if axis == "rounds":
+            return np.arange(1, self.rounds + 1, dtype=np.float64)
+        return self.column({"env-steps": "env_steps", "seconds": "seconds", "usd": "cost/billed"}[axis])
+
+    def names(self) -> list[str]:
+        """The names of all curves."""
+        return sorted(self.columns)
+
+
+def _values(row: RoundRow) -> Iterator[tuple[str, float]]:
+    yield "env_steps", row.env_steps
+    yield "actors", row.actors
+    yield "policies", len(row.groups)
+    yield "phase/rollout", row.phases.rollout
+    yield "phase/update", row.phases.update
+    yield "phase/evaluation", row.phases.evaluation
+    yield from _returns("exploring", row.returns)
+    yield from _returns("greedy", row.evaluation)
+    yield from _metrics(row.metrics)
+    if row.aggregation and row.aggregation.gradients:
+        staleness = [each.staleness for each in row.aggregation.gradients]
+        yield "staleness/mean", sum(staleness) / len(staleness)
+        yield "staleness/most", max(staleness)
+    for decision in row.decisions:
+        if decision.kind == "scaling":
+            yield from _signals(decision)
+
+
+def _returns(kind: str, returns: RowReturns | None) -> Iterator[tuple[str, float]]:
+    if returns is None:
+        return
+    yield f"return/{kind}", returns.mean
+    if (rate := returns.win_rate) is not None:
+        yield f"won/{kind}", rate
+    for agent, value in returns.per_agent.items():
+        yield f"agent/{kind}/{agent}", value
+
+
+def _metrics(metrics: Mapping[str, Mapping[str, float | None]]) -> Iterator[tuple[str, float]]:
+    """The mean of each metric over all policies and critics that have it, and its value for each."""
+    gathered: dict[str, list[float]] = {}
+    for policy, values in metrics.items():
+        for name, value in values.items():
+            if value is not None:
+                gathered.setdefault(name, []).append(value)
+                if len(metrics) > 1:
+                    yield f"policy/{name}/{policy}", value
+    for name, each in gathered.items():
+        yield f"metric/{name}", sum(each) / len(each)
+
+
+def _signals(decision: RowDecision) -> Iterator[tuple[str, float]]:
+    """The numbers that a scaling policy decided by."""
+    try:
+        inputs = msgspec.json.decode(decision.inputs)
+    except msgspec.DecodeError:  # NaN among them
+        return
+    for name, value in _items(inputs):
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in _CONSTANT:
+            yield f"signal/{name}", float(value)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:  # Any: JSON
+    return value.items() if isinstance(value, dict) else ()
+
+
+def _marks(row: RoundRow) -> Iterator[Mark]:
+    if row.idle_s is None and row.round:
+        yield Mark(row.round, "recovery", "the job continued after an interruption")
+    if row.retried:
+        yield Mark(row.round, "fault", "an invocation was lost and repeated")
+    if row.evaluation_given_up:
+        yield Mark(row.round, "fault", "the evaluation was given up: no episode ended in time")
