@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,12 +35,15 @@ from marless.core import documents
 from marless.core.errors import MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
-    from marless.cost.comparison.runs import Run, Variant
+    from marless.cost.comparison.controls import Control
+    from marless.cost.comparison.runs import Figures, Run, Variant
     from marless.cost.comparison.table import Comparison
     from marless.jobs.spec import JobSpec
     from marless.learning.policies.evaluation import Side
 
 ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
+_CONTROLS = "controls"
+"""The folder of the run folders of controls; `marless plot` draws those in `runs`."""
 _KEPT, _PICTURE, _PROFILE = "comparison.json", "comparison.png", "profile.png"
 
 
@@ -53,6 +57,8 @@ class _Asked:
     slots: int
     folder: Path
     document: Path | None
+    controls: bool
+    """Also make runs of controls."""
     command: str
     """The command line, for documents."""
 
@@ -90,6 +96,9 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in --out; finished runs are not repeated.")
     ] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Then also run controls of the variants that decide.")
+    ] = True,
     document: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Write the table into the block with the job's name.")
     ] = None,
@@ -98,7 +107,8 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     """Run a job with several presets, or algorithms and other settings, and seeds; compare return, cost and time.
 
     Variants are paired by seed; intervals are 95 %. Runs that train identically are made once. Each runs here, one
-    after the other; with --coordinator, that one runs them. `marless plot` draws their folder's curves.
+    after the other; with --coordinator, that one runs them. `marless plot` draws their folder's curves. Controls have
+    a variant's mean number of actors, its numbers shuffled, its final groups, or random numbers for its measurements.
     """
     overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
     if sweep and presets is not None:
@@ -113,16 +123,15 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         slots=slots,
         folder=out or at.runs / f"compare-{job.name}",
         document=document,
-        command=_command(job_file, chosen, seeds, slots, overrides),
+        controls=controls,
+        command=_command(job_file, chosen, seeds, slots, overrides) + ("" if controls else " --no-controls"),
     )
     with Working("checking the runs"):
         runs = _planned(asked, at)
     if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
         raise SpecError(f"{asked.folder} is not empty; continue it with --resume, or choose another --out")
-    place = ComparisonFolder((asked.folder / "runs").resolve())
-    place.make_missing(runs, at, continues=f"the same command with --resume --out {asked.folder} continues")
-    with Working("comparing"):
-        comparison = _compared(asked, place, runs)
+    _say_how_many(asked, runs)
+    comparison = _made(asked, runs, at)
     _report(asked, comparison, output)
 
 
@@ -194,8 +203,66 @@ def _planned(asked: _Asked, at: CoordinatorOptions) -> tuple[Run, ...]:
     return planned_runs(asked.job, asked.variants, asked.seeds)
 
 
-def _compared(asked: _Asked, place: ComparisonFolder, runs: Sequence[Run]) -> Comparison:
+def _say_how_many(asked: _Asked, runs: Sequence[Run]) -> None:
+    """Say how many runs there will be with controls, before the first one begins; nothing without controls."""
+    from marless.cost.comparison.controls import expected_runs
+
+    expected = expected_runs(asked.variants, asked.seeds) if asked.controls else {}
+    if expected:
+        say(
+            f"{len(runs)} runs, then up to {sum(expected.values())} of controls of {', '.join(expected)}; "
+            "--no-controls leaves these out"
+        )
+
+
+def _planned_controls(asked: _Asked, place: ComparisonFolder, runs: Sequence[Run]) -> tuple[Control, ...]:
+    """The controls of all variants that decide, by their finished runs; says which cannot be had."""
+    from marless.cost.comparison.controls import Control, controls, kinds_of
+    from marless.jobs.examining import examined
+    from marless.jobs.job import prepare
+
+    seen = cache(lambda name, options: examined(name, json.loads(options)))
+    found: list[Control] = []
+    for variant in asked.variants:
+        if not kinds_of(variant.spec):
+            continue
+        own = [run for run in runs if variant.name in run.variants]
+        records = {run.seed: place.read(run).records for run in own}
+        label = own[0].id.removeprefix(f"{asked.job.name}-").removesuffix(f"-seed{own[0].seed}")
+        for each in controls(
+            variant,
+            records,
+            label=label,
+            check=lambda spec: prepare(spec, lambda name, options: seen(name, json.dumps(options))),
+        ):
+            if isinstance(each, Control):
+                found.append(each)
+            else:
+                say(f"note: {each}")
+    return tuple(found)
+
+
+def _made(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> Comparison:
+    """Make the runs, then those of controls, which depend on what was decided; compare all."""
     from marless.cost.comparison import table
+    from marless.cost.comparison.controls import control_runs
+
+    continues = f"the same command with --resume --out {asked.folder} continues"
+    place, place_of_controls = (ComparisonFolder((asked.folder / name).resolve()) for name in ("runs", _CONTROLS))
+    place.make_missing(runs, at, continues=continues)
+    planned = _planned_controls(asked, place, runs) if asked.controls else ()
+    more = control_runs(asked.job, planned)
+    continues += ", and --no-controls leaves controls out"
+    place_of_controls.make_missing(more, at, continues=continues, what="control run")
+    with Working("comparing"):
+        found = [*_figures(asked, place, runs, ()), *_figures(asked, place_of_controls, more, planned)]
+        return table.compared(asked.job.name, asked.slots, asked.variants, found, planned)
+
+
+def _figures(
+    asked: _Asked, place: ComparisonFolder, runs: Sequence[Run], planned: Sequence[Control]
+) -> Iterator[Figures]:
+    """The results of all runs, once for each variant or control that shares a run."""
     from marless.cost.comparison.runs import figures
     from marless.learning.envs import registry
     from marless.learning.policies.evaluation import against_chance, competitive
@@ -204,25 +271,25 @@ def _compared(asked: _Asked, place: ComparisonFolder, runs: Sequence[Run]) -> Co
     # In a competitive job, each side is evaluated against random opponents, too.
     compete = competitive(registry.spaces(asked.job.env.name, asked.job.env.arguments))
     sides: Mapping[str, Side] = {}
-    specs = {variant.name: variant.spec for variant in asked.variants}
-    found = []
+    bills = {each.name: each.spec.bill for each in asked.variants} | {each.name: each.spec.bill for each in planned}
     for run in runs:
         recorded = place.read(run)
         if compete:
             team, episodes = load_policy(place.runs / run.id), run.spec.evaluation.episodes
             sides = against_chance(team, episodes=episodes, seed=run.seed)
         for name in run.variants:
-            spec = specs[name].model_copy(update={"seed": run.seed})
-            found.append(figures(recorded.records, spec, recorded.random, variant=name, slots=asked.slots, sides=sides))
-    return table.compared(asked.job.name, asked.slots, asked.variants, found)
+            # The run's own settings, billed as this variant is.
+            spec = run.spec.model_copy(update={"bill": bills[name]})
+            yield figures(recorded.records, spec, recorded.random, variant=name, slots=asked.slots, sides=sides)
 
 
 def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
     from marless.app.cli.picture import draw_comparison, draw_profiles
-    from marless.cost.comparison import report, table
+    from marless.cost.comparison import report, table, verdicts
 
     said = report.statements(comparison)
-    fields = table.to_json(comparison, said) | {"command": asked.command}
+    fields = table.to_json(comparison, said)
+    fields |= {"verdicts": verdicts.verdicts_to_json(comparison), "command": asked.command}
     (asked.folder / _KEPT).write_text(json.dumps(fields), encoding="utf-8")
     try:
         draw_comparison(comparison, asked.folder / _PICTURE)
@@ -249,11 +316,21 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
 
 
 def _show(comparison: Comparison, statements: Sequence[str]) -> None:
+    from marless.cost.comparison.table import rows
+    from marless.cost.comparison.verdicts import control_rows, verdicts
+
+    _show_table(rows(comparison))
+    for verdict in verdicts(comparison):
+        data("")
+        _show_table(control_rows(verdict))
+    for statement in statements:
+        data(f"- {statement}")
+
+
+def _show_table(cells: Sequence[tuple[str, ...]]) -> None:
     from rich.table import Table
 
-    from marless.cost.comparison.table import rows
-
-    header, *body = rows(comparison)
+    header, *body = cells
     shown = Table(box=None, pad_edge=False)
     shown.add_column(header[0])
     for name in header[1:]:
@@ -261,5 +338,3 @@ def _show(comparison: Comparison, statements: Sequence[str]) -> None:
     for row in body:
         shown.add_row(*row)
     console().print(shown)
-    for statement in statements:
-        data(f"- {statement}")

@@ -63,21 +63,22 @@ class ComparisonFolder:
         check_same(run, found.spec, str(folder))
         return found
 
-    def make_missing(self, runs: Sequence[Run], at: CoordinatorOptions, *, continues: str) -> None:
+    def make_missing(self, runs: Sequence[Run], at: CoordinatorOptions, *, continues: str, what: str = "run") -> None:
         """Make all runs that are not finished yet, here or on the coordinator of `at`.
 
-        If one is interrupted or fails, what is printed ends with `continues`, which says how to continue.
+        If one is interrupted or fails, what is printed ends with `continues`, which says how to continue. `what` is
+        the name that is printed for a run.
         """
         missing = [run for run in runs if not self.finished(run)]
         if len(missing) < len(runs):
-            say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
+            say(f"{len(runs) - len(missing)} of {len(runs)} {what}s exist already")
         try:
             with ExitStack() as held:
                 client = held.enter_context(at.client()) if at.coordinator and missing else None
                 if client:
                     say("note: runs share this coordinator's workers: the first run is charged for their start")
                 for run in missing:
-                    number = f"{runs.index(run) + 1} of {len(runs)}"
+                    number = f"{what} {runs.index(run) + 1} of {len(runs)}"
                     if client:
                         self.make_there(run, number, client)
                     else:
@@ -147,7 +148,7 @@ def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
     from marless.app.cli.progress import TrainingProgress
     from marless.app.cli.train import Show
 
-    say(f"run {number}: {run.id} for {', '.join(run.variants)}")
+    say(f"{number}: {run.id} for {', '.join(run.variants)}")
     with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
         return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
 

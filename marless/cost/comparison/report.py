@@ -15,7 +15,8 @@ from pathlib import Path
 from marless.core.errors import SpecError, UnavailableError
 from marless.cost.comparison import statistics
 from marless.cost.comparison.statistics import MeanInterval
-from marless.cost.comparison.table import Comparison, VariantColumn, cost_ratio, honest_ratio, markdown
+from marless.cost.comparison.table import Comparison, VariantColumn, cost_ratio, honest_ratio, less, markdown, rows
+from marless.cost.comparison.verdicts import RULE, control_rows, verdicts
 
 EQUAL = (
     "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
@@ -29,7 +30,7 @@ OTHER_ENVS = (
 
 
 def statements(comparison: Comparison) -> list[str]:
-    """All statements: shared runs, gains over random, environments, returns, costs, settings, lengths, the terms."""
+    """All statements: shared runs, gains over random, returns, costs, verdicts, settings, lengths, and the terms."""
     return [
         *_once(comparison),
         *(_above_random(column) for column in comparison.columns),
@@ -42,6 +43,7 @@ def statements(comparison: Comparison) -> list[str]:
             for sentence in _returns(column, comparison.reference)
         ),
         *_costs(comparison),
+        *_verdicts(comparison),
         *(f"{each.variant} was run with {', '.join(each.settings)}." for each in comparison.columns if each.settings),
         *_lengths(comparison),
         _labels(comparison),
@@ -108,22 +110,21 @@ def _costs(comparison: Comparison) -> Iterator[str]:
             if column is not reference and column.variant != comparison.reference.variant:
                 counted, charged = cost_ratio(column, reference), honest_ratio(column, reference)
                 said = (
-                    f"{column.variant} costs {_less(counted)} than {reference.variant} ({column.counts} against "
+                    f"{column.variant} costs {less(counted)} than {reference.variant} ({column.counts} against "
                     f"{reference.counts})"
                 )
                 if (column.counts, reference.counts) != (column.honest, reference.honest):
-                    said += f"; as charged, {_less(charged)} ({column.honest} against {reference.honest})"
+                    said += f"; as charged, {less(charged)} ({column.honest} against {reference.honest})"
                 yield f"{said}."
 
 
-def _less(ratio: MeanInterval) -> str:
-    """A cost ratio as text: "57 % less [54 to 60 %]"."""
-    less = ratio.mean <= 1
-    said = f"{abs(1 - ratio.mean) * 100:.0f} % {'less' if less else 'more'}"
-    if ratio.low is None or ratio.high is None:
-        return said
-    low, high = sorted(round((1 - end) * 100 if less else (end - 1) * 100) for end in (ratio.low, ratio.high))
-    return f"{said} [{low} to {high} %]"
+def _verdicts(comparison: Comparison) -> Iterator[str]:
+    """What is left of savings beside controls, with the rule; nothing without controls."""
+    found = verdicts(comparison)
+    if found:
+        yield RULE
+    for verdict in found:
+        yield from verdict.sentences()
 
 
 def _lengths(comparison: Comparison) -> Iterator[str]:
@@ -189,11 +190,12 @@ def block(comparison: Comparison, statements: Sequence[str], *, command: str, pi
     """The contents of a block: the command, the table, the picture, the statements, and where and how long it ran."""
     said = "\n".join(f"- {statement}" for statement in statements)
     shown = f"![Learners, actors, return and cost over rounds]({picture})"
-    return "\n\n".join([f"```sh\n{command}\n```", markdown(comparison), shown, said, _where(comparison)])
+    tables = [markdown(rows(comparison)), *(markdown(control_rows(each)) for each in verdicts(comparison))]
+    return "\n\n".join([f"```sh\n{command}\n```", *tables, shown, said, _where(comparison)])
 
 
 def _where(comparison: Comparison) -> str:
-    columns = comparison.columns
+    columns = (*comparison.columns, *comparison.controls)
     by_run = {each.run: each.measured_s for column in columns for each in column.figures}
     lengths = [each.rounds for column in columns for each in column.figures]
     rounds = f"{min(lengths)}" if min(lengths) == max(lengths) else f"{min(lengths)} to {max(lengths)}"

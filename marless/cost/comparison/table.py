@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from marless.cost.comparison import statistics
+from marless.cost.comparison.controls import Control, ControlKind
 from marless.cost.comparison.profiles import Profile, profile
 from marless.cost.comparison.runs import Figures, Variant
 from marless.cost.comparison.statistics import MeanInterval
@@ -98,13 +99,23 @@ class VariantColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControlColumn(VariantColumn):
+    """One control of a variant over all seeds; `about` says what it has in place of the variant's decisions."""
+
+    of: str
+    """The variant."""
+    kind: ControlKind
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Variants of one job over the same seeds."""
+    """Variants of one job over the same seeds, and the controls of those that decide."""
 
     job: str
     slots: int
     """Number of vCPUs for which wall-clock time is modelled."""
     columns: tuple[VariantColumn, ...]
+    controls: tuple[ControlColumn, ...] = ()
 
     @property
     def reference(self) -> VariantColumn:
@@ -123,24 +134,52 @@ class Comparison:
         return presets or self.columns[:1]
 
 
-def compared(job: str, slots: int, variants: Sequence[Variant], runs: Sequence[Figures]) -> Comparison:
+def compared(
+    job: str,
+    slots: int,
+    variants: Sequence[Variant],
+    runs: Sequence[Figures],
+    controls: Sequence[Control] = (),
+) -> Comparison:
     """Build the comparison from the results of all runs; raises ValueError unless every variant has the same seeds."""
     columns: list[VariantColumn] = []
     for variant in variants:
-        own = sorted((each for each in runs if each.variant == variant.name), key=lambda each: each.seed)
-        if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
-            raise ValueError(f"{variant.name} was not run with the seeds of {columns[0].variant}")
         columns.append(
             VariantColumn(
                 variant=variant.name,
                 about=variant.about,
                 counts=variant.counts,
                 settings=variant.settings,
-                figures=tuple(own),
+                figures=_own(variant.name, runs, columns),
                 env=variant.spec.env,
             )
         )
-    return Comparison(job=job, slots=slots, columns=tuple(columns))
+    return Comparison(
+        job=job,
+        slots=slots,
+        columns=tuple(columns),
+        controls=tuple(
+            ControlColumn(
+                variant=control.name,
+                about=control.about,
+                counts=control.counts,
+                settings=(),
+                figures=_own(control.name, runs, columns),
+                env=control.spec.env,
+                of=control.of,
+                kind=control.kind,
+            )
+            for control in controls
+        ),
+    )
+
+
+def _own(name: str, runs: Sequence[Figures], columns: Sequence[VariantColumn]) -> tuple[Figures, ...]:
+    """The results of a variant or control by seed; raises ValueError unless its seeds are those of the columns."""
+    own = sorted((each for each in runs if each.variant == name), key=lambda each: each.seed)
+    if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
+        raise ValueError(f"{name} was not run with the seeds of {columns[0].variant}")
+    return tuple(own)
 
 
 def cost_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
@@ -162,7 +201,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
 
     mean("greedy return per agent, at the end", "greedy", 4)
-    table.append((f"the same, {_IQM}", *(_spanned(column.middle) for column in columns)))
+    table.append((f"the same, {_IQM}", *(spanned(column.middle) for column in columns)))
     table += _exploring(comparison)
     mean("random policy", "random", 4)
     if any(won := [column.won for column in columns]):
@@ -200,7 +239,7 @@ def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
     above = [statistics.difference(each, reference.exploring) for each in found]
     return [
         ("return while exploring, last tenth", *(plus_minus(statistics.interval(each), 4) for each in found)),
-        (f"that − {reference.variant}'s", *(_spanned(each, 3) for each in above)),
+        (f"that − {reference.variant}'s", *(spanned(each, 3) for each in above)),
     ]
 
 
@@ -230,6 +269,16 @@ def profiles(comparison: Comparison) -> dict[str, dict[str, Profile]]:
     return found
 
 
+def less(ratio: MeanInterval) -> str:
+    """A cost ratio as text: "57 % less [54 to 60 %]"."""
+    less = ratio.mean <= 1
+    said = f"{abs(1 - ratio.mean) * 100:.0f} % {'less' if less else 'more'}"
+    if ratio.low is None or ratio.high is None:
+        return said
+    low, high = sorted(round((1 - end) * 100 if less else (end - 1) * 100) for end in (ratio.low, ratio.high))
+    return f"{said} [{low} to {high} %]"
+
+
 def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
     """Mean ± half-width of the 95 % interval, to `digits` significant digits of the mean."""
     places = _places(estimate.mean, digits)
@@ -237,15 +286,15 @@ def plus_minus(estimate: MeanInterval, digits: int = 3) -> str:
     return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
 
 
-def _spanned(estimate: MeanInterval, digits: int = 4) -> str:
+def spanned(estimate: MeanInterval, digits: int = 4) -> str:
     """Mean and 95 % interval, to `digits` significant digits of the mean."""
     return estimate.text(f",.{_places(estimate.mean, digits)}f")
 
 
-def markdown(comparison: Comparison) -> str:
-    """The table in Markdown."""
-    header, *body = rows(comparison)
-    lines = [header, ("---", *("---:" for _ in comparison.columns)), *body]
+def markdown(table: Sequence[tuple[str, ...]]) -> str:
+    """A table in Markdown; the first row is its header."""
+    header, *body = table
+    lines = [header, ("---", *("---:" for _ in header[1:])), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

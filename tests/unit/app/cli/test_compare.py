@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ import yaml
 from marless.app.cli import picture, train
 from marless.app.cli.train import JobOutcome
 from marless.app.client import Job, JobState
+from marless.jobs.spec import JobSpec
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.cost.comparison.synthetic import JOB, record, write
 
-THREE = ("--presets", "vanilla,marless-minus,no-sharing", "--seeds", 2)
+THREE = ("--presets", "vanilla,marless-minus,no-sharing", "--seeds", 2, "--no-controls")
 
 
 @pytest.fixture
@@ -33,17 +36,25 @@ class Machine:
         self.resumed: list[str] = []
         self.interrupt: set[str] = set()
         self.fail: set[str] = set()
+        self.specs: dict[str, JobSpec] = {}
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.groups: tuple[tuple[str, ...], ...] = (("agent_0",), ("agent_1",))
 
     def train(self, spec, *, job_id, runs, show):
         self.begun.append(job_id)
+        self.specs[job_id] = spec
         fewer = spec.scaling.name == "marless"
         records = [
-            record(
-                number,
-                job=job_id,
-                actors=1 if fewer and number else 4,
-                mean=-25.0 + number,
-                greedy=-15.0 + spec.seed + 0.01 * fewer if number == spec.stop.rounds - 1 else None,
+            replace(
+                record(
+                    number,
+                    job=job_id,
+                    actors=self._actors(spec, number),
+                    mean=-25.0 + number,
+                    greedy=-15.0 + spec.seed + 0.01 * fewer if number == spec.stop.rounds - 1 else None,
+                    groups=self.groups,
+                ),
+                metrics=self.metrics,
             )
             for number in range(spec.stop.rounds)
         ]
@@ -51,6 +62,12 @@ class Machine:
         folder = write(runs / job_id, spec, records[: len(records) if state == "SUCCEEDED" else 1], state=state)
         self.rest = records[1:]
         return self._outcome(folder, state)
+
+    def _actors(self, spec, number: int) -> int:
+        """`marless` takes all actors in the first round, and one in each further round."""
+        if spec.scaling.name == "given":
+            return spec.scaling.at(number)
+        return 1 if spec.scaling.name == "marless" and number else spec.actors.count
 
     def resume(self, job_id, *, runs, stop, show):
         self.resumed.append(job_id)
@@ -105,6 +122,104 @@ def test_every_run_is_made_once_and_set_side_by_side(place, machine, unseen, mar
     assert "- no-sharing − vanilla: greedy return +0.01 [+0.01, +0.01]: better, NOT equal" in out
 
 
+CONTROLS = ("--presets", "marless-minus,marless-lean", "--seeds", 2, "--set", "env.options.agents=4")
+PAIRS = (("agent_0", "agent_1"), ("agent_2", "agent_3"))
+MEASURED = {"agent_0": {"curvature": 0.5}, "agent_1": {"curvature": 77.0}, "agent_2": {"curvature": 2.0}}
+
+
+@pytest.fixture
+def sharing(machine):
+    """The machine, whose runs share two policies, and measure the curvature of these and of one that nobody uses."""
+    machine.metrics, machine.groups = MEASURED, PAIRS
+    return machine
+
+
+def test_a_variant_that_decides_has_controls(place, sharing, unseen, marless):
+    machine = sharing
+    code, out, err = marless("compare", "job.yaml", *CONTROLS)
+    assert code == 0
+    assert "marless: 4 runs, then up to 8 of controls of marless-lean; --no-controls leaves these out\n" in err
+    assert err.index("then up to 8") < err.index("run 1 of 4")
+    kinds = Counter(each.split("-")[3] for each in machine.begun[4:])
+    assert kinds == {"mean2": 2, "shuffled": 2, "final": 2, "placebo": 2}
+    assert len(set(machine.begun)) == 12
+    folder = place / "runs/compare-tiny"
+    assert {each.name for each in (folder / "controls").iterdir()} == set(machine.begun[4:])
+    specs = {(each.split("-")[3], each[-1]): machine.specs[each] for each in machine.begun[4:]}
+    # 4, 1 and 1 actors: 2 on average
+    assert (specs["mean2", "0"].scaling.name, specs["mean2", "0"].actors.count) == ("fixed", 2)
+    assert specs["mean2", "0"].sharing.name == "marless"
+    assert sorted(specs["shuffled", "1"].scaling.actors) == [1, 1, 4]
+    assert specs["final", "0"].sharing.groups == {pair[0]: pair for pair in PAIRS}
+    assert specs["final", "0"].scaling.name == "marless"
+    # the median of the logarithms of 0.5 and 2 is 0, their deviation ln 2
+    assert specs["placebo", "0"].scaling.placebo.model_dump() == {"median": 1.0, "deviation": 0.6931}
+    assert "control run 1 of 8: tiny-marless-lean-mean2-seed0 for marless-lean~mean" in err
+    assert "- marless-lean beside marless-lean~mean (2 actors in every round): costs " in out
+    columns = [line.split() for line in out.splitlines() if "~mean" in line]
+    assert columns[0] == [
+        "marless-lean",
+        *(f"marless-lean~{kind}" for kind in ("mean", "shuffled", "final", "placebo")),
+    ]
+
+
+def test_what_is_finished_of_the_controls_is_not_run_again(place, sharing, unseen, marless):
+    table = marless("compare", "job.yaml", *CONTROLS)[1]
+    first, sharing.begun[:] = list(sharing.begun), []
+    code, again, err = marless("compare", "job.yaml", *CONTROLS, "--resume")
+    assert (code, again, sharing.begun) == (0, table, [])
+    assert "4 of 4 runs exist already" in err and "8 of 8 control runs exist already" in err
+    marless("compare", "job.yaml", *CONTROLS, "--presets", "marless-lean", "--resume")  # alone, it has the same ones
+    assert sharing.begun == []
+    marless("compare", "job.yaml", *CONTROLS, "--seeds", 3, "--resume")
+    assert [each for each in sharing.begun if each in first] == []
+    assert {each[-1] for each in sharing.begun} == {"2"}
+
+
+def test_a_control_that_is_interrupted_goes_on(place, sharing, unseen, marless):
+    undisturbed = marless("compare", "job.yaml", *CONTROLS, "--out", "calm")[1]
+    sharing.begun.clear()
+    sharing.interrupt = {"tiny-marless-lean-mean2-seed1"}
+    code, out, err = marless("compare", "job.yaml", *CONTROLS)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == (
+        "marless: interrupted in run tiny-marless-lean-mean2-seed1; the same command with --resume --out "
+        "runs/compare-tiny continues, and --no-controls leaves controls out"
+    )
+    sharing.interrupt.clear()
+    assert marless("compare", "job.yaml", *CONTROLS, "--resume")[:2] == (0, undisturbed)
+    assert sharing.resumed == ["tiny-marless-lean-mean2-seed1"]
+
+
+def test_a_control_that_cannot_be_had_is_left_out_with_a_sentence(place, machine, unseen, marless):
+    # nothing was measured, and the groups do not hold all of the four agents
+    code, out, err = marless("compare", "job.yaml", *CONTROLS)
+    assert code == 0
+    assert "marless: note: marless-lean~placebo is left out: its runs measured no curvature\n" in err
+    assert "note: marless-lean~final is left out: " in err
+    assert "marless-lean~shuffled" in out and "~placebo" not in out and "~final" not in out
+
+
+def test_variants_that_decide_nothing_have_no_controls(place, machine, unseen, marless):
+    code, _, err = marless("compare", "job.yaml", "--presets", "vanilla,marless-minus", "--seeds", 1)
+    assert (code, machine.begun) == (0, ["tiny-vanilla-seed0"])
+    assert "control" not in err
+
+
+def test_programs_get_the_verdicts(place, sharing, unseen, marless):
+    found = json.loads(marless("compare", "job.yaml", *CONTROLS, "-o", "json")[1])
+    assert list(found["variants"]) == ["marless-minus", "marless-lean"]
+    verdict = found["verdicts"]["marless-lean"]
+    assert verdict["reference"] == "marless-minus"
+    assert list(verdict["controls"]) == ["mean", "shuffled", "final", "placebo"]
+    assert verdict["controls"]["mean"]["about"] == "2 actors in every round"
+    assert [each["run"] for each in verdict["controls"]["mean"]["runs"]] == [
+        "tiny-marless-lean-mean2-seed0",
+        "tiny-marless-lean-mean2-seed1",
+    ]
+    assert found["statements"][-1] != verdict["sentences"][-1] in found["statements"]
+
+
 ALGORITHMS = ("--sweep", "algorithm.name=ippo,vdn", "--seeds", 2)
 
 
@@ -143,7 +258,7 @@ def test_what_is_finished_is_not_run_again(place, machine, unseen, marless):
     code, again, err = marless("compare", "job.yaml", *THREE, "--resume")
     assert (code, again, machine.begun) == (0, table, [])
     assert "4 of 4 runs exist already" in err
-    marless("compare", "job.yaml", "--presets", "marless-minus,no-sharing", "--seeds", 3, "--resume")
+    marless("compare", "job.yaml", "--presets", "marless-minus,no-sharing", "--seeds", 3, "--resume", "--no-controls")
     assert machine.begun == ["tiny-vanilla-seed2", "tiny-no-sharing-seed2"]
 
 
@@ -237,7 +352,7 @@ def test_a_document_gets_table_and_picture(place, machine, marless):
     assert code == 0
     text = page.read_text()
     assert text.startswith("# Results\n<!-- tiny -->\n```sh\nmarless compare job.yaml --presets vanilla,")
-    assert "--seeds 2 --slots 64 --set stop.rounds=4\n```" in text
+    assert "--seeds 2 --slots 64 --set stop.rounds=4 --no-controls\n```" in text
     assert "](images/compare-tiny.png)" in text
     assert str(place) not in text
     pictures = [place / "runs/compare-tiny" / name for name in ("comparison.png", "profile.png")]

@@ -222,7 +222,7 @@ def test_presets_without_the_same_seeds_are_refused():
 
 def test_a_document_gets_the_same_table():
     comparison = two([-20.0, -22.0], [-20.0, -22.0])
-    header, rule, *body = table.markdown(comparison).splitlines()
+    header, rule, *body = table.markdown(table.rows(comparison)).splitlines()
     assert (header, rule) == ("|  | vanilla | marless |", "| --- | ---: | ---: |")
     assert len(body) == len(table.rows(comparison)) - 1
 
