@@ -40,6 +40,12 @@ def command() -> None:
         sys.exit(130)
 
 
+def attached_command() -> None:
+    """The entry point of a command that another one runs as its child: it is interrupted when that one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    command()
+
+
 def _run_child() -> int:
     """Run this command line once more in a child; returns the exit code, having said if the environment ended it."""
     here, there = os.pipe()

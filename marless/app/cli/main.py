@@ -27,6 +27,7 @@ from marless.app.cli import (
     discover,
     exits,
     explain,
+    frontier,
     jobs,
     local,
     new,
@@ -140,6 +141,7 @@ app.command(rich_help_panel=FIRST)(discover.settings)
 app.command(rich_help_panel=HERE)(for_data_alone(local.train))
 app.command(rich_help_panel=HERE)(for_data_alone(check.check))
 app.command(rich_help_panel=HERE)(connected(for_data_alone(compare.compare)))
+app.command(rich_help_panel=HERE)(for_data_alone(frontier.frontier))
 app.command(rich_help_panel=HERE)(services.up)
 app.command(rich_help_panel=HERE)(services.down)
 app.command(rich_help_panel=HERE)(connected(dashboard.dashboard))

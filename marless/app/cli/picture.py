@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from marless.cost.comparison.table import Comparison
 
 Axes = Any  # matplotlib has no types
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _COST_LABELS = {"paper": "paper accounting", "billed": "billed", "serverful": "serverful, modelled"}
 _X_LABELS = {
     "env-steps": "env steps (all agents act once in one copy)",
@@ -101,13 +101,13 @@ def draw_run(run: Recorded, target: Path) -> None:
     if any(record.aggregation for record in run.records):
         _draw_versions(learners, actors, run)
     else:
-        learners.step(rounds, line.learners, where="mid", color=_COLOURS[0])
-        actors.step(rounds, line.actors, where="mid", color=_COLOURS[0])
+        learners.step(rounds, line.learners, where="mid", color=COLOURS[0])
+        actors.step(rounds, line.actors, where="mid", color=COLOURS[0])
     _draw_returns(returns, line)
     if run.random:
         _draw_random(returns, run.random.mean)
     for number, accounting in enumerate(ACCOUNTINGS):
-        style = {"color": _COLOURS[number], "linestyle": _DASHES[number]}
+        style = {"color": COLOURS[number], "linestyle": DASHES[number]}
         cost.plot(rounds, line.cost_usd[accounting], label=_COST_LABELS[accounting], **style)
     cost.set_ylabel("cost so far (US $)")
     returns.legend(fontsize="small")
@@ -121,7 +121,7 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
     shown = f"mean and range over {seeds} seeds" if seeds > 1 else "one seed"
     figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
     for number, column in enumerate(comparison.columns):
-        style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
+        style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
         lines = [each.curves for each in column.figures]
         _band(learners, [each.learners for each in lines], style)
         _band(actors, [each.actors for each in lines], style)
@@ -133,7 +133,7 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
         _draw_random(returns, fmean(itertools.chain.from_iterable(chance.values())))
     else:
         for number, (variant, values) in enumerate(chance.items()):
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             returns.axhline(fmean(values), color=colour, linestyle=":", label=f"random policy, {variant}")
     returns.set_ylabel("return per agent, while exploring")
     returns.legend(fontsize="small")
@@ -161,7 +161,7 @@ def draw_profiles(comparison: Comparison, target: Path) -> None:
         panel.set_ylim(0, 1.02)
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize="small")
-    _write(figure, target)
+    write(figure, target)
 
 
 def _draw_profile(panel: Axes, profile: Profile, style: Mapping[str, Any], label: str) -> None:
@@ -177,8 +177,8 @@ def _draw_profile(panel: Axes, profile: Profile, style: Mapping[str, Any], label
 def _style(number: int) -> dict[str, Any]:  # Any: matplotlib's
     """The colour and dash of a line; dashes change when the colours are used up."""
     return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
     }
 
 
@@ -204,11 +204,11 @@ def draw_groups(groups: Sequence[RunGroup], chance: Sequence[tuple[str, float]],
         if line.low:
             axes.fill_between(line.places, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
     for number, (name, mean) in enumerate(chance, start=1):
-        axes.axhline(mean, color="tab:gray", linestyle=_DASHES[number % len(_DASHES)], label=name)
+        axes.axhline(mean, color="tab:gray", linestyle=DASHES[number % len(DASHES)], label=name)
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
     try:
-        _write(figure, target)
+        write(figure, target)
     except ValueError as error:  # of matplotlib's parser of formulas
         if not any("$" in text for text in (look.title, look.y_label, *(group.label for group in groups))):
             raise
@@ -250,12 +250,12 @@ def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
     """Draw the staleness of each version's gradients, and the idle time of actors, of an asynchronous job."""
     made = [each.aggregation for each in run.records if each.aggregation]
     rounds = range(1, len(made) + 1)
-    staleness.plot(rounds, [each.mean_staleness for each in made], color=_COLOURS[0], label="mean")
+    staleness.plot(rounds, [each.mean_staleness for each in made], color=COLOURS[0], label="mean")
     greatest = [max((one.staleness for one in each.gradients), default=0) for each in made]
-    staleness.plot(rounds, greatest, color=_COLOURS[3], linestyle=":", label="greatest")
+    staleness.plot(rounds, greatest, color=COLOURS[3], linestyle=":", label="greatest")
     # A line has a gap where it is NaN.
     bounds = [float("nan") if each.bound is None else each.bound for each in made]
-    staleness.plot(rounds, bounds, color=_COLOURS[6], linestyle="--", label="bound on the mean")
+    staleness.plot(rounds, bounds, color=COLOURS[6], linestyle="--", label="bound on the mean")
     staleness.set_ylabel("staleness of gradients")
     staleness.legend(fontsize="small")
     ends = range(_STRETCH, len(run.records) + _STRETCH, _STRETCH)
@@ -269,8 +269,8 @@ def _draw_versions(staleness: Axes, idle: Axes, run: Recorded) -> None:
 
 def _draw_returns(panel: Axes, line: RunCurves) -> None:
     styles: Sequence[tuple[str, Sequence[float | None], Mapping[str, Any]]] = (
-        ("while exploring", line.exploring, {"color": _COLOURS[0], "linewidth": 1, "alpha": 0.6}),
-        ("greedy evaluation", line.greedy, {"color": _COLOURS[3], "marker": "o", "markersize": 3}),
+        ("while exploring", line.exploring, {"color": COLOURS[0], "linewidth": 1, "alpha": 0.6}),
+        ("greedy evaluation", line.greedy, {"color": COLOURS[3], "marker": "o", "markersize": 3}),
     )
     for label, values, style in styles:
         if known := [(number, value) for number, value in enumerate(values, start=1) if value is not None]:
@@ -299,10 +299,11 @@ def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
     # Not the panel of returns, which may be negative.
     for panel in (figure.axes[0], figure.axes[1], figure.axes[3]):
         panel.set_ylim(bottom=0)
-    _write(figure, target)
+    write(figure, target)
 
 
-def _write(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+def write(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    """Write a figure to a file; raises UnavailableError if it cannot be written."""
     from matplotlib import rc_context
 
     try:

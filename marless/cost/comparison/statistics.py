@@ -83,9 +83,24 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
     So the ratio of a to b is exactly the inverse of the ratio of b to a. Raises ValueError unless all are positive and
     the lengths are equal.
     """
-    logs = interval(
-        [math.log(value) - math.log(other) for value, other in zip(values, reference, strict=True)]  # 0 is refused
-    )
+    return _exponential(interval(_log_ratios(values, reference)))
+
+
+def resampled_ratio(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
+    """Geometric mean of value / reference for paired positive values, and its bootstrap percentile interval over pairs.
+
+    Raises ValueError as `ratio` does.
+    """
+    return _exponential(mean_interval(_log_ratios(values, reference)))
+
+
+def _log_ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Logarithms of value / reference; 0 is refused."""
+    return [math.log(value) - math.log(other) for value, other in zip(values, reference, strict=True)]
+
+
+def _exponential(logs: MeanInterval) -> MeanInterval:
+    """The interval of a geometric mean, from that of the mean of logarithms."""
     return MeanInterval(
         mean=math.exp(logs.mean),
         low=None if logs.low is None else math.exp(logs.low),

@@ -68,7 +68,7 @@ def test_a_profile_is_a_step_down_at_each_result(tmp_path, monkeypatch):
     runs = [run("vanilla", 0, greedy=-2.0), run("vanilla", 1, greedy=-1.0)]
     runs += [run("marless", 0, greedy=-2.0), run("marless", 1, greedy=0.0)]
     figures = []
-    monkeypatch.setattr(picture, "_write", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(picture, "write", lambda figure, _: figures.append(figure))
     picture.draw_profiles(table.compared("tiny", 64, ways("vanilla,marless"), runs), tmp_path / "x.png")
     [panel] = figures[0].axes
     vanilla, marless = panel.get_lines()
@@ -81,6 +81,6 @@ def test_a_profile_is_a_step_down_at_each_result(tmp_path, monkeypatch):
 def test_sides_that_compete_have_a_panel_each(tmp_path, monkeypatch):
     runs = [run(name, 0, greedy=0.0, sides={"hunter": 1.0, "prey": 2.0}) for name in ("vanilla", "marless")]
     figures = []
-    monkeypatch.setattr(picture, "_write", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(picture, "write", lambda figure, _: figures.append(figure))
     picture.draw_profiles(table.compared("tiny", 64, ways("vanilla,marless"), runs), tmp_path / "x.png")
     assert [panel.get_xlabel() for panel in figures[0].axes] == ["hunter against chance, τ", "prey against chance, τ"]

@@ -39,7 +39,7 @@ def test_one_job_is_drawn_under_its_own_name(runs, marless, tmp_path):
 def figures(monkeypatch) -> list:
     """What would have been written."""
     drawn: list = []
-    monkeypatch.setattr(picture, "_write", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(picture, "write", lambda figure, _: drawn.append(figure))
     return drawn
 
 
