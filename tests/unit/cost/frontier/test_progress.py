@@ -85,6 +85,11 @@ def test_memory_limits_how_many_run_at_once_and_a_machine_too_small_is_left_out(
     assert found["c6a.2xlarge"].seconds == pytest.approx((6.0,))  # 16 GB hold two learners: as if it had 2 vCPUs
 
 
+def test_a_machine_with_fewer_vcpus_than_a_function_is_left_out():
+    found = progress([record(0)], spec(functions={"actor": {"vcpus": 4}}), OURS, slots=64, env_steps=200, machines=True)
+    assert next(iter(found.machines)) == "c6a.xlarge"
+
+
 def test_versions_of_overlapping_rollouts_are_matched_by_their_gradients():
     job = spec(
         schedule={"name": "stellaris", "learners": 1}, actors={"count": 1, "envs": 4, "steps": 5, "episodes": "fresh"}

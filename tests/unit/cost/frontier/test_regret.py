@@ -15,8 +15,9 @@ def point(name: str, usd: float, seconds: float) -> CostPoint:
 
 def test_the_frontier_has_what_nothing_beats():
     cheap, quick, beaten, equal = point("a", 1, 9), point("b", 5, 2), point("c", 2, 10), point("d", 1, 9.5)
-    also = point("e", 3, 4)
-    assert [each.contender for each in frontier([quick, beaten, cheap, equal, also])] == ["a", "e", "b"]
+    also, dearer = point("e", 3, 4), point("f", 4, 4)
+    found = frontier([quick, beaten, cheap, equal, dearer, also])
+    assert [each.contender for each in found] == ["a", "e", "b"]
     assert frontier([]) == ()
 
 
