@@ -240,7 +240,7 @@ def _on_services(asked: FrontierRequest, missing: Sequence[Run], names: Sequence
     failed = {}
     for run, name in zip(missing, names, strict=True):
         try:
-            asked.place.make_here(run, name)
+            asked.place.make_here(run, f"run {name}")
         except InterruptedRunError:
             raise
         except JobStateError as error:

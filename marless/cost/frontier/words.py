@@ -75,12 +75,15 @@ def _returns(found: Frontier) -> str:
 
 def _costs(found: Frontier, *, in_process: bool) -> str:
     starts = "Runs were made in one process, whose records have no starts: all functions are warm. "
+    means = (
+        f"Costs to the goal are geometric means over {len(found.seeds)} seeds; seconds, env steps and returns are means "
+        "± 95 % Student t intervals; regrets have 95 % intervals of a paired bootstrap over seeds. "
+    )
     return (
-        f"Costs to the goal are geometric means over {len(found.seeds)} seeds; seconds, env steps and returns are "
-        f"means ± 95 % Student t intervals; regrets have 95 % intervals of a paired bootstrap over seeds. Modelled: "
-        f"the recorded functions on {found.slots} vCPUs, where they are billed, too. Machines of one's own are paid "
-        f"from the first round to the last at their price per second; all sizes of the family are tried. "
-        f"{starts if in_process else ''}Returns differ by the number of actors, because rounds then differ in size."
+        f"{means if len(found.seeds) > 1 else 'One seed: no intervals. '}Modelled: the recorded functions on "
+        f"{found.slots} vCPUs, where they are billed, too. Machines of one's own are paid from the first round to the "
+        f"last at their price per second; all sizes of the family are tried. {starts if in_process else ''}Returns "
+        "differ by the number of actors, because rounds then differ in size."
     )
 
 

@@ -158,6 +158,7 @@ def test_runs_on_services_are_made_as_by_compare(place, unseen, marless, monkeyp
     code, out, err = marless("frontier", "job.yaml", *GRID, "--groups", "shared", "--presets", "", "--services")
     assert (code, len(begun)) == (100, 4)
     assert "run tiny-1-shared-synchronous-seed0 ended FAILED: bad" in err
+    assert "marless: run 2 of 4: tiny-4-shared-synchronous-seed0 for 4 shared synchronous" in err
     assert "no starts" not in out
 
 

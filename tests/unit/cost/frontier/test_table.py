@@ -1,5 +1,6 @@
 """A frontier as a table, as sentences and as JSON."""
 
+import dataclasses
 import json
 
 import pytest
@@ -67,6 +68,8 @@ def test_regrets_are_said_in_words(found):
     assert "9 shared synchronous is left out of the goal and of regrets: gone did not finish." in said
     assert "last 5 % of the job's env steps (100)" in " ".join(said)
     assert any("no starts" in each for each in said)
+    one = dataclasses.replace(found, seeds=(0,))
+    assert any(each.startswith("One seed: no intervals. Modelled") for each in words.statements(one, in_process=True))
     assert not any("no starts" in each for each in words.statements(found, in_process=False))
 
 
