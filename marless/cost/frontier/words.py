@@ -76,8 +76,8 @@ def _returns(found: Frontier) -> str:
 def _costs(found: Frontier, *, in_process: bool) -> str:
     starts = "Runs were made in one process, whose records have no starts: all functions are warm. "
     means = (
-        f"Costs to the goal are geometric means over {len(found.seeds)} seeds; seconds, env steps and returns are means "
-        "± 95 % Student t intervals; regrets have 95 % intervals of a paired bootstrap over seeds. "
+        f"Costs to the goal are geometric means over {len(found.seeds)} seeds; seconds, env steps and returns are "
+        "means ± 95 % Student t intervals; regrets have 95 % intervals of a paired bootstrap over seeds. "
     )
     return (
         f"{means if len(found.seeds) > 1 else 'One seed: no intervals. '}Modelled: the recorded functions on "
