@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from marless.app.cli.options import CoordinatorOptions, Output, OutputOption
+from marless.app.cli.cost_elsewhere import elsewhere
+from marless.app.cli.options import CoordinatorOptions, Output, OutputOption, whole
 from marless.app.cli.output import console, data, say, show_object
 from marless.app.cli.recorded import Recorded, RecordedArgument, find
 from marless.app.cli.working import Working
@@ -26,7 +27,7 @@ PricesOption = Annotated[
 ]
 
 
-def cost(
+def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     at: CoordinatorOptions,
     job: RecordedArgument,
     by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What each line of the table shows.")] = "kind",
@@ -34,6 +35,17 @@ def cost(
         list[str], typer.Option(metavar="NAME", help="paper, billed, serverful or machines; default: all.")
     ] = [],  # noqa: B006  # typer's way
     prices: PricesOption = None,
+    spot: Annotated[
+        Path | None,
+        typer.Option(metavar="SERIES.csv", help="Bill a spot machine by this series of time,usd_h,killed instead."),
+    ] = None,
+    own: Annotated[
+        int | None,
+        typer.Option(parser=whole, metavar="N", help="Bill as if N vCPUs of your own were idle, and free."),
+    ] = None,
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Show from which idle share of a machine of your own functions pay.")
+    ] = False,
     output: OutputOption = Output.table,
 ) -> None:
     """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
@@ -53,6 +65,9 @@ def cost(
     with Working(f"reading {job}"):
         found = find(job, at)
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
+    if spot is not None or own is not None or idle:
+        elsewhere(found, table, spot=spot, own=own, idle=idle, output=output)
+        return
     with Working(f"billing {len(found.records):,} rounds"):
         made = bill(found.records, found.spec, table, found.kept)
     wanted = tuple(each for each in wanted if each in made.accountings)

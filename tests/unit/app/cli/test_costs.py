@@ -241,3 +241,55 @@ def test_rounds_cannot_stand_for_an_asynchronous_job(marless, job_file, calibrat
     assert (code, out) == (2, "")
     assert "rounds cannot stand for schedule stellaris; train shortly" in err
     assert calibrated == []
+
+
+def test_what_a_run_would_cost_on_spot_machines(marless, folder, tmp_path):
+    (tmp_path / "series.csv").write_text("time,usd_h,killed\n0,1.224,0\n10,1.224,1\n60,1.224,0\n")
+    code, out, err = marless("cost", "six", "--spot", "series.csv")
+    assert code == 0
+    rows = {line.partition("  ")[0]: line.split()[-3:] for line in out.splitlines()[1:]}
+    # begun before the kill at 10 s, as 167 of 1,000 are, it pays the first minute of two machines
+    minute = 60 * 1.224 / 3600
+    assert rows["spot USD"] == [f"{each:,.6f}" for each in (minute, 1.167 * minute, 2 * minute)]
+    assert rows["kills"] == ["0.00", "0.17", "1.00"]
+    # begun at 0.24 s, one round of 4.9 s is done by then, and three from 60 s on
+    assert rows["seconds"][::2] == ["19.6", "74.5"]
+    assert "modelled: the run on c6a.16xlarge, begun at 1,000 moments of series.csv" in " ".join(err.split())
+    found = json.loads(marless("cost", "six", "--spot", "series.csv", "-o", "json")[1])
+    assert (found["lost_s"]["most"], found["machine"]) == (pytest.approx(4.86), "c6a.16xlarge")
+
+
+def test_what_a_run_would_cost_with_slots_of_ones_own(marless, folder):
+    code, out, err = marless("cost", "six", "--own", "50")
+    assert code == 0
+    rows = {line.partition("  ")[0]: line.split()[-2:] for line in out.splitlines()[1:]}
+    assert rows["actor: own"] == ["230.00", "free"]
+    assert "100% of the work runs on 50 vCPUs of your own" in " ".join(err.split())
+    found = json.loads(marless("cost", "six", "--own", "0", "-o", "json")[1])
+    assert found["usd"] == found["usd_without"] == pytest.approx(BILL.total_usd("billed"))
+
+
+def test_from_which_idle_share_functions_pay(marless, folder):
+    code, out, err = marless("cost", "six", "--idle")
+    assert code == 0
+    small = next(line.split() for line in out.splitlines() if line.startswith("c6a.large"))
+    machine_usd, functions_usd = 205 * 0.0765 / 3600, BILL.total_usd("billed")
+    assert small[1:3] == ["205.0", f"{machine_usd:,.6f}"]
+    assert small[-2:] == [f"{1 - machine_usd / functions_usd:.1%}", "idle"]
+    assert f"on functions, the run costs {functions_usd:,.6f} USD" in " ".join(err.split())
+    found = json.loads(marless("cost", "six", "--idle", "-o", "json")[1])
+    assert found["machines"][0]["usd_by_busy"]["0.1"] == pytest.approx(10 * machine_usd)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--idle", "--own", "2"), "--spot, --own and --idle show a table each: give one of them"),
+        (("--spot", "none.csv"), "none.csv: cannot be read as CSV"),
+        (("--own", "-1"), "-1 is less than 0"),
+    ],
+)
+def test_mistakes_about_elsewhere_get_a_sentence(marless, folder, words, said):
+    code, _, err = marless("cost", "six", *words)
+    assert code == 2
+    assert said in " ".join(err.split())
