@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from marless.core.errors import SpecError
-from marless.cost.billing import billed
+from marless.cost.billing.idle import usable_vcpus
 from marless.cost.billing.ledger import Ledger, ModelledRounds, ReservedMachines, phase_ms, serverful_picos
 from marless.cost.estimates import overlapping
-from marless.cost.pricing import GB_MB, usd
+from marless.cost.pricing import usd
 from marless.cost.simulation.cluster import total
 from marless.cost.simulation.virtual import of_rounds
-from marless.jobs.prices import Accounting, InstancePrice, Prices
+from marless.jobs.prices import Accounting, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 
@@ -133,8 +133,9 @@ def _on_machines(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) 
     The price is that of accounting `serverful`: the modelled time at the machine's price, without the minimum of a
     minute. A machine with little memory runs fewer functions at once.
     """
-    sizes = {name: _slots(price, spec) for name, price in prices.family()}
-    spans = _machine_spans_ms(records, spec, tuple(sorted({slots for slots in sizes.values() if slots})))
+    largest = max(spec.functions.actor.vcpus, spec.functions.learner.vcpus)
+    sizes = {name: usable_vcpus(spec.functions, price) for name, price in prices.family()}
+    spans = _machine_spans_ms(records, spec, tuple(sorted({vcpus for vcpus in sizes.values() if vcpus >= largest})))
     found = {}
     for name, price in prices.family():
         if (ms := spans.get(sizes[name])) is not None:
@@ -144,15 +145,6 @@ def _on_machines(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) 
                 usd=tuple(usd(serverful_picos(end, machine)) for end in ends_ms),
             )
     return found
-
-
-def _slots(machine: InstancePrice, spec: JobSpec) -> int:
-    """The vCPUs of a machine that its memory lets functions use; 0 if one of the functions does not fit."""
-    sizes = (spec.functions.actor, spec.functions.learner)
-    need = [billed.Need(each.vcpus, each.memory_mb) for each in sizes]
-    if any(billed.machines(each, machine) > 1 for each in need):
-        return 0
-    return min(machine.vcpus, *(int(machine.memory_gb * GB_MB // each.memory_mb * each.vcpus) for each in sizes))
 
 
 def _machine_spans_ms(records: Sequence[RoundRecord], spec: JobSpec, slots: tuple[int, ...]) -> dict[int, list[int]]:
