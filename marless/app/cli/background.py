@@ -33,6 +33,7 @@ from marless.core.limits import MAX_SMALL_BYTES
 from marless.core.log import structlog
 from marless.fleet.launchers.registry import LAUNCHERS, parse
 from marless.rpc.addresses import advertised, is_everywhere
+from marless.rpc.concurrency import delays
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
@@ -56,6 +57,8 @@ class StackSettings:
     """The address, or the host, that clients dial; "": `listen`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of all services."""
+    dashboard: int | None = None
+    """Port of 127.0.0.1 at which a dashboard is served; None: there is none."""
 
     def to_json(self) -> str:
         """Encode for the command line of the supervisor."""
@@ -117,6 +120,11 @@ class StackFolder:
     def data(self) -> Path:
         """Directory of the parameter store's data."""
         return self.path / "store"
+
+    @property
+    def dashboard_token(self) -> Path:
+        """The file of the dashboard's token, which stays the same at the next `up`."""
+        return self.path / "dashboard.token"
 
     @property
     def log(self) -> Log:
@@ -254,21 +262,45 @@ async def supervise(settings: StackSettings) -> None:
     async with stack:
         failing, stopping = asyncio.create_task(stack.failed()), asyncio.create_task(stop.wait())
         serving = asyncio.create_task(stack.serving())
+        showing: asyncio.Task[None] | None = None
         try:
             await asyncio.wait([failing, stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
                 folder.write(RunningStack(pid=os.getpid(), coordinator=stack.coordinator, version=version("marless")))
                 _log.info("serving", coordinator=stack.coordinator)
+                if settings.dashboard is not None:
+                    showing = asyncio.create_task(_keep_dashboard(settings.dashboard, folder, stack.coordinator))
                 await asyncio.wait([failing, stopping], return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 raise failing.result()
         finally:
             # While the services still run, so that no command finds an address at which they are about to stop.
             folder.clear()
-            for task in (failing, stopping, serving):
+            tasks = [task for task in (failing, stopping, serving, showing) if task]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(failing, stopping, serving, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_dashboard(port: int, folder: StackFolder, coordinator: str) -> None:
+    """Serve the dashboard in a process of its own, which is started again whenever it ends, and ends with this one."""
+    command = [sys.executable, "-P", "-m", "marless", "dashboard", "--coordinator", coordinator]
+    command += ["--listen", f"127.0.0.1:{port}", "--token-file", str(folder.dashboard_token), "--until-eof"]
+    log, pauses = Log(folder.logs / "dashboard.log"), delays(first_s=0.5, longest_s=30.0)
+    log.put_aside()
+    while True:
+        with log.open() as file:
+            # Nothing is written to its standard input, whose end it notices when this process ends, however it does.
+            process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=file, stderr=file)
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        _log.warning("dashboard.ended", code=code, reason=log.last_words())
+        await asyncio.sleep(next(pauses))
 
 
 def _spawn(settings: StackSettings, folder: StackFolder) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +55,7 @@ def dashboard(
     tls_key: Annotated[
         str, typer.Option(envvar="MARLESS_TLS_KEY", metavar="FILE", help="PEM file of its private key.")
     ] = "",
+    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Show jobs in a browser while they run: returns, groups, actors, invocations, bills; compare them.
 
@@ -82,10 +84,24 @@ def dashboard(
         print(address, flush=True)  # noqa: T201  # the command's data
 
     async def run() -> None:
-        await serve_until(_source(at, folder), options, show)
+        serving = asyncio.ensure_future(serve_until(_source(at, folder), options, show))
+        ending = asyncio.ensure_future(_end_of_input()) if until_eof else serving
+        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
 
     with suppress(KeyboardInterrupt):
         asyncio.run(run())
+
+
+async def _end_of_input() -> None:
+    """Wait until standard input ends, which whoever started this process holds open as long as it lives."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass
 
 
 def _source(at: CoordinatorOptions, folder: Path | None) -> JobSource:

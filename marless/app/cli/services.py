@@ -16,9 +16,10 @@ from marless.app.cli import exits
 from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, positive
 from marless.app.cli.output import console, duration, harmless, say, show_objects
 from marless.app.cli.working import Working
-from marless.core.errors import SpecError, UnavailableError
+from marless.core.errors import SpecError, UnavailableError, denied
 
 if TYPE_CHECKING:
+    from marless.app.cli.background import StackFolder
     from marless.core.orphans import Orphan
     from marless.fleet.launchers.base import Leftovers
 
@@ -41,6 +42,10 @@ def up(
         str,
         typer.Option(metavar="NAME[,KEY=VALUE]...", help="What starts the workers; default: local, as processes."),
     ] = "",
+    dashboard: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, metavar="PORT", help="Also serve the dashboard, at this port of 127.0.0.1."),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the services.")
     ] = False,
@@ -63,7 +68,10 @@ def up(
         listen=listen,
         advertise=advertise,
         environment={name: str(value) for name, value in chosen.items() if value},
+        dashboard=dashboard,
     )
+    if dashboard is not None:
+        _tell_dashboard(dashboard, background.StackFolder.of(runs))
     if foreground:
         asyncio.run(background.supervise(settings))
         return
@@ -79,6 +87,21 @@ def up(
             "them"
         )
     print(standing.coordinator)  # noqa: T201  # the command's data
+
+
+def _tell_dashboard(port: int, folder: StackFolder) -> None:
+    """Make the dashboard's token, and say at which address it will be. Raises UnavailableError if it cannot be."""
+    from marless.app.cli.dashboard import check_installed
+    from marless.core import private_files
+
+    check_installed()
+    from marless.app.dashboard.guard import token_of
+
+    try:
+        private_files.directory(folder.path)
+    except OSError as error:
+        raise UnavailableError(f"{denied(error)}; the dashboard's token cannot be kept there") from None
+    say(f"dashboard: http://127.0.0.1:{port}/#token={token_of(folder.dashboard_token)}")
 
 
 def down(runs: RunsOption = RUNS) -> None:

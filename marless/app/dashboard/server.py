@@ -11,9 +11,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from marless.app.dashboard.api import Api
+from marless.app.dashboard.actions import Actions
 from marless.app.dashboard.guard import Guard, Handler, add_headers, hosts_of
 from marless.app.dashboard.hub import Hub
+from marless.app.dashboard.reading import Reading
 from marless.app.dashboard.sources import JobSource
 from marless.app.dashboard.streams import EventStreams
 from marless.core.errors import (
@@ -88,14 +89,14 @@ def application(source: JobSource, guard: Callable[[], Guard], security: Securit
     app = web.Application(middlewares=[guarded, _errors], client_max_size=MAX_SPEC_BYTES)
     app.on_response_prepare.append(add_headers)
     hub = Hub(source)
-    api, streams = Api(hub, security), EventStreams(hub)
+    streams = EventStreams(hub)
     app.router.add_get("/", _static("index.html"))
     for path in sorted(each for each in STATIC.rglob("*") if each.suffix in _TYPES):
         name = path.relative_to(STATIC).as_posix()
         app.router.add_get(f"/{name}", _static(name))
     app.router.add_get("/api/events", streams.jobs)
     app.router.add_get("/api/jobs/{job}/events", streams.job)
-    app.router.add_routes(api.routes())
+    app.router.add_routes([*Reading(hub, security).routes(), *Actions(source).routes()])
 
     async def running(_app: web.Application) -> AsyncIterator[None]:
         async with hub:

@@ -2,45 +2,11 @@
 
 import { get, pathOf } from "./api.js";
 import { DASHES, colour, cssValue, h, number, replace } from "./dom.js";
-
-let library = null;
-
-export function loadLibrary() {
-  library ??= new Promise((ready, failed) => {
-    const style = h("link", { rel: "stylesheet", href: "vendor/uPlot.min.css" });
-    const script = h("script", { src: "vendor/uPlot.iife.min.js", onload: () => ready(window.uPlot), onerror: () => failed(new Error("uPlot is missing")) });
-    document.head.append(style, script);
-  });
-  return library;
-}
+import { baseOptions, drawMarks, loadLibrary, sample } from "./plotting.js";
 
 const HEIGHT = 210;
 const MOST_GROWTH = 1.5;
-
-export function sample(index) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("width", "22");
-  svg.setAttribute("height", "8");
-  svg.setAttribute("aria-hidden", "true");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  const values = { x1: 0, x2: 22, y1: 4, y2: 4, stroke: `var(--line-${index % 8})`, "stroke-width": 2, "stroke-dasharray": DASHES[index % 8].join(" ") };
-  Object.entries(values).forEach(([name, value]) => line.setAttribute(name, value));
-  svg.append(line);
-  return svg;
-}
-
-/** The look shared by all charts. */
-export function baseOptions(width, height, { label, xFormat = number, select }) {
-  const axis = { stroke: cssValue("--quiet"), grid: { stroke: cssValue("--grid"), width: 1 }, ticks: { stroke: cssValue("--grid"), width: 1 }, font: "11px system-ui, sans-serif" };
-  return {
-    width, height, legend: { show: false }, scales: { x: { time: false } },
-    axes: [{ ...axis, size: 30, values: (_plot, splits) => splits.map((each) => xFormat(each, 3)) },
-      { ...axis, size: 56, values: (_plot, splits) => splits.map((each) => number(each, 3)) }],
-    cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-    hooks: { setSelect: [(plot) => select && plot.select.width > 4 && select(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"))] },
-    label,
-  };
-}
+const MOST_MARKS = 200;
 
 export class Chart {
   /**
@@ -177,7 +143,10 @@ export class Chart {
     }));
     const constants = Object.keys(this.constants).map((name, index) => ({ label: name, stroke: cssValue("--quiet"), dash: DASHES[(index + 1) % 8], width: 1.2, points: { show: false } }));
     options.series = [{}, ...series, ...constants];
-    options.hooks.draw = [(plot) => this.drawMarks(plot)];
+    options.hooks.draw = [(plot) => {
+      const marks = this.marks.slice(-MOST_MARKS);
+      drawMarks(plot, marks, marks.map((mark) => this.xs[this.rounds.findIndex((round) => round >= mark.round)]));
+    }];
     options.hooks.setCursor = [(plot) => this.point(plot.cursor.idx)];
     if (this.range) options.scales.x.range = [this.range[0], this.range[1]];
     replace(this.plotPlace);
@@ -235,31 +204,5 @@ export class Chart {
     else if ((event.key === "0" || event.key === "Escape") && this.range) this.zoom(null);
     else return;
     event.preventDefault();
-  }
-
-  /** A line with a triangle for each fault, and one with a ring for each recovery. */
-  drawMarks(plot) {
-    const { ctx, bbox } = plot;
-    const size = 4 * devicePixelRatio;
-    ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = cssValue("--warn");
-    for (const mark of this.marks.slice(-200)) {
-      const at = this.rounds.findIndex((round) => round >= mark.round);
-      if (at < 0) continue;
-      const x = plot.valToPos(this.xs[at], "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.setLineDash(mark.kind === "fault" ? [] : [3, 3]);
-      ctx.globalAlpha = 0.55;
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-      ctx.globalAlpha = 1;
-      ctx.setLineDash([]);
-      ctx.beginPath();
-      if (mark.kind === "fault") { ctx.moveTo(x - size, bbox.top); ctx.lineTo(x + size, bbox.top); ctx.lineTo(x, bbox.top + 1.6 * size); ctx.fill(); }
-      else { ctx.arc(x, bbox.top + size, size, 0, 2 * Math.PI); ctx.stroke(); }
-    }
-    ctx.restore();
   }
 }

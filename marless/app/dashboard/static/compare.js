@@ -1,7 +1,7 @@
 // Compares jobs: seeds as a line and a band, the last returns, and return against cost.
 
 import { get } from "./api.js";
-import { baseOptions, loadLibrary, sample } from "./chart.js";
+import { baseOptions, loadLibrary, sample } from "./plotting.js";
 import { problems } from "./dialogs.js";
 import { DASHES, colour, fixed, h, number, replace, usd } from "./dom.js";
 import { scatter } from "./scatter.js";
@@ -47,7 +47,7 @@ class ComparePage {
     this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of results" });
     this.status = h("span", { class: "quiet", role: "status" });
     replace(this.main, h("h1", {}, "Compare"),
-      h("details", { class: "card", open: this.chosen.size === 0 }, h("summary", {}, "Jobs"), h("div", { class: "row" }, h("label", { for: "pick", class: "hidden" }, "Filter jobs"), this.filter,
+      h("details", { class: "card spaced", open: this.chosen.size === 0 }, h("summary", {}, "Jobs"), h("div", { class: "row" }, h("label", { for: "pick", class: "hidden" }, "Filter jobs"), this.filter,
         h("button", { type: "button", class: "small", onclick: () => this.chooseShown() }, "Choose all shown"), h("button", { type: "button", class: "small", onclick: () => { this.chosen.clear(); this.drawPicker(); this.load(); } }, "None")), this.picker),
       h("div", { class: "row" }, h("span", {}), choice("x", "Over", AXES, this.x, (event) => { this.x = event.target.value; this.load(); }), choice("y", "Shown", QUANTITIES, this.y, (event) => { this.y = event.target.value; this.load(); }),
         choice("group", "A line is", GROUPS, this.group, (event) => { this.group = event.target.value; this.load(); }), this.status),

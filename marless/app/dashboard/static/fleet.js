@@ -13,7 +13,7 @@ export function open(main, { about, tellLink }) {
   const services = h("div", { class: "row", "aria-label": "Services", role: "group" });
   const facts = h("dl", { class: "facts" });
   const hosts = h("div", { class: "grid" });
-  const machines = h("div");
+  const machines = h("div", { class: "spaced" });
   replace(main, h("h1", {}, "Fleet"), about.writable ? null : h("p", { class: "quiet" }, "As the newest records of this folder show it; no service is asked."), notes, services, facts, hosts, machines);
 
   async function load() {
@@ -33,7 +33,7 @@ export function open(main, { about, tellLink }) {
 
   function draw(found) {
     problems(notes, found.problems);
-    replace(services, found.services.map((each) => h("span", { class: `chip${each.serving ? "" : " problem"}`, "aria-pressed": "true", title: each.address }, each.serving ? "● " : "○ ", each.name.replaceAll("_", " "), each.serving ? "" : " is not serving")));
+    replace(services, found.services.map((each) => h("span", { class: `chip${each.serving ? "" : " problem"}`, title: each.address }, each.serving ? "● " : "○ ", each.name.replaceAll("_", " "), each.serving ? "" : " is not serving")));
     const busy = found.workers.filter((each) => each.busy).length;
     const memory = found.workers.reduce((sum, each) => sum + (each.memory_bytes || 0), 0);
     const told = [["Workers", number(found.workers.length)], ["Busy now", number(busy)], ["Waiting for a worker", found.queued === null ? "" : number(found.queued)], ["Memory", bytes(memory)], ["Drained", number(found.machines.filter((each) => each.released).length)]];

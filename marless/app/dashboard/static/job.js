@@ -12,6 +12,7 @@ import { Timeline } from "./timeline.js";
 
 const AXES = { "env-steps": "env steps", rounds: "rounds", seconds: "seconds", usd: "US dollars" };
 const MOST_LINES = 24;
+const FEW = 3; // evaluations: with fewer, returns of agents are those of training
 const MAIN_METRICS = ["policy_loss", "value_loss", "loss", "entropy", "approx_kl"];
 
 export function open(main, { name, about, tellLink }) {
@@ -65,10 +66,11 @@ class JobPage {
     const axis = h("select", { id: "axis", onchange: () => this.setAxis(axis.value) }, Object.entries(AXES).map(([value, text]) => h("option", { value }, text)));
     const random = found.job.random_return;
     this.returns = this.chart({ title: "Return per agent", names: ["return/greedy", "return/exploring"], labels: { "return/greedy": "greedy", "return/exploring": "exploring" }, constants: random === null ? {} : { "random policy": random } });
-    this.groupsReturns = this.agents(has("agent/"), random);
+    this.few = found.evaluations < FEW;
+    this.agentReturns = this.agents(has("agent/"), random);
     this.actors = this.chart({ title: "Actors and what asked for them", ...this.signals(has("signal/")) });
     this.metrics = this.metricChart(has("metric/"));
-    const parts = [this.returns, this.groupsReturns, this.actors, this.metrics.chart];
+    const parts = [this.returns, this.agentReturns, this.actors, this.metrics.chart];
     if (has("won/").length) {
       parts.splice(1, 0, this.chart({ title: "Episodes won", names: ["won/greedy", "won/exploring"], labels: { "won/greedy": "greedy", "won/exploring": "exploring" }, constants: found.job.random_win_rate === null ? {} : { "random policy": found.job.random_win_rate } }));
     }
@@ -102,10 +104,10 @@ class JobPage {
   agents(columns, random) {
     const exploring = columns.filter((each) => each.startsWith("agent/exploring/"));
     const greedy = columns.filter((each) => each.startsWith("agent/greedy/"));
-    const names = (greedy.length ? greedy : exploring).slice(0, MOST_LINES);
+    const names = (greedy.length && !this.few ? greedy : exploring).slice(0, MOST_LINES);
     const labels = Object.fromEntries(names.map((each) => [each, each.split("/").slice(2).join("/")]));
     const more = Math.max(greedy.length, exploring.length) - names.length;
-    return this.chart({ title: "Greedy return by agent", names, labels, constants: random === null ? {} : { "random policy": random }, note: more > 0 ? `${more} more agents not shown` : "" });
+    return this.chart({ title: "Return by agent", names, labels, constants: random === null ? {} : { "random policy": random }, note: [this.few ? "exploring" : "greedy", more > 0 ? `${more} more agents not shown` : ""].filter(Boolean).join("; ") });
   }
 
   signals(columns) {
@@ -177,9 +179,9 @@ class JobPage {
   addColumns(added) {
     const all = [...this.columns].sort();
     if ([...added].some((each) => each.startsWith("agent/"))) {
-      const kind = all.some((each) => each.startsWith("agent/greedy/")) ? "agent/greedy/" : "agent/exploring/";
+      const kind = this.few ? "agent/exploring/" : "agent/greedy/";
       const names = all.filter((each) => each.startsWith(kind)).slice(0, MOST_LINES);
-      this.groupsReturns.setNames(names, Object.fromEntries(names.map((each) => [each, each.slice(kind.length)])));
+      this.agentReturns.setNames(names, Object.fromEntries(names.map((each) => [each, each.slice(kind.length)])));
     }
     if ([...added].some((each) => each.startsWith("signal/"))) {
       const { names, labels } = this.signals(all.filter((each) => each.startsWith("signal/")));

@@ -2,7 +2,7 @@
 
 import { h, number, s, usd } from "./dom.js";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM, EDGE] = [520, 300, 56, 34, 12];
+const [WIDTH, HEIGHT, LEFT, BOTTOM, EDGE, TOP] = [520, 300, 56, 34, 12, 24];
 const SHAPES = ["circle", "square", "diamond", "triangle"];
 
 export function scatter(runs, numbers) {
@@ -10,11 +10,11 @@ export function scatter(runs, numbers) {
   if (!known.length) return h("p", { class: "quiet" }, "Costs are not known yet.");
   const [costs, values] = [known.map((run) => run.cost_usd), known.map((run) => run.value)];
   const x = scale(costs, LEFT + EDGE, WIDTH - EDGE);
-  const y = scale(values, HEIGHT - BOTTOM - EDGE, EDGE);
+  const y = scale(values, HEIGHT - BOTTOM - EDGE, TOP);
   const best = known.filter((run) => run.undominated).sort((a, b) => a.cost_usd - b.cost_usd);
   const line = best.length > 1 ? s("polyline", { points: best.map((run) => `${x.at(run.cost_usd)},${y.at(run.value)}`).join(" "), fill: "none", stroke: "var(--quiet)", "stroke-dasharray": "4 3" }) : null;
   const ticks = [...x.ticks.map((each) => s("text", { class: "axis", x: x.at(each), y: HEIGHT - 18, "text-anchor": "middle" }, usd(each))), ...y.ticks.map((each) => s("text", { class: "axis", x: LEFT - 4, y: y.at(each) + 4, "text-anchor": "end" }, number(each, 3)))];
-  const grid = [...x.ticks.map((each) => s("line", { x1: x.at(each), x2: x.at(each), y1: EDGE, y2: HEIGHT - BOTTOM, stroke: "var(--grid)" })), ...y.ticks.map((each) => s("line", { x1: LEFT, x2: WIDTH - EDGE, y1: y.at(each), y2: y.at(each), stroke: "var(--grid)" }))];
+  const grid = [...x.ticks.map((each) => s("line", { x1: x.at(each), x2: x.at(each), y1: TOP, y2: HEIGHT - BOTTOM, stroke: "var(--grid)" })), ...y.ticks.map((each) => s("line", { x1: LEFT, x2: WIDTH - EDGE, y1: y.at(each), y2: y.at(each), stroke: "var(--grid)" }))];
   const points = known.map((run) => point(run, x.at(run.cost_usd), y.at(run.value), numbers.get(run.group) ?? 0));
   return s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", role: "img", "aria-label": `Return against cost of ${known.length} jobs; ${best.map((run) => run.run).join(", ")} are beaten by none. The table has the numbers.` },
     grid, ticks, line, points, s("text", { class: "axis", x: WIDTH - EDGE, y: HEIGHT - 3, "text-anchor": "end" }, "cost, billed"), s("text", { class: "axis", x: 4, y: 10 }, "last value"));

@@ -5,7 +5,7 @@ import { bytes, h, number, replace, s } from "./dom.js";
 
 const LEFT = 120;
 const HIGH = 16;
-const WIDTH = 1100;
+const NARROWEST = 640;
 const KINDS = { actor: 0, evaluation: 2, learner: 1 };
 const FEW = 5;
 
@@ -62,7 +62,7 @@ export class Timeline {
     this.note.textContent = rounds.length ? `rounds ${rounds[0].round + 1} to ${rounds[rounds.length - 1].round + 1}, ${number(bars.length)} invocations` : "no round is recorded there";
     if (!rounds.length) { replace(this.picture); return; }
     const end = Math.max(...bars.map((bar) => bar.end), rounds[rounds.length - 1].end, 1e-6);
-    const width = WIDTH * this.zoom;
+    const width = Math.max(this.picture.clientWidth - 4, NARROWEST) * this.zoom;
     const x = (at) => LEFT + ((width - LEFT - 10) * Math.max(at, 0)) / end;
     const rows = new Map(workers.map((each, row) => [each.worker, row]));
     const height = workers.length * HIGH;

@@ -1,9 +1,8 @@
-"""The JSON API of the pages. Every answer is bounded: curves are downsampled, and lists are cut."""
+"""The part of the API that reads, as JSON. Every answer is bounded: curves are downsampled, and lists are cut."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -11,11 +10,11 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
+import numpy as np
 from aiohttp import web
 
+from marless.app.dashboard.actions import answer
 from marless.app.dashboard.comparing import MOST_JOBS, compare
-from marless.app.dashboard.films import Films
 from marless.app.dashboard.fleets import fleet
 from marless.app.dashboard.hub import Hub
 from marless.app.dashboard.series import GroupStretch
@@ -34,21 +33,19 @@ MOST_TEXT = 2**20
 """Characters of a job file that a page shows."""
 
 
-class Api:
+class Reading:
     """Answers the pages from a hub."""
 
     def __init__(self, hub: Hub, security: Security) -> None:
         self._hub = hub
         self._security = security
-        self._films = Films(hub.source)
 
     def routes(self) -> list[web.RouteDef]:
-        """All routes of the API but the streams."""
+        """All routes that read, but the streams."""
         job = "/api/jobs/{job}"
         return [
             web.get("/api/about", self.about),
             web.get("/api/jobs", self.jobs),
-            web.post("/api/jobs", self.submit),
             web.get(job, self.job),
             web.get(f"{job}/series", self.series),
             web.get(f"{job}/groups", self.groups),
@@ -57,9 +54,6 @@ class Api:
             web.get(f"{job}/bills", self.bills),
             web.get(f"{job}/files", self.files),
             web.get(f"{job}/file", self.file),
-            web.post(f"{job}/cancel", self.cancel),
-            web.post(f"{job}/resume", self.resume),
-            web.post(f"{job}/film", self.film),
             web.get("/api/compare", self.compare),
             web.get("/api/fleet", self.fleet),
         ]
@@ -73,16 +67,6 @@ class Api:
         """All jobs."""
         await self._hub.jobs()
         return web.Response(body=listing_json(self._hub), content_type="application/json")
-
-    async def submit(self, request: web.Request) -> web.Response:
-        """Submit the text of a job file; files that it names are not read on this machine."""
-        given = await _body(request)
-        document = documents.yaml_of(str(given.get("text", "")), "job file")
-        if not isinstance(document, dict):
-            raise SpecError("job file: this is no mapping; a job file has env, algorithm, stop and other sections")
-        _check_paths(document)
-        name = str(given.get("job") or "") or None
-        return answer(job_fields(await self._hub.source.submit(document, name)))
 
     async def job(self, request: web.Request) -> web.Response:
         """All about a job but its curves."""
@@ -102,6 +86,7 @@ class Api:
                 "columns": series.names(),
                 "left_out": series.left_out,
                 "rounds": series.rounds,
+                "evaluations": int(np.count_nonzero(~np.isnan(series.column("return/greedy")))),
                 "marks": list(series.marks),
                 "versions": series.versions,
                 "problem": follower.problem,
@@ -181,24 +166,6 @@ class Api:
         await response.write_eof()
         return response
 
-    async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a job."""
-        return answer(job_fields(await self._hub.source.cancel(request.match_info["job"])))
-
-    async def resume(self, request: web.Request) -> web.Response:
-        """Resume a job, with other stop rules if they are given."""
-        stop = (await _body(request)).get("stop")
-        if stop is not None and not isinstance(stop, dict):
-            raise SpecError("stop: give stop rules by name, as {rounds: 200}")
-        return answer(job_fields(await self._hub.source.resume(request.match_info["job"], stop)))
-
-    async def film(self, request: web.Request) -> web.Response:
-        """Play an episode; answers with an animated GIF."""
-        seed = (await _body(request)).get("seed", 0)
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**31:
-            raise SpecError("seed: give a whole number from 0 on")
-        return web.Response(body=await self._films.film(request.match_info["job"], seed), content_type="image/gif")
-
     async def compare(self, request: web.Request) -> web.Response:
         """Compare jobs."""
         query = request.query
@@ -229,23 +196,6 @@ class Api:
         return answer(await fleet(self._hub.source, listing.jobs, self._security))
 
 
-def answer(data: object) -> web.Response:
-    """An answer as JSON, in which numbers that are none are null."""
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
-
-
-async def _body(request: web.Request) -> Mapping[str, Any]:  # Any: JSON
-    if request.content_type != "application/json":
-        raise SpecError("send JSON")  # what no form of another site can send
-    try:
-        found = json.loads(await request.read() or b"{}")
-    except (ValueError, RecursionError):
-        raise SpecError("this is no JSON") from None
-    if not isinstance(found, dict):
-        raise SpecError("send a JSON object")
-    return found
-
-
 def _number(query: Mapping[str, str], name: str) -> float | None:
     text = query.get(name)
     if not text:
@@ -257,14 +207,6 @@ def _number(query: Mapping[str, str], name: str) -> float | None:
     if not math.isfinite(found):
         raise SpecError(f"{name}: {text[:40]!r} is no number")
     return found
-
-
-def _check_paths(document: Mapping[str, Any]) -> None:  # Any: YAML
-    """Refuse files of this machine: whoever may use the page need not be its user."""
-    for section, name in (("bill", "prices"), ("start", "checkpoint")):
-        inside = document.get(section)
-        if isinstance(inside, dict) and isinstance(inside.get(name), str):
-            raise SpecError(f"{section}.{name} names a file; submit this job with `marless submit`, which reads files")
 
 
 def _stop_of(text: str) -> Mapping[str, Any]:  # Any: JSON
