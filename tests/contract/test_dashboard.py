@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from marless.app.cli.dashboard import _folder_source
 from marless.app.client import AsyncClient
-from marless.app.dashboard import streams
+from marless.app.dashboard import hub, streams
 from marless.app.dashboard.guard import POLICY, Guard, hosts_of
 from marless.app.dashboard.server import application
 from marless.app.dashboard.sources import CoordinatorSource
@@ -24,6 +24,12 @@ from tests.unit.jobs.test_record import record
 TOKEN = "a-token-of-this-test"
 HOSTILE = "<img src=x onerror=alert(1)>"
 SPEC = b"name: tiny\nenv: {name: mpe/simple_spread}\nalgorithm: ippo\nstop: {rounds: 50, cost_usd: 1.5}\n"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Answers wait until all that is recorded has been read, however busy the machine is."""
+    monkeypatch.setattr(hub, "FIRST_S", 20.0)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from typing import Any
 
 from marless.app.client import Job, LogLine
 from marless.app.dashboard import rows
-from marless.app.dashboard.series import Mark, RunSeries
+from marless.app.dashboard.series import RunSeries
 from marless.app.dashboard.sources import JobSource
+from marless.app.dashboard.updates import Mark
 from marless.core.errors import MarlessError, NotFoundError, UnavailableError
 
 MOST_LOG_LINES = 5000
@@ -154,7 +155,7 @@ class JobFollower:
                         cursor = line.cursor
                         self.log.append(line)
                         if mark := _mark(line.fields, self.series.rounds):
-                            self.series.marks.append(mark)
+                            self.series.add_mark(mark)
                         self.announce()
             except MarlessError:
                 pass  # the rounds' task tells what is wrong

@@ -19,7 +19,7 @@ MOST_FOLLOWED = 64
 MOST_KEPT = 8
 """Jobs whose curves are kept though no page shows them."""
 IDLE_S = 300.0
-FIRST_S = 0.8
+FIRST_S = 0.3
 """Seconds that a page waits for a long job to be read; then it shows the beginning, and more as it comes."""
 
 

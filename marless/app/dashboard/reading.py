@@ -17,10 +17,10 @@ from marless.app.dashboard.actions import answer
 from marless.app.dashboard.comparing import MOST_JOBS, compare
 from marless.app.dashboard.fleets import fleet
 from marless.app.dashboard.hub import Hub
-from marless.app.dashboard.series import GroupStretch
 from marless.app.dashboard.sources import read
 from marless.app.dashboard.streams import job_fields, listing_json
 from marless.app.dashboard.timeline import MOST_ROUNDS, timeline
+from marless.app.dashboard.updates import GroupStretch
 from marless.core import documents
 from marless.core.errors import MarlessError, NotFoundError, SpecError, UnavailableError
 from marless.rpc.security import Security

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ import numpy as np
 
 from marless.app.dashboard.downsampling import chosen
 from marless.app.dashboard.rows import RoundRow, RowDecision, RowReturns
+from marless.app.dashboard.updates import GroupStretch, Mark, RoundUpdate
 from marless.core.errors import SpecError, unknown_name
 
 MOST_COLUMNS = 600
@@ -28,28 +29,6 @@ _CONSTANT = ("min", "max")
 """Inputs of scaling decisions that do not change."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Something that a curve has a mark for: a fault, or how it was recovered from."""
-
-    round: int
-    kind: str
-    """fault, recovery or note."""
-    text: str
-
-
-@dataclass
-class GroupStretch:
-    """Successive rounds with the same groups, decided for the same kind of reason."""
-
-    first: int
-    last: int
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
-    """Policy and agents of each."""
-    rule: str
-    reason: str
-
-
 class RunSeries:
     """The curves of one job. Rounds are added in order; evaluations of older policies belong to an earlier round."""
 
@@ -59,8 +38,10 @@ class RunSeries:
         """Curves that were not kept, because a job has at most MOST_COLUMNS."""
         self.stretches: deque[GroupStretch] = deque(maxlen=MOST_STRETCHES)
         self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-        self.updates: deque[bytes] = deque(maxlen=RECENT)
-        """The newest rounds as JSON, as browsers get them."""
+        self.marked = 0
+        """Marks so far, with those that are not kept."""
+        self.updates: deque[RoundUpdate] = deque(maxlen=RECENT)
+        """The newest rounds, as browsers get them."""
         self.versions: Mapping[str, int] = {}
         self.rounds = 0
         self._seconds = 0.0
@@ -79,15 +60,20 @@ class RunSeries:
             changed[earlier.rounds - 1] = late
             for name, value in late.items():
                 self.set(name, earlier.rounds - 1, value)
-        marks = list(_marks(row))
-        self.marks += marks
+        for mark in _marks(row):
+            self.add_mark(mark)
         self.versions = row.versions or self.versions
         self._add_groups(row)
-        self.updates.append(self._encoded(row, changed, marks))
+        known = self.columns if self._refused else None
+        stretch = replace(self.stretches[-1])
+        self.updates.append(RoundUpdate(row=row, changed=changed, stretch=stretch, known=known))
 
     def set(self, name: str, round_: int, value: float) -> None:
         """Set one number of a curve; rounds without one have NaN."""
         column = self.columns.get(name)
+        if column is not None and len(column) == round_:  # the usual case, quickly
+            column.append(value)
+            return
         if column is None:
             if len(self.columns) >= MOST_COLUMNS:
                 self._refused.add(name)
@@ -98,6 +84,11 @@ class RunSeries:
             column.extend([math.nan] * (round_ + 1 - len(column)))
         column[round_] = value
 
+    def add_mark(self, mark: Mark) -> None:
+        """Add a mark."""
+        self.marks.append(mark)
+        self.marked += 1
+
     def _add_groups(self, row: RoundRow) -> None:
         groups = tuple((each.policy, each.agents) for each in row.groups)
         decision = next((each for each in row.decisions if each.kind == "sharing"), None)
@@ -107,22 +98,6 @@ class RunSeries:
             return
         rule, reason = (decision.rule, decision.reason) if decision else ("", "")
         self.stretches.append(GroupStretch(row.round, row.round, groups, rule, reason))
-
-    def _encoded(self, row: RoundRow, changed: Mapping[int, Mapping[str, float]], marks: Sequence[Mark]) -> bytes:
-        told = [
-            {"round": number, "values": {name: value for name, value in values.items() if name in self.columns}}
-            for number, values in changed.items()
-        ]
-        stretch = self.stretches[-1]
-        return msgspec.json.encode(
-            {
-                "rows": told,
-                "marks": marks,
-                "versions": self.versions,
-                "stretch": stretch,
-                "decisions": [{"kind": each.kind, "reason": each.reason} for each in row.decisions],
-            }
-        )
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         """A copy of a curve, one number for each round."""

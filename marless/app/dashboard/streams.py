@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from aiohttp import web
@@ -26,6 +26,8 @@ BATCH = 64
 """Rounds of one event."""
 FASTEST_S = 0.05
 """Seconds between two events of a stream: quick rounds come several at a time."""
+LOADING_S = 0.5
+"""The same while a long job is being read, of which pages show more each time."""
 
 
 class EventStreams:
@@ -49,7 +51,7 @@ class EventStreams:
                     await _wait(changed, send)
             finally:
                 hub.list_watchers -= 1
-        raise AssertionError("a stream ends by its client")
+        return send.response
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """What happens in a job: its state, rounds and log. An id is generation, rounds, and cursor of the log."""
@@ -58,20 +60,23 @@ class EventStreams:
         async with self._opened(request) as send:
             follower.watchers += 1
             try:
-                told = b""
+                told, marked = b"", 0
                 while True:
                     changed = follower.changed
                     state = state_json(follower)
                     if state != told:
                         told = state
                         await send("state", position.id, state)
+                    if marked != follower.series.marked:
+                        marked = follower.series.marked
+                        await send("marks", position.id, msgspec.json.encode(list(follower.series.marks)))
                     await position.send_rounds(send)
                     await position.send_log(send)
-                    await asyncio.sleep(FASTEST_S)
+                    await asyncio.sleep(FASTEST_S if follower.loaded.is_set() else LOADING_S)
                     await _wait(changed, send)
             finally:
                 follower.watchers -= 1
-        raise AssertionError("a stream ends by its client")
+        return send.response
 
     @asynccontextmanager
     async def _opened(self, request: web.Request) -> AsyncIterator[Send]:
@@ -81,7 +86,9 @@ class EventStreams:
         try:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
             await response.prepare(request)
-            yield Send(response)
+            # A stream ends by its browser, which a write may notice before this task is cancelled.
+            with suppress(ConnectionError):
+                yield Send(response)
         finally:
             self._open -= 1
 
@@ -90,16 +97,16 @@ class Send:
     """Writes events to one browser; waits while its connection is full."""
 
     def __init__(self, response: web.StreamResponse) -> None:
-        self._response = response
+        self.response = response
 
     async def __call__(self, event: str, identity: str, data: bytes) -> None:
         head = f"event: {event}\n" + (f"id: {identity}\n" if identity else "")
         # JSON has no line feed, which would end the event.
-        await self._response.write(head.encode() + b"data: " + data + b"\n\n")
+        await self.response.write(head.encode() + b"data: " + data + b"\n\n")
 
     async def alive(self) -> None:
         """Write a comment, so that both sides see a broken connection."""
-        await self._response.write(b": alive\n\n")
+        await self.response.write(b": alive\n\n")
 
 
 class StreamPosition:
@@ -133,7 +140,7 @@ class StreamPosition:
         while 0 < (behind := series.rounds - self._rounds) <= min(len(series.updates), RECENT):
             count = min(behind, BATCH)
             start = len(series.updates) - behind
-            data = b"[" + b",".join(series.updates[start + number] for number in range(count)) + b"]"
+            data = b"[" + b",".join(series.updates[start + number].json for number in range(count)) + b"]"
             self._rounds += count
             await send("rounds", self.id, data)
 

@@ -16,7 +16,7 @@ export class Chart {
   constructor(job, { title, names, labels = {}, constants = {}, note = "" }) {
     Object.assign(this, { job, names, labels, constants, title, marks: [], range: null, hidden: new Set(), axis: "env-steps", rounds: [], xs: [], columns: {} });
     this.legend = h("div", { class: "legend" });
-    this.plotPlace = h("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
+    this.plotPlace = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (event) => this.key(event) });
     this.values = h("span", { class: "quiet" });
     this.reset = h("button", { type: "button", class: "small", hidden: true, onclick: () => this.zoom(null) }, "Whole run");
     this.element = h("figure", { class: "card" },

@@ -41,7 +41,7 @@ class ComparePage {
     this.picker = h("div", { class: "picker", role: "group", "aria-label": "Jobs to compare" });
     this.filter = h("input", { type: "search", id: "pick", placeholder: "Filter jobs", oninput: () => this.drawPicker() });
     this.notes = h("div");
-    this.place = h("div", { class: "plot", role: "img" });
+    this.place = h("div", { class: "plot", role: "img", "aria-label": "No job is chosen" });
     this.legend = h("div", { class: "legend" });
     this.frontier = h("div");
     this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of results" });

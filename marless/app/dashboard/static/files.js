@@ -22,7 +22,7 @@ export class Files {
   async load() {
     try {
       const { files } = await get(pathOf(this.job, "/files"));
-      replace(this.list, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "File"), h("th", { scope: "col", class: "right" }, "Size"), h("th", { scope: "col" }, h("span", { class: "hidden" }, "Save")))),
+      replace(this.list, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of files" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "File"), h("th", { scope: "col", class: "right" }, "Size"), h("th", { scope: "col" }, h("span", { class: "hidden" }, "Save")))),
         h("tbody", {}, files.slice(0, 2000).map((file) => h("tr", {}, h("th", { scope: "row" }, file.path), h("td", { class: "right" }, bytes(file.bytes)),
           h("td", {}, h("button", { type: "button", class: "small", "aria-label": `Save ${file.path}`, onclick: (event) => this.save(event.currentTarget, file.path) }, "Save"))))))));
     } catch (error) {

@@ -55,7 +55,7 @@ export function open(main, { about, tellLink }) {
 
 function host([launcher, machine], workers, most) {
   return h("section", { class: "card", "aria-label": `${launcher} on ${machine}` }, h("h2", {}, `${launcher} · ${machine}`), h("p", { class: "quiet" }, `${number(workers.length)} workers`),
-    h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Worker", "Now", "Invocations", "Memory", "Last", "Jobs"].map((each) => h("th", { scope: "col" }, each)))),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table of workers on ${machine}` }, h("table", {}, h("thead", {}, h("tr", {}, ["Worker", "Now", "Invocations", "Memory", "Last", "Jobs"].map((each) => h("th", { scope: "col" }, each)))),
       h("tbody", {}, workers.slice(0, 200).map((each) => h("tr", {}, h("th", { scope: "row" }, each.worker), h("td", {}, each.busy === undefined ? "" : each.busy ? "● busy" : "○ idle"), h("td", {}, number(each.served ?? each.invocations)),
         h("td", {}, each.memory_bytes ? [meter(each.memory_bytes / most), " ", bytes(each.memory_bytes)] : ""), h("td", {}, clock(each.last_s)), h("td", {}, (each.jobs || []).join(", "))))))));
 }
@@ -66,6 +66,6 @@ function meter(part) {
 
 function machineTable(machines) {
   const state = (each) => (each.released ? "drained" : each.held ? "waits" : "in use");
-  return h("section", { class: "card", "aria-label": "Machines" }, h("h2", {}, "Machines"), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Machine", "Pool", "Launcher", "Type", "vCPUs", "$ per h", "Working", "Waiting", "State"].map((each) => h("th", { scope: "col" }, each)))),
+  return h("section", { class: "card", "aria-label": "Machines" }, h("h2", {}, "Machines"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of machines" }, h("table", {}, h("thead", {}, h("tr", {}, ["Machine", "Pool", "Launcher", "Type", "vCPUs", "$ per h", "Working", "Waiting", "State"].map((each) => h("th", { scope: "col" }, each)))),
     h("tbody", {}, machines.slice(0, 200).map((each) => h("tr", {}, h("th", { scope: "row" }, each.id), [each.pool, each.launcher, each.type, number(each.vcpus), number(each.usd_h), duration(each.work_s), duration(each.waiting_s), state(each)].map((cell) => h("td", {}, cell || ""))))))));
 }

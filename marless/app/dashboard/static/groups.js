@@ -12,7 +12,7 @@ const WIDEST_TEXT = 14;
 export class Groups {
   constructor(job) {
     Object.assign(this, { job, stretches: [], rounds: 0 });
-    this.band = h("div", { class: "scroll" });
+    this.band = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Band of groups" });
     this.note = h("span", { class: "quiet" });
     this.why = h("div", { class: "why", "aria-live": "polite" }, h("span", { class: "quiet" }, "Point at a stretch, or move to it with the arrow keys, to see why agents share or split."));
     this.element = h("section", { class: "card full", "aria-label": "Groups over rounds" }, h("div", { class: "row" }, h("h2", {}, "Groups: who shares a policy"), this.note), this.band, this.why);

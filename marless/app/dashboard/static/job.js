@@ -46,6 +46,7 @@ class JobPage {
     this.stream = new Stream(pathOf(this.name, "/events"), {
       state: (data) => this.show(data),
       rounds: (events) => this.update(events),
+      marks: (marks) => { this.marks = marks; this.tellMarks(); },
       reset: () => this.reload(),
       log: (lines) => this.log.add(lines),
     }, (sentence) => { this.broken = sentence; this.tell(); });
@@ -164,7 +165,6 @@ class JobPage {
     const fresh = events.flatMap((event) => event.rows);
     this.rounds = Math.max(this.rounds || 0, ...fresh.map((row) => row.round + 1));
     this.steps = Math.max(this.steps || 0, ...fresh.map((row) => row.values.env_steps || 0));
-    this.marks = [...this.marks, ...events.flatMap((event) => event.marks)];
     const added = fresh.flatMap((row) => Object.keys(row.values)).filter((each) => !this.columns.has(each));
     added.forEach((each) => this.columns.add(each));
     if (added.length) this.addColumns(new Set(added));
@@ -172,7 +172,6 @@ class JobPage {
     this.groups.update(events);
     this.bills.update();
     this.tellFacts();
-    if (events.some((event) => event.marks.length)) this.tellMarks();
   }
 
   /** Curves that the job has only now: those that charts show by rule. */

@@ -67,7 +67,7 @@ def test_an_evaluation_belongs_to_the_round_whose_policies_it_played():
     series = added(record(0), record(1), record(2), record(3, earlier_evaluation=EARLIER, evaluation=RETURNS))
     greedy = series.column("return/greedy")
     assert [None if math.isnan(each) else each for each in greedy] == [None, None, WON.mean, RETURNS.mean]
-    update = json.loads(series.updates[-1])
+    update = json.loads(series.updates[-1].json)
     assert [row["round"] for row in update["rows"]] == [3, 2]
     assert update["rows"][1]["values"]["return/greedy"] == WON.mean
 
