@@ -391,5 +391,8 @@ class Measure:
     """If set: per policy, after the update, metrics "lambda_max", "lambda_min" and "curvature", their ratio C."""
     noise: bool = False
     """If true: per policy, metric "noise_scale", the gradient noise scale in samples."""
+    gradients: bool = False
+    """If true: per policy, before its update, statistics of its gradient, and of how far its agents agree; see
+    `marless.learning.algos.training.gradient_statistics`. Measured by the PPO family."""
     similarity: SimilarityConfig | None = None
     """If set: distances between all agents of each class, from the round's samples."""

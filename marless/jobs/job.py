@@ -12,10 +12,13 @@ from typing import Any, Literal
 from marless.core.errors import InternalError, SpecError
 from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
+from marless.jobs import prices as price_tables
+from marless.jobs.gradient_evidence import EARLY
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
 from marless.jobs.scaling.deadline import WINDOW, Deadline
 from marless.jobs.scaling.placebo import made_scaling
+from marless.jobs.scaling.round_costs import FunctionRates
 from marless.jobs.scaling.round_times import newest_times
 from marless.jobs.schedules.base import SCHEDULES, Schedule, made
 from marless.jobs.schedules.overlapping import OverlappingConfig, makes_versions
@@ -72,6 +75,16 @@ class PreparedJob:
     """True if learners measure the curvature of each policy's objective in every round."""
     noise: bool
     """True if learners measure each policy's gradient noise scale in every round."""
+    gradients: bool
+    """True if learners measure statistics of gradients, in the rounds of `gradients_due`."""
+
+    def gradients_due(self, number: int) -> bool:
+        """True if learners measure statistics of gradients in this round.
+
+        Once in a while is enough, because they change slowly and means are taken over many rounds; measuring them in
+        every round would take a tenth of the update.
+        """
+        return self.gradients and (number < EARLY or number % EARLY == 0)
 
     @property
     def carried(self) -> bool:
@@ -177,6 +190,7 @@ def prepare(spec: JobSpec, examined: Examine | None = None) -> PreparedJob:
         schedule=schedule,
         curvature=curvature,
         noise="noise" in signals,
+        gradients="gradients" in signals or SHARING_POLICIES.find(spec.sharing.name).gradients(spec.sharing),
     )
 
 
@@ -317,6 +331,7 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
         seed=spec.seed,
+        rates=FunctionRates.of(spec.functions, price_tables.merged(spec.bill.prices), spec.bill.accounting),
         drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
     )
 

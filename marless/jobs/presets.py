@@ -105,6 +105,12 @@ PRESETS: Mapping[str, Preset] = {
             about="as marless-lean, but a shared policy trains on as many samples as one agent has",
             sections=_lean(sharing={"samples": "drawn"}),
         ),
+        Preset(
+            name="auto",
+            about="actors and groups by what progress costs, measured in the job itself; nothing to set",
+            accounting="billed",
+            sections={"scaling": {"name": "auto"}, "sharing": {"name": "auto"}},
+        ),
     )
 }
 """Presets by name: the five of the paper, then variants. To add a variant, add an entry here."""

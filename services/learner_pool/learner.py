@@ -288,7 +288,8 @@ def _writes(
 
 def _measure(asked: pb.Measure, spec: JobSpec) -> Measure:
     similarity = _similarity(spec) if asked.similarity else None
-    return Measure(curvature=spec.curvature if asked.curvature else None, noise=asked.noise, similarity=similarity)
+    curvature = spec.curvature if asked.curvature else None
+    return Measure(curvature=curvature, noise=asked.noise, gradients=asked.gradients, similarity=similarity)
 
 
 def _similarity(spec: JobSpec) -> SimilarityConfig | None:

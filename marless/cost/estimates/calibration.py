@@ -167,7 +167,7 @@ def _update(
     from marless.core.settings import Measure
     from marless.learning.algos.learner import RoundInput
 
-    measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise)
+    measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise, gradients=job.gradients)
     groups = tuple(group for each in parts for group in each.groups)
     after = {(each.index, each.node.id): each.node.after for each in job.functions(groups)}
     found = []

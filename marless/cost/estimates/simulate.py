@@ -315,12 +315,13 @@ class _Walk:
 def _check_signals(records: Sequence[RoundRecord], job: PreparedJob) -> None:
     """Raise SpecError for policies that need metrics which the recorded learners did not measure."""
     spec = job.spec
-    asked: tuple[tuple[Signal, bool], ...] = (("curvature", job.curvature), ("noise", job.noise))
-    for signal, needed in asked:
+    asked: dict[Signal, bool] = {"curvature": job.curvature, "noise": job.noise, "gradients": job.gradients}
+    for signal, needed in asked.items():
         metric = METRICS[signal]
         if not needed or any(metric in metrics for record in records for metrics in record.metrics.values()):
             continue
-        sharing = signal == "curvature" and SHARING_POLICIES.find(spec.sharing.name).curvature(spec.sharing)
+        kind = SHARING_POLICIES.find(spec.sharing.name)
+        sharing = {"curvature": kind.curvature, "gradients": kind.gradients}.get(signal, lambda _: False)(spec.sharing)
         section, name = ("sharing", spec.sharing.name) if sharing else ("scaling", spec.scaling.name)
         raise SpecError(
             f"{section} {name!r} decides from each policy's {signal.replace('noise', 'noise scale')}, which the "

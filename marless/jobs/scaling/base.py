@@ -24,10 +24,11 @@ from marless.jobs.scaling.round_times import LEARNING
 
 if TYPE_CHECKING:
     from marless.core.settings import FunctionsSpec
+    from marless.jobs.scaling.round_costs import FunctionRates
 
-Signal = Literal["curvature", "noise"]
+Signal = Literal["curvature", "noise", "gradients"]
 """A measurement that a scaling policy can ask learners for; see `marless.core.settings.Measure`."""
-METRICS: Mapping[Signal, str] = {"curvature": "curvature", "noise": "noise_scale"}
+METRICS: Mapping[Signal, str] = {"curvature": "curvature", "noise": "noise_scale", "gradients": "gradient_signal"}
 """Names of these measurements in the metrics of records."""
 LARGEST = 1e100
 """Larger values come from a division by almost zero, and would overflow in a variance."""
@@ -100,6 +101,8 @@ class ScalingContext:
     """`stop.cost_usd`."""
     seed: int = 0
     """The job's seed."""
+    rates: FunctionRates | None = None
+    """What functions cost by the job's accounting; None if the cost of rounds is not needed."""
     drawn: bool = False
     """True if learners draw batches of a fixed size from a replay buffer."""
 
@@ -176,7 +179,7 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "SCALING",
     {
         name: f"marless.jobs.scaling.{name}"
-        for name in ("fixed", "given", "adapt", "nitro", "gns", "marless", "echo", "variance")
+        for name in ("fixed", "given", "adapt", "nitro", "gns", "marless", "echo", "variance", "auto")
     }
     | {"max": "marless.jobs.scaling.fixed:MAX"},
 )
@@ -188,9 +191,7 @@ TOLERANCE = 1e-9
 class BoundedConfig(ScalingConfig):
     """Base of policies that move between I_min and I_max; I_max is `actors.count`."""
 
-    min_actors: int | None = Field(
-        None, ge=1, description="I_min, the smallest number of actors; null: the policy's own default"
-    )
+    min_actors: int | None = Field(None, ge=1, description="I_min, the fewest actors; null: the policy's own")
 
     def least(self, context: ScalingContext) -> int:
         # A budget that is nearly spent pays for fewer than I_min.

@@ -125,8 +125,13 @@ def _measured(chance: random.Random) -> dict[str, float]:
         return {"entropy": 1.0}
     if kind < 0.2:
         odd = chance.choice([math.nan, math.inf, -1.0, 0.0, 1e300])
-        return {"curvature": odd, "noise_scale": odd}
-    return {"curvature": chance.lognormvariate(0, 1), "noise_scale": chance.lognormvariate(6, 1)}
+        return {"curvature": odd, "noise_scale": odd, "gradient_trace": odd, "gradient_signal": odd}
+    return {
+        "curvature": chance.lognormvariate(0, 1),
+        "noise_scale": chance.lognormvariate(6, 1),
+        "gradient_trace": chance.lognormvariate(6, 1),
+        "gradient_signal": chance.gauss(1, 2),
+    }
 
 
 def _check(decision: ScalingDecision, least: int, most: int, where: str) -> None:

@@ -54,7 +54,7 @@ class GnsConfig(BoundedConfig):
     )
     threshold: float = Field(1.0, description="standard deviations above the mean at which a policy asks for I_max")
     smoothing: float = Field(0.9, gt=0, le=1, description="α: weight of the newest noise scale; 1: no smoothing")
-    window: int = Field(50, ge=2, le=512, description="number of past rounds that are used")
+    window: int = Field(50, ge=2, le=512, description="past rounds that are used")
 
     def usual_min(self, context: ScalingContext) -> float:
         return context.max_actors / _MIN_SHARE

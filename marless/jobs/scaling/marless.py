@@ -38,7 +38,7 @@ class MarlessScalingConfig(BoundedConfig):
     """Settings of MARLess's actor scaling; I_min is I_max/N by default, N the number of agents, as in the paper."""
 
     name: Literal["marless"] = "marless"
-    window: int = Field(10, ge=2, le=512, description="W: number of rounds in a policy's window")
+    window: int = Field(10, ge=2, le=512, description="W: rounds in a policy's window")
     beta: float = Field(
         0.5, ge=0, le=1, description="β: fraction of the range that the average must reach for the maximum"
     )
@@ -46,12 +46,11 @@ class MarlessScalingConfig(BoundedConfig):
         "printed", description="printed: β (I_max − I_min), as in the paper's text; figure: β I_max, as in its figure 6"
     )
     compare: Literal["ratio", "logarithm"] = Field(
-        "ratio", description="ratio: C, as printed; logarithm: log C, so that one large C does not dominate the window"
+        "ratio", description="ratio: C, as printed; logarithm: log C, which one large C does not dominate"
     )
     count: Literal["actors", "samples"] = Field(
         "actors",
-        description="actors: all policies ask for as many, as printed; samples: one that learns from m agents' samples "
-        "asks for the m-th part",
+        description="actors: as printed; samples: a policy of m agents asks for the m-th part",
     )
 
     def usual_min(self, context: ScalingContext) -> float:

@@ -86,6 +86,10 @@ class SharingKind(Protocol):
         """True if it needs each policy's curvature in every round."""
         return False
 
+    def gradients(self, config: SharingConfig) -> bool:
+        """True if it needs statistics of each policy's gradient, see `marless.core.settings.Measure`."""
+        return False
+
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
         """The similarity to measure when it asks for it; None if it never does."""
         return None
@@ -98,7 +102,7 @@ SHARING_POLICIES: Registry[SharingKind] = Registry(
     "sharing policy",
     "marless.sharing",
     "SHARING",
-    {name: f"marless.jobs.sharing.{name}" for name in ("fixed", "marless")},
+    {name: f"marless.jobs.sharing.{name}" for name in ("fixed", "marless", "auto")},
 )
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

@@ -384,19 +384,22 @@ class Measure(_message.Message):
     CURVATURE_FIELD_NUMBER: _builtins.int
     NOISE_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
     curvature: _builtins.bool
     noise: _builtins.bool
     similarity: _builtins.bool
+    gradients: _builtins.bool
     def __init__(
         self,
         *,
         curvature: _builtins.bool = ...,
         noise: _builtins.bool = ...,
         similarity: _builtins.bool = ...,
+        gradients: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvature", b"curvature", "noise", b"noise", "similarity", b"similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvature", b"curvature", "gradients", b"gradients", "noise", b"noise", "similarity", b"similarity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,7 +95,8 @@ class Planner:
 
     def measure(self, returns: EpisodeReturns | None) -> Measure:
         """What learners measure in addition to the update of the present round, whose rollout had these returns."""
-        return self._measure(self._job.sharing.asks(self._journal.history, returns))
+        history = self._journal.history
+        return self._measure(history[-1].round + 1 if history else 0, self._job.sharing.asks(history, returns))
 
     def measure_at(self, clock: int) -> Measure:
         """What learners of an asynchronous job measure in addition to a gradient of the version of this clock.
@@ -104,13 +105,14 @@ class Planner:
         records before it alone, so that a restarted learner measures the same.
         """
         history = [record for record in self._journal.history if record.round < clock]
-        return self._measure(bool(history) and self._job.sharing.asks(history[:-1], history[-1].returns))
+        return self._measure(clock, bool(history) and self._job.sharing.asks(history[:-1], history[-1].returns))
 
-    def _measure(self, similarity: bool) -> Measure:
+    def _measure(self, number: int, similarity: bool) -> Measure:
         job, sharing = self._job, self._job.spec.sharing
         return Measure(
             curvature=job.spec.curvature if job.curvature else None,
             noise=job.noise,
+            gradients=job.gradients_due(number),
             similarity=SHARING_POLICIES.find(sharing.name).similarity(sharing) if similarity else None,
         )
 

@@ -41,7 +41,10 @@ def versions_of(versions: Versions) -> list[common_pb2.PolicyVersion]:
 def measure_of(measure: Measure) -> learner_pool_pb2.Measure:
     """Which measurements to make; their settings are in the job's spec."""
     return learner_pool_pb2.Measure(
-        curvature=measure.curvature is not None, noise=measure.noise, similarity=measure.similarity is not None
+        curvature=measure.curvature is not None,
+        noise=measure.noise,
+        gradients=measure.gradients,
+        similarity=measure.similarity is not None,
     )
 
 

@@ -89,7 +89,7 @@ def test_a_bill_that_may_end_the_job_is_part_of_its_training():
 
 
 def test_an_unknown_name_is_one_sentence_with_the_nearest():
-    with pytest.raises(SpecError, match="unknown preset 'marles'; did you mean 'marless'\\? known: marless, "):
+    with pytest.raises(SpecError, match="unknown preset 'marles'; did you mean 'marless'\\? known: auto, marless, "):
         presets.presets("vanilla,marles")
 
 

@@ -232,7 +232,7 @@ class ActionValue:
 
 
 class PolicyObjective:
-    """A stack of policies as `marless.learning.algos.training.measuring.Measurable`."""
+    """A stack of policies as `marless.learning.algos.training.measurable.Measurable`."""
 
     def __init__(self, actors: Actors, tensors: Row) -> None:
         self._actors = actors
@@ -263,7 +263,7 @@ class PolicyObjective:
 
 
 class SampledStack:
-    """The samples of one draw for a stack of policies; see `marless.learning.algos.training.measuring.Measured`."""
+    """The samples of one draw for a stack of policies; see `marless.learning.algos.training.measurable.Measured`."""
 
     unit = 1
 

@@ -36,6 +36,7 @@ from marless.learning.algos.ppo.post_process import (
 )
 from marless.learning.algos.ppo.shared_torso import SharedTorsoFunction
 from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.gradient_statistics import gradient_statistics
 from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.observed import observation_sums, state_sums
 from marless.learning.algos.training.passes import Graph, Pass, threads_for
@@ -319,8 +320,17 @@ class PPOLearner:
     ) -> list[Pass[Metrics]]:
         """The passes after post-processing: critics, policies and, if asked for, measurements of policies."""
 
+        # Samples that were drawn from all members are not equally many of each.
+        members = {each.policy: len(each.agents) if inputs.pooling == "pooled" else 1 for each in inputs.groups}
+        seed = (inputs.seed, inputs.round)
+
         def train(key: _Key) -> Metrics:
-            return work.jobs[key].metrics | compute(key, work.jobs[key])
+            job, (function, names) = work.jobs[key], key
+            found = dict(job.metrics)
+            if function == "policy" and inputs.measure.gradients:
+                assert isinstance(job.trained, PolicyFunction)
+                found |= gradient_statistics(job.trained, job.samples, members[names[0]], seed, inputs.stopped)
+            return found | compute(key, job)
 
         def measure(names: tuple[str, ...]) -> Metrics:
             job = work.jobs["policy", names]

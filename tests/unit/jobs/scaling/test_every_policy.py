@@ -36,6 +36,8 @@ POLICIES: dict[str, ScalingConfig] = {
         "echo with few": {"min_actors": 4, "window": 2, "staleness": 3},
         "variance": {},
         "variance by cost": {"time_weight": 0.1, "window": 3, "cut": 1.2, "min_actors": 2},
+        "auto": {},
+        "auto with a placebo": {"min_actors": 2, "placebo": {"median": 1.0, "deviation": 0.3}},
         "marless as in the figure": {"threshold": "figure", "window": 4, "min_actors": 1},
     }.items()
 }
@@ -49,6 +51,7 @@ LOOKS_BACK = {
     "marless": 10,
     "echo": 9,
     "variance": 10,
+    "auto": 1,
 }
 
 

@@ -1,0 +1,89 @@
+"""What the gradients of one policy have shown so far: sums over the rounds in which they were measured.
+
+The measurements are those of `marless.learning.algos.training.gradient_statistics`, unbiased but noisy, so that only
+means over several rounds say something. Weights of older measurements decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+EARLY = 8
+"""Gradients are measured in so many first rounds, and then once in so many rounds."""
+DECAY = 0.5 ** (1 / 8)
+"""What a measurement keeps of its weight with each later one: half of it after eight."""
+FEWEST = 3
+"""Measurements before which nothing is concluded."""
+LARGEST = 1e100
+"""Larger measurements come from a net that diverges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientEvidence:
+    """Decayed sums of measurements, and of their squares."""
+
+    count: float = 0.0
+    """Number of measurements, none of them decayed."""
+    weight: float = 0.0
+    weight_square: float = 0.0
+    trace: float = 0.0
+    signal: float = 0.0
+    signal_square: float = 0.0
+    own: float = 0.0
+    own_square: float = 0.0
+    common: float = 0.0
+    common_square: float = 0.0
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> GradientEvidence:  # Any: JSON
+        """The sums that a decision kept as JSON; those of no measurement if it kept none."""
+        return cls(**{field.name: float(kept.get(field.name, 0.0)) for field in fields(cls)})
+
+    def to_json(self) -> dict[str, float]:
+        """The form that `read` reads."""
+        return asdict(self)
+
+    def after(self, metrics: Mapping[str, float]) -> GradientEvidence:
+        """The evidence with a round's measurements of the policy; the same without, or if they are not finite."""
+        names = ("trace", "signal", "own", "common")
+        measured = {name: metrics.get(f"gradient_{name}", 0.0) for name in names}
+        if "gradient_trace" not in metrics or not all(abs(value) <= LARGEST for value in measured.values()):
+            return self
+        squares = {f"{name}_square": value**2 for name, value in measured.items() if name != "trace"}
+        added = {"weight": 1.0, **measured, **squares}
+        sums = {name: DECAY * getattr(self, name) + value for name, value in added.items()}
+        return GradientEvidence(count=self.count + 1, weight_square=DECAY**2 * self.weight_square + 1, **sums)
+
+    @property
+    def noise_scale(self) -> float | None:
+        """B = tr Σ / |G|² in samples; None with too few measurements, or if all gradients were 0.
+
+        A mean |G|² below its standard error counts as the latter.
+        """
+        if self.count < FEWEST:
+            return None
+        signal = max(self.signal / self.weight, self._error("signal"))
+        return max(self.trace / self.weight, 0.0) / signal if signal > 0 else None
+
+    @property
+    def opposed(self) -> bool:
+        """True if the gradients of the policy's agents point in opposite directions, beyond doubt.
+
+        That is, the mean product over pairs of agents is below 0 by more than its standard error, while agents have
+        gradients of their own that are above 0 by more than theirs.
+        """
+        return (
+            self.count >= FEWEST
+            and self.common / self.weight + self._error("common") < 0
+            and self.own / self.weight - self._error("own") > 0
+        )
+
+    def _error(self, name: str) -> float:
+        """Standard error of a weighted mean, with the effective number of measurements (Kish)."""
+        mean = getattr(self, name) / self.weight
+        variance = max(getattr(self, f"{name}_square") / self.weight - mean**2, 0.0)
+        effective = self.weight**2 / self.weight_square
+        return math.sqrt(variance / (effective - 1)) if effective > 1 else math.inf

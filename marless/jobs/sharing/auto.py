@@ -1,0 +1,92 @@
+"""Sharing policy `auto`: all agents of a class share a policy until their gradients point in opposite directions. Ours.
+
+A shared policy learns from all its agents' samples and pays for one learner, which is hard to beat while its agents
+want the same. Whether they do is measured where it matters, in the gradient: the mean over pairs of agents of the
+product of their gradients ("gradient_common" of `marless.learning.algos.training.gradient_statistics`). If it is below
+0 beyond doubt while agents still have gradients of their own, the policy is a compromise that no agent wants: its
+agents go on apart, each with a copy. They do not come together again, since their policies differ from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from marless.core.group import Group
+from marless.jobs.gradient_evidence import GradientEvidence
+from marless.jobs.record import RoundRecord
+from marless.jobs.sharing.base import Members, SharingConfig, SharingDecision, SharingKind
+from marless.learning.data.returns import EpisodeReturns
+
+if TYPE_CHECKING:
+    from marless.learning.envs.base import EnvSpaces
+
+
+class AutoSharingConfig(SharingConfig):
+    """Settings of `auto`. There is nothing to tune."""
+
+    name: str = "auto"
+    groups: Literal["independent", "shared"] | dict[str, Members] = Field(
+        "shared", description="groups of the first round"
+    )
+
+
+@dataclass(frozen=True)
+class AutoSharing:
+    """Shares until agents are opposed; see the module's docstring."""
+
+    groups: tuple[Group, ...]
+
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
+        return False
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        if not history:
+            return SharingDecision(self.groups, f"the first round: {len(self.groups)} policies")
+        newest = history[-1]
+        kept = next((each.inputs for each in newest.decisions if (each.kind, each.rule) == ("sharing", "auto")), {})
+        known = kept.get("evidence", {})
+        evidence = {
+            each.policy: GradientEvidence.read(known.get(each.policy, {})).after(newest.metrics.get(each.policy, {}))
+            for each in newest.groups
+            if len(each.agents) > 1
+        }
+        groups: list[Group] = []
+        split: list[str] = []
+        for each in newest.groups:
+            if each.policy in evidence and evidence[each.policy].opposed:
+                split.append(each.policy)
+                groups += [Group(agent, (agent,), "" if agent == each.policy else each.policy) for agent in each.agents]
+            else:
+                groups.append(Group(each.policy, each.agents))
+        going_on = {policy: each.to_json() for policy, each in evidence.items() if policy not in split}
+        return SharingDecision(tuple(groups), _reason(split, evidence), {"evidence": going_on})
+
+
+def _reason(split: Sequence[str], evidence: dict[str, GradientEvidence]) -> str:
+    if split:
+        return f"splits: the gradients of the agents of {', '.join(split)} point in opposite directions"
+    agreeing = [
+        f"{policy} {each.common / each.own:.2g}" for policy, each in evidence.items() if each.count and each.own > 0
+    ]
+    if not agreeing:
+        return "stays: nothing is known of how far agents agree" if evidence else "independent: no policy is shared"
+    return f"shares: agreement of agents' gradients (1: the same, below 0: opposed): {', '.join(agreeing)}"
+
+
+class AutoSharingKind(SharingKind):
+    """Makes the policy; see `SharingKind`."""
+
+    config_type = AutoSharingConfig
+
+    def gradients(self, config: SharingConfig) -> bool:
+        return True
+
+    def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> AutoSharing:
+        return AutoSharing(groups)
+
+
+SHARING = AutoSharingKind()
