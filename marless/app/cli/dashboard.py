@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 """Seconds for which a call waits for a coordinator; after that, pages say that it is gone, and it is asked again."""
 LISTEN = "127.0.0.1:0"
+CertificateOption = Annotated[
+    str, typer.Option(envvar="MARLESS_TLS_CERT", metavar="FILE", help="PEM file of the certificate to show.")
+]
+KeyOption = Annotated[str, typer.Option(envvar="MARLESS_TLS_KEY", metavar="FILE", help="PEM file of its private key.")]
 
 
 def check_installed() -> None:
@@ -49,12 +53,8 @@ def dashboard(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep the token in this file, so that the address stays.")
     ] = None,
-    tls_cert: Annotated[
-        str, typer.Option(envvar="MARLESS_TLS_CERT", metavar="FILE", help="PEM file of the certificate to show.")
-    ] = "",
-    tls_key: Annotated[
-        str, typer.Option(envvar="MARLESS_TLS_KEY", metavar="FILE", help="PEM file of its private key.")
-    ] = "",
+    tls_cert: CertificateOption = "",
+    tls_key: KeyOption = "",
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Show jobs in a browser while they run: returns, groups, actors, invocations, bills; compare them.

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from marless.core.orphans import Orphan
     from marless.fleet.launchers.base import Leftovers
 
+DashboardOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Also serve the dashboard, at this port of 127.0.0.1."),
+]
+
 
 def up(
     runs: RunsOption = RUNS,
@@ -42,10 +47,7 @@ def up(
         str,
         typer.Option(metavar="NAME[,KEY=VALUE]...", help="What starts the workers; default: local, as processes."),
     ] = "",
-    dashboard: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Also serve the dashboard, at this port of 127.0.0.1."),
-    ] = None,
+    dashboard: DashboardOption = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the services.")
     ] = False,
