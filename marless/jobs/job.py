@@ -322,6 +322,8 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
 
 
 def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> ScalingContext:
+    schedule = spec.schedule
+    learned_at_once = schedule.learners * schedule.batch if isinstance(schedule, OverlappingConfig) else None
     return ScalingContext(
         max_actors=spec.actors.count,
         agents=len(spaces.agents),
@@ -333,6 +335,7 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         seed=spec.seed,
         rates=FunctionRates.of(spec.functions, price_tables.merged(spec.bill.prices), spec.bill.accounting),
         drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
+        learned_at_once=learned_at_once,
     )
 
 

@@ -37,6 +37,8 @@ class MeasuredRound:
     """Of the update, until its versions are published."""
     learning_s: float
     """The part of the update in which functions process samples."""
+    learner_s: float
+    """Of one learner, from its start to its end; 0 if none is recorded."""
     spent_s: float
     """Of the whole round, with the time since the round before."""
     ahead: bool
@@ -73,6 +75,7 @@ def times_of(record: RoundRecord) -> MeasuredRound | None:
         at_once=_at_once(acting),
         update_s=update_s,
         learning_s=min(_covered_s(learning or learners), update_s),
+        learner_s=median(map(_worked_s, learners)) if learners else 0.0,
         spent_s=max(record.spent_s - starts_s - (record.phases.update - update_s), 0.0),
         ahead=queued_s < record.started_s,
     )

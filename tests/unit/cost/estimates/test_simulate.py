@@ -323,3 +323,26 @@ def test_policies_see_phases_as_measured_or_as_on_the_slots_that_were_asked_for(
         assert record.ended_s - record.started_s == pytest.approx(
             total(phases) + 0.002
         )  # made up: 3 ms, 1 of them evaluating
+
+
+def test_a_deadline_that_a_run_missed_is_met_by_its_replay_with_fewer_actors():
+    """Six actors in each of 20 rounds; after the first round, the replay has as many as are in time."""
+    spec = spec_of(stop={"rounds": 20})
+    records = run_of(spec, 20, 5)
+    recorded_s = sum(record.spent_s for record in records)
+    replay = simulate(records, spec, changed(spec, "", "", f"scaling.deadline_s={0.7 * recorded_s}"))
+    actors = [step.replayed.actors for step in replay.steps]
+    assert (actors[0], len(actors), max(actors[1:]) < 6) == (6, 20, True)
+    assert replay.trained_s <= 0.7 * recorded_s
+    assert "s are left until the deadline; 19 rounds with 6 take" in replay.steps[1].replayed.decisions[0].reason
+    impossible = simulate(records, spec, changed(spec, "", "", f"scaling.deadline_s={0.01 * recorded_s}"))
+    assert {step.replayed.actors for step in impossible.steps[1:]} == {1}
+    assert impossible.trained_s > 0.01 * recorded_s
+
+
+def test_a_replay_ends_where_its_env_steps_are_reached():
+    spec = spec_of(stop={"env_steps": 12 * 600})
+    records = run_of(spec, 12, 5)
+    replay = simulate(records, spec, changed(spec, "", "", "actors.count=12"))
+    assert (len(replay.steps), replay.ending) == (6, "7200 env steps sampled")
+    assert simulate(records, spec, spec).ending == ""

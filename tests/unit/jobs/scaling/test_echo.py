@@ -13,8 +13,8 @@ ONE = groups("a")
 
 
 def policy(most=50, **settings):
-    drawn = settings.pop("drawn", False)
-    return EchoKind().make(EchoConfig(**settings), context("a", most=most, drawn=drawn))
+    job = {name: settings.pop(name) for name in ("drawn", "learned_at_once") if name in settings}
+    return EchoKind().make(EchoConfig(**settings), context("a", most=most, **job))
 
 
 def test_as_many_actors_as_make_the_update_as_long_as_a_rollout():
@@ -49,6 +49,19 @@ def test_what_no_number_can_do_is_said():
 def test_updates_from_a_replay_do_not_grow():
     found = policy(drawn=True).decide([timed(0, [0.5] * 10, fixed_s=0.1, learning_s=0.4)], ONE)
     assert (found.actors, "updates do not grow with actors" in found.reason) == (1, True)
+
+
+def test_learners_that_take_a_fixed_number_of_rollouts_are_given_as_many():
+    # eight learners of two rollouts take 16 in 0.5 s; rollouts take 0.6 s and, over S updates, 0.2 s of delivery
+    history = [timed(0, [0.6] * 3, delivery_s=0.2, fixed_s=0.1, learning_s=0.4)]
+    found = policy(learned_at_once=16).decide(history, ONE)
+    assert found.actors == 26  # 16 · 0.8 / 0.5 = 25.6
+    assert found.reason == (
+        "a rollout takes 800 ms, and learners take 16 in 500 ms: 26 actors, the fewest that keep learners busy"
+    )
+    assert policy(learned_at_once=16, staleness=4).decide(history, ONE).actors == 21  # 16 · 0.65 / 0.5 = 20.8
+    few = policy(20, learned_at_once=16).decide(history, ONE)
+    assert (few.actors, few.reason[-16:]) == (20, "the most allowed")
 
 
 def test_all_actors_until_a_round_is_timed():
