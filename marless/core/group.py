@@ -71,3 +71,6 @@ class FunctionRun:
     end_s: float
     vcpu_s: float
     """Its share of the pass: one thread's seconds divided by the number of functions in the stack."""
+    cpu_s: float = 0.0
+    """Its share of the CPU seconds of the thread that ran the pass, which does not count while it waits for a core; 0:
+    not measured."""

@@ -173,7 +173,7 @@ class Dispatcher:
             if result.invocation.cold:
                 result.invocation.init_s, result.invocation.ready_s = worker.init_s, worker.ready_s
             else:
-                result.invocation.init_s = result.invocation.ready_s = 0.0
+                result.invocation.init_s = result.invocation.ready_s = result.invocation.init_cpu_s = 0.0
             result.lost.extend(gone)
             return result
         raise given_up(task, len(gone) - hung, hung)

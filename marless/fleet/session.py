@@ -157,6 +157,7 @@ class _OneAtATime:
         self._stream = stream
         self._worker = worker
         self._cold = True
+        self._init_cpu_s = time.process_time()
         self._task = pb.Task()
         self._work: asyncio.Future[bytes] | None = None
         self._answering: asyncio.Task[None] | None = None
@@ -192,6 +193,8 @@ class _OneAtATime:
 
     async def _answer(self, task: pb.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
         result = await _finished(task, work, worker=self._worker, cold=self._cold, began=began)
+        if self._cold:
+            result.invocation.init_cpu_s = self._init_cpu_s
         self._cold = False
         self._watchdog.disarm()
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream

@@ -159,7 +159,7 @@ def _check(result: pb.TaskResult, worker: Worker) -> None:
     run.id, run.attempt, run.worker = result.id, result.attempt, worker.hello.worker
     run.machine = worker.presence.machine.id
     numbers = {"start": run.start_s, "end": run.end_s, "vcpu_s": run.vcpu_s, "memory_bytes": run.memory_bytes}
-    for what, number in numbers.items():
+    for what, number in (numbers | {"init_cpu_s": run.init_cpu_s}).items():
         check_number(f"the {what} of an invocation", number)
     # Only the pool adds attempts that were lost: a worker could have those of others billed.
     del result.lost[:]

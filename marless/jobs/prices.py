@@ -29,6 +29,8 @@ Accounting: TypeAlias = Literal["billed", "paper", "serverful", "machines"]
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 """Those that follow from the functions alone, so that they can be estimated, replayed and compared."""
 ALL_ACCOUNTINGS: tuple[Accounting, ...] = (*ACCOUNTINGS, "machines")
+BilledTime: TypeAlias = Literal["duration", "cpu"]
+"""Which seconds of a function are charged; see `marless.jobs.usage`."""
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"
 """The field of a job with its own prices."""

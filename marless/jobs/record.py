@@ -7,15 +7,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from marless.core import columns
 from marless.core.documents import dataclass_of
-from marless.core.group import LaneRecord
+from marless.core.group import FunctionKind, LaneRecord
 from marless.core.machine import MachineRecord
 from marless.learning.data.returns import EpisodeReturns
 
 _OF_MACHINES = tuple(field.name for field in dataclasses.fields(MachineRecord))
+_OPTIONAL = ("ready_s", "machine", "pass_cpu_s", "init_cpu_s")
+"""What invocations are written without if it is the default."""
+INSIDE = frozenset(get_args(FunctionKind))
+"""The functions that run inside a learner."""
 FEWEST_MACHINES = 3
 """Fewer machines are written as a list of objects."""
 
@@ -37,7 +41,7 @@ class InvocationRecord:
 
     Actors, evaluations and learners are whole executions of a worker. Post-processing, critics, mixers, policies and
     measurements run inside a learner, several of them in one stacked pass: they have the start and end of the pass, and
-    `vcpu_s` is their share of it.
+    `vcpu_s` is their share of its duration. `cpu_s` tells the CPU seconds of either.
     """
 
     id: str
@@ -52,6 +56,8 @@ class InvocationRecord:
     start_s: float
     end_s: float
     vcpu_s: float
+    """CPU seconds of its process, and of the thread that computed it for the parameter function. For a function inside
+    a learner, its share of the duration of its passes, in which a vCPU or a GPU was occupied."""
     memory_bytes: int
     cold: bool
     """True for the first invocation of its worker."""
@@ -65,6 +71,16 @@ class InvocationRecord:
     """For a function inside a learner: the functions of that learner that it depends on, as "<function>/<name>"."""
     during_update: bool = False
     """True for an evaluation that ran during its round's update: of policies that an earlier round published."""
+    pass_cpu_s: float = 0.0
+    """For a function inside a learner: the CPU seconds of its passes, by the clock of the threads that ran them; on a
+    GPU, `vcpu_s`, because it is occupied meanwhile. 0: not measured."""
+    init_cpu_s: float = 0.0
+    """CPU seconds of the worker's process until it was ready, if cold; 0: not measured."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that it consumed, during which it waited for no core; 0 if they were not measured."""
+        return self.pass_cpu_s if self.function in INSIDE else self.vcpu_s
 
     @property
     def node(self) -> str:
@@ -244,7 +260,7 @@ class RoundRecord:
         """
         kind = attrgetter("function", "name")
         data: dict[str, Any] = vars(self) | {  # Any: JSON
-            "invocations": columns.encoded(self.invocations, kind, optional=("ready_s", "machine")),
+            "invocations": columns.encoded(self.invocations, kind, optional=_OPTIONAL),
             "lanes": columns.encoded(self.lanes),
             "machines": columns.encoded(self.machines, fewest=FEWEST_MACHINES, optional=_OF_MACHINES),
         }

@@ -79,8 +79,13 @@ class BillSpec(Strict):
 
     accounting: price_tables.Accounting = Field(
         "billed",
-        description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
-        "for the whole run; machines: those that its workers ran on",
+        description="billed: all that a provider charges; paper: work alone; serverful: a machine for the whole run; "
+        "machines: those that workers ran on",
+    )
+    time: price_tables.BilledTime = Field(
+        "duration",
+        description="charged seconds of functions: durations, as by providers, or CPU seconds, which other programs "
+        "hardly change",
     )
     prices: dict[str, JsonValue] | None = Field(
         None, description="prices in place of marless's; in a job file also the path of a file"
@@ -104,8 +109,7 @@ class EvaluationSpec(Strict):
         10,
         ge=0,
         le=MOST_ROUNDS,
-        description="rounds between evaluations; 0: only at the end; default: 10, or a tenth of the rounds if `stop` "
-        "allows fewer than 100",
+        description="rounds between evaluations; 0: only at the end; default: 10, at most a tenth of the rounds",
     )
     episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
     random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes of the random baseline, at most")
@@ -113,8 +117,7 @@ class EvaluationSpec(Strict):
         10.0,
         gt=0,
         le=MAX_TIMEOUT_S,
-        description="seconds of play after which an evaluation, or the random baseline, starts no further episodes; "
-        "null: none",
+        description="seconds of play after which evaluations and the random baseline start no episodes; null: none",
     )
     relative_error: float = Field(
         0.01,
@@ -166,7 +169,7 @@ class StopSpec(Strict):
         None,
         gt=0,
         le=MOST_ROUNDS,
-        description="seconds of training: rounds and the time between them; interruptions do not count",
+        description="seconds of training, without interruptions",
     )
     cost_usd: float | None = Field(
         None, gt=0, le=MOST_ROUNDS, description="US dollars by `bill.accounting`; no round starts beyond"

@@ -4,6 +4,18 @@ A learner trains all policies of a shape in one stacked pass of one process, but
 critic and mixer (Wei et al. 2025, §5). Therefore every function inside a learner counts as a function of its own. Its
 duration is its vCPU seconds divided by the vCPUs of a learner function, plus its share of the learner's time outside of
 any pass (reading trajectories, publishing). The hosting learner is not counted again.
+
+A duration holds the time in which a function waited for a core that other programs used. A job may therefore count CPU
+seconds instead (`bill.time: cpu`):
+
+- an actor, an evaluation, the parameter function, and a learner without functions inside: its CPU seconds, but at most
+  its duration, because one that keeps several cores busy has more CPU seconds than it takes;
+- a function inside a learner: the CPU seconds of its passes, plus its share of all other CPU seconds of the learner's
+  process, divided by the vCPUs of a learner function;
+- a start: the CPU seconds of the worker's process until it was ready;
+- what has no CPU seconds, such as an attempt whose worker was lost: as by duration.
+
+So time in which a function waits for data or for the store is not counted either.
 """
 
 from __future__ import annotations
@@ -14,6 +26,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from marless.core.settings import FunctionSize, FunctionsSpec
+from marless.jobs.prices import BilledTime
 from marless.jobs.record import InvocationRecord, RoundRecord
 
 HOST = "learner"
@@ -39,7 +52,7 @@ class FunctionUse:
     group: str
     """The policy of the round that it served; "" for functions that served all: actors, joint critics, mixers, …"""
     seconds: float
-    """Working time at its size, without queueing and start-up."""
+    """Working time at its size, without queueing for a worker, and without start-up."""
     vcpus: float
     memory_mb: int
     cold: bool
@@ -51,8 +64,8 @@ class FunctionUse:
     end_s: float
 
 
-def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[FunctionUse, ...]:
-    """The uses of all functions of a round, in the order of its record.
+def usage(record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "duration") -> tuple[FunctionUse, ...]:
+    """The uses of all functions of a round, in the order of its record, by their durations or their CPU seconds.
 
     A critic, mixer or policy inside a cold learner is cold too, with the learner's whole start-up time, because as a
     separate function it would have needed a start of its own. Post-processing and measurements run before or after them
@@ -65,20 +78,35 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[FunctionUse, .
     for each in record.invocations:
         if each.function not in (*WHOLE, PARAMETER):
             (hosts if each.function == HOST else inner)[each.index].append(each)
-    overheads = {index: _shares(hosts[index], inner[index]) for index in inner}
+    by_cpu = time == "cpu"
+    inner_s = {
+        index: (_cpu_seconds if by_cpu else _seconds)(hosts[index], each, functions.learner.vcpus)
+        for index, each in inner.items()
+    }
     uses = []
     for each in record.invocations:
         if each.function in (*WHOLE, PARAMETER) or (each.function == HOST and not inner[each.index]):
             size = functions.actor if each.function in WHOLE else functions.learner
-            uses.append(_use(each, _wall(each), size, each, policies))
+            seconds = _at_most(_wall(each), each.cpu_s) if by_cpu else _wall(each)
+            uses.append(_use(each, seconds, size, each, policies, time))
         elif each.function != HOST:
-            # Shares were made in the order of the record, in which this loop takes them:
-            # the next one is this function's.
-            seconds = max(each.vcpu_s, 0.0) / functions.learner.vcpus + next(overheads[each.index])
+            # They are in the order of the record, in which this loop takes them: the next one is this function's.
+            seconds = next(inner_s[each.index])
             starting = hosts[each.index] if each.function in STARTED else ()
             host = max(starting, key=attrgetter("cold", "init_s"), default=each)
-            uses.append(_use(each, seconds, functions.learner, host, policies))
+            uses.append(_use(each, seconds, functions.learner, host, policies, time))
     return tuple(uses)
+
+
+def waiting(records: Iterable[RoundRecord]) -> float:
+    """Seconds that actors and evaluations waited while they ran, as a fraction of their CPU seconds; 0 without any.
+
+    On cores of their own they wait for next to nothing: so this tells how far other programs have lengthened them. It
+    counts a game in a process of its own, and one that waits for a clock, as waiting, too.
+    """
+    acting = [each for record in records for each in record.invocations if each.function in WHOLE and each.cpu_s > 0]
+    cpu_s = sum(each.cpu_s for each in acting)
+    return max(sum(map(_wall, acting)) / cpu_s - 1, 0.0) if cpu_s else 0.0
 
 
 def outside_of_passes(hosts: Iterable[InvocationRecord], inner: Sequence[InvocationRecord]) -> float:
@@ -95,12 +123,44 @@ def outside_of_passes(hosts: Iterable[InvocationRecord], inner: Sequence[Invocat
     return outside_s
 
 
-def _shares(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord]) -> Iterator[float]:
-    """Each function's share, by vCPU seconds, of its learners' time outside of passes; in the order of `inner`."""
-    overhead_s = outside_of_passes(hosts, inner)
-    total = sum(max(each.vcpu_s, 0.0) for each in inner)
+def _seconds(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord], vcpus: float) -> Iterator[float]:
+    """Each function's vCPU seconds at its size, and its share, by these, of its learners' time outside of passes."""
+    overhead_s, total = outside_of_passes(hosts, inner), _sum(each.vcpu_s for each in inner)
     for each in inner:
-        yield overhead_s * (max(each.vcpu_s, 0.0) / total if total else 1 / len(inner))
+        vcpu_s = max(each.vcpu_s, 0.0)
+        yield vcpu_s / vcpus + overhead_s * (vcpu_s / total if total else 1 / len(inner))
+
+
+def _cpu_seconds(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord], vcpus: float) -> Iterator[float]:
+    """Each function's share of its learners' CPU seconds, by those of its passes, at its size.
+
+    If none were measured, shares are by the durations of passes. Learners that are not in the record, because their
+    result came from the store, have none beside those of their passes.
+    """
+    measured_s = _sum(each.pass_cpu_s for each in inner)
+    weights = [max(each.pass_cpu_s if measured_s else each.vcpu_s, 0.0) for each in inner]
+    whole_s = sum(each.cpu_s if each.cpu_s > 0 else _wall(each) for each in hosts)
+    # Measured CPU seconds of passes are at most the process's, but those that a model has made need not be.
+    whole_s = max(whole_s, measured_s) or sum(weights)
+    for weight in weights:
+        yield whole_s / vcpus * (weight / sum(weights) if any(weights) else 1 / len(inner))
+
+
+def _sum(seconds: Iterable[float]) -> float:
+    return sum(max(each, 0.0) for each in seconds)
+
+
+def start_s(host: InvocationRecord, time: BilledTime) -> float:
+    """Seconds of the start of a worker, if this was its first invocation; else 0."""
+    if not host.cold:
+        return 0.0
+    init_s = max(host.init_s, 0.0)
+    return _at_most(init_s, host.init_cpu_s) if time == "cpu" else init_s
+
+
+def _at_most(seconds: float, cpu_s: float) -> float:
+    """CPU seconds, unless there are more of them than seconds, or they are not known."""
+    return min(seconds, cpu_s) if cpu_s > 0 else seconds
 
 
 def _wall(invocation: InvocationRecord) -> float:
@@ -108,7 +168,12 @@ def _wall(invocation: InvocationRecord) -> float:
 
 
 def _use(
-    each: InvocationRecord, seconds: float, size: FunctionSize, host: InvocationRecord, policies: set[str]
+    each: InvocationRecord,
+    seconds: float,
+    size: FunctionSize,
+    host: InvocationRecord,
+    policies: set[str],
+    time: BilledTime,
 ) -> FunctionUse:
     return FunctionUse(
         function=each.function,
@@ -118,7 +183,7 @@ def _use(
         vcpus=size.vcpus,
         memory_mb=size.memory_mb,
         cold=host.cold,
-        init_s=max(host.init_s, 0.0) if host.cold else 0.0,
+        init_s=start_s(host, time),
         start_s=each.start_s,
         end_s=each.end_s,
     )

@@ -193,7 +193,10 @@ class Learning:
         )
         held.versions.clear()  # the learner's states have no version until they are published
         output = await stoppable(lambda stop: held.learner.update(replace(inputs, stopped=stop.is_set)))
-        functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
+        functions, distances = (
+            _functions(task, output.runs, held.after(groups), held.device),
+            _distances(held.spaces, output),
+        )
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
         reports = stored_results.encode_reports(names, output.metrics, functions, distances)
@@ -229,7 +232,7 @@ class Learning:
             peers=await stored_results.peer_weights(self._store, task.job, read, [group.start for group in groups]),
         )
         output = await stoppable(lambda stop: held.learner.gradients(replace(inputs, stopped=stop.is_set)))
-        functions = _functions(task, output.runs, held.after(groups))
+        functions = _functions(task, output.runs, held.after(groups), held.device)
         result = pb.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
@@ -319,7 +322,7 @@ def _distances(spaces: EnvSpaces, output: UpdateOutput | GradientOutput) -> list
 
 
 def _functions(
-    task: pb.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
+    task: pb.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]], device: str
 ) -> list[common_pb2.Invocation]:
     what = f"gradient-{task.gradient.learner}" if task.HasField("gradient") else f"{task.round}"
     return [
@@ -331,6 +334,7 @@ def _functions(
             start_s=run.start_s,
             end_s=run.end_s,
             vcpu_s=run.vcpu_s,
+            pass_cpu_s=run.cpu_s if device == "cpu" else run.vcpu_s,
             after=after.get(f"{run.function}/{run.name}", ()),
         )
         for run in runs

@@ -78,7 +78,10 @@ def encode_reports(
     runs: dict[str, list[list[str | float | list[str]]]] = {name: [] for name in names}
     for run in functions:
         runs[run.name if run.name in runs else first].append(
-            [run.id, run.function, run.name, run.index, run.start_s, run.end_s, run.vcpu_s, list(run.after)]
+            [
+                *(run.id, run.function, run.name, run.index, run.start_s, run.end_s),
+                *(run.vcpu_s, run.pass_cpu_s, list(run.after)),
+            ]
         )
     parts: dict[str, dict[str, object]] = {
         name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name], "with": list(names)} for name in names
@@ -136,7 +139,7 @@ async def _report_parts(
 def _add_report(part: Mapping[str, Any], found: pb.LearnResult, name: str) -> None:  # Any: JSON
     """Add the content of one policy's report part to a result."""
     found.metrics[name].values.update(part["metrics"])
-    for id_, function, served, index, start_s, end_s, vcpu_s, after in part["functions"]:
+    for id_, function, served, index, start_s, end_s, vcpu_s, pass_cpu_s, after in part["functions"]:
         found.functions.add(
             id=id_,
             function=function,
@@ -145,6 +148,7 @@ def _add_report(part: Mapping[str, Any], found: pb.LearnResult, name: str) -> No
             start_s=start_s,
             end_s=end_s,
             vcpu_s=vcpu_s,
+            pass_cpu_s=pass_cpu_s,
             after=after,
         )
     for agents, values in part.get("distances", ()):

@@ -137,14 +137,17 @@ class OpenJob:
     """By number of the learner."""
     last: Answered | None = None
     """The newest finished update since the job was opened here."""
-    starts: dict[int, float] = field(default_factory=dict)
-    """By scope, the start-up seconds of learners that were started to open the job; charged to the first task."""
+    starts: dict[int, common_pb2.Invocation] = field(default_factory=dict)
+    """By scope, the first invocations of learners that were started to open the job. Their starts are charged to the
+    first task."""
 
     def charge(self, results: Sequence[pb.LearnResult]) -> None:
         """Put start-up time into the first tasks' invocations, because opening a job is not billed."""
         for each in (result.functions[0] for result in results):
-            if each.index in self.starts:
-                each.cold, each.init_s = True, each.init_s + self.starts.pop(each.index)
+            if first := self.starts.pop(each.index, None):
+                each.cold = True
+                each.init_s += first.init_s
+                each.init_cpu_s += first.init_cpu_s
 
     @property
     def under_way(self) -> list[asyncio.Task[Any]]:  # Any: updates and gradients have results of their own

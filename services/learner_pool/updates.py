@@ -103,7 +103,7 @@ class Updates:
         results = await self._tasks.run(tasks, "open")
         for each in (result.functions[0] for result in results):
             if each.cold:
-                opened.starts[each.index] = each.init_s
+                opened.starts[each.index] = each
         device = results[0].device
         _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
         return pb.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)

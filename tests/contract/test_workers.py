@@ -220,6 +220,7 @@ async def test_a_task_runs_and_is_recorded(pool):
     assert record.vcpu_s >= 0
     assert 10 * 2**20 < record.memory_bytes < 2**40
     assert [first.invocation.cold, second.invocation.cold] == [True, False]
+    assert first.invocation.init_cpu_s > 0 == second.invocation.init_cpu_s
     [info] = pool.dispatcher.workers()
     assert (info.worker, info.busy, info.invocations) == ("w", False, 2)
     assert info.pid > 0

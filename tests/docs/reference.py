@@ -22,7 +22,7 @@ from tests.docs.blocks import ROOT
 PAGE = ROOT / "docs" / "settings.md"
 HEAD = """# Settings
 
-Every setting of a job file, with its default and what it means. `--set section.name=value` sets one for one run.
+Every setting of a job file. `--set section.name=value` sets one for one run.
 `marless settings` prints these tables, also for installed packages.
 
 An empty default is `null`. Column "of" names the algorithms, schedules or policies that have the setting, or rules of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,6 +46,10 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     idle: Annotated[
         bool, typer.Option("--idle", help="Show from which idle share of a machine of your own functions pay.")
     ] = False,
+    time: Annotated[
+        Literal["duration", "cpu"] | None,
+        typer.Option(help="Which seconds of functions to charge; default: the job's `bill.time`."),
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
@@ -64,6 +68,9 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     wanted = tuple(each for each in ALL_ACCOUNTINGS if not accounting or each in accounting)
     with Working(f"reading {job}"):
         found = find(job, at)
+    if time:
+        bill_spec = found.spec.bill.model_copy(update={"time": time})
+        found = replace(found, spec=found.spec.model_copy(update={"bill": bill_spec}))
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
     if spot is not None or own is not None or idle:
         elsewhere(found, table, spot=spot, own=own, idle=idle, output=output)
@@ -100,7 +107,12 @@ def _document(
     from marless.cost.billing.bill import to_dict
     from marless.cost.billing.ledger import starts
 
-    about = {"job": found.job, "state": found.state, "counts_as_cost": found.spec.bill.accounting}
+    about = {
+        "job": found.job,
+        "state": found.state,
+        "counts_as_cost": found.spec.bill.accounting,
+        "time": found.spec.bill.time,
+    }
     figures = to_dict(made, table) | {"starts": [asdict(each) for each in starts(found.records)]}
     for name in ("usd", "by_kind", "by_round", "by_group"):
         figures[name] = {accounting: figures[name][accounting] for accounting in wanted}
@@ -131,6 +143,7 @@ def _about(found: Recorded, made: Bill, table: Prices) -> None:
     say(
         f"billed by {made.backend}, list prices of {table.region} as of {oldest}; serverful: modelled, "
         f"on {made.machine or 'no machine: there is no round yet'}"
+        + ("; functions by CPU time" if found.spec.bill.time == "cpu" else "")
     )
 
 

@@ -82,7 +82,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
     machine = ledger.machine if known else None
     if machine:
         # Which machine the run needs is known at its end: until then rounds were priced by what was needed so far.
-        modelled, costs = ModelledRounds(spec.functions, of_rounds(spec.schedule)), []
+        modelled, costs = ModelledRounds(spec.functions, of_rounds(spec.schedule), spec.bill.time), []
         for cost, record in zip(rounds, known, strict=True):
             phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
             costs.append(replace(cost, charges={**cost.charges, "serverful": serverful_charges(phases, machine)}))

@@ -25,7 +25,7 @@ from marless.cost.billing.machines import MachineMeter, problem
 from marless.cost.pricing import Charge, merged, milliseconds, paper, per_h, usd
 from marless.cost.simulation.cluster import ModelledRun
 from marless.cost.simulation.virtual import VirtualRun, of_rounds
-from marless.jobs.prices import ALL_ACCOUNTINGS, Accounting, InstancePrice, Prices
+from marless.jobs.prices import ALL_ACCOUNTINGS, Accounting, BilledTime, InstancePrice, Prices
 from marless.jobs.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import Schedule
 from marless.jobs.spec import JobSpec
@@ -79,9 +79,9 @@ def smallest_machines(need: Need, prices: Prices) -> ReservedMachines:
 class ModelledRounds:
     """Models the duration of a job's rounds on machines of any size; equivalent sizes are modelled once per round."""
 
-    def __init__(self, functions: FunctionsSpec, schedule: Schedule[Any]) -> None:
+    def __init__(self, functions: FunctionsSpec, schedule: Schedule[Any], time: BilledTime) -> None:
         self._functions = functions
-        self._first = ModelledRun(VirtualRun.of(schedule))
+        self._first = ModelledRun(VirtualRun.of(schedule), time=time)
         self._runs: dict[int, ModelledRun] = {}
 
     def phases(self, record: RoundRecord, slots: tuple[int, ...]) -> Mapping[int, PhaseSeconds]:
@@ -152,12 +152,12 @@ class Ledger:
 
         Raises SpecError for functions that the backend cannot run, and for a missing price.
         """
-        self._functions, self._prices = spec.functions, prices
+        self._functions, self._prices, self._time = spec.functions, prices, spec.bill.time
         self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
         self.machines = MachineMeter(prices)
         """Of the machines that the workers ran on."""
         self._clock = Clock(prices.keep_alive_s)
-        self._rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule))
+        self._rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule), self._time)
         self._need = Need(0.0, 0)
         self._totals: dict[Accounting, int] = dict.fromkeys(accountings, 0)
         self._serverful_ms: Counter[int] = Counter()
@@ -179,7 +179,7 @@ class Ledger:
 
     def add(self, record: RoundRecord) -> RoundCost:
         """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
-        uses, span = usage(record, self._functions), self._clock.span(record)
+        uses, span = usage(record, self._functions, self._time), self._clock.span(record)
         self._need |= need_of(record, uses, self._functions)
         cost = RoundCost(record.round, {each: self._charges(each, record, uses, span) for each in self._totals})
         for accounting in self._totals:

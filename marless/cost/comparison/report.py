@@ -23,6 +23,14 @@ EQUAL = (
     "wide, so what it could hide is said beside it."
 )
 
+MUCH_WAITING = 0.25
+"""Runs whose actors waited for more than this fraction of their CPU seconds are marked.
+
+An actor computes, and waits for nothing but new weights: in 182 invocations of 8 ms on two busy cores, all waiting that
+the kernel did not count as waiting for a core was below its resolution. So 0.25 is a bill of actors that is a quarter
+too high, as much as presets differ by; less of it is in nearly every run on a machine that does anything else.
+"""
+
 OTHER_ENVS = (
     "Variants have different options of the environment: their returns compare nothing if an option changes rewards, "
     "agents or the length of episodes."
@@ -46,6 +54,7 @@ def statements(comparison: Comparison) -> list[str]:
         *_verdicts(comparison),
         *(f"{each.variant} was run with {', '.join(each.settings)}." for each in comparison.columns if each.settings),
         *_lengths(comparison),
+        *_waiting(comparison),
         _labels(comparison),
     ]
 
@@ -134,13 +143,28 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
         yield f"Runs had different numbers of rounds: {', '.join(told)}."
 
 
+def _waiting(comparison: Comparison) -> Iterator[str]:
+    """Which runs have durations that other programs have lengthened, and what to do if they are billed by them."""
+    for column in comparison.columns:
+        crowded = [each for each in column.figures if each.waiting > MUCH_WAITING and each.time == "duration"]
+        if crowded:
+            seeds = ", ".join(f"{each.seed} ({1 + each.waiting:.1f} times)" for each in crowded)
+            yield (
+                f"{column.variant}: durations contain waiting for a core: actors took longer than their CPU seconds "
+                f"with seed {seeds}, so that its cost measures other programs, too; bill by CPU time with --set "
+                "bill.time=cpu."
+            )
+
+
 def _labels(comparison: Comparison) -> str:
     seeds = len(comparison.columns[0].figures)
+    by_cpu = all(each.time == "cpu" for column in comparison.columns for each in column.figures)
+    seconds = "CPU seconds (bill.time: cpu)" if by_cpu else "durations"
     spread = f"± and [ ]: 95 % Student t intervals over {seeds} seeds" if seeds > 1 else "One seed: no intervals"
     return (
         f"{spread}; ratios are paired by seed (geometric mean). Interquartile means (the mean, with fewer than four "
         "seeds) have 95 % percentile intervals of a bootstrap over seeds (Agarwal et al. 2021). Modelled: the recorded "
-        f"functions' durations scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
+        f"functions' {seconds} scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
         "Measured: the sum of the rounds' times on the machine that ran them."
     )
 

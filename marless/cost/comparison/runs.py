@@ -18,11 +18,11 @@ from marless.cost.estimates import overlapping
 from marless.cost.simulation.cluster import modelled_run
 from marless.jobs import prices as price_tables
 from marless.jobs.presets import PRESETS, Preset, own_settings, training_key
-from marless.jobs.prices import ACCOUNTINGS, Accounting
+from marless.jobs.prices import ACCOUNTINGS, Accounting, BilledTime
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import made
 from marless.jobs.spec import JobSpec
-from marless.jobs.usage import HOST, STARTED, WHOLE
+from marless.jobs.usage import HOST, STARTED, WHOLE, waiting
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
@@ -151,6 +151,10 @@ class Figures:
     """Mean per round."""
     cold_starts: int
     """Number of invocations that were the first of their worker."""
+    waiting: float = 0.0
+    """Seconds that actors waited while they ran, as a fraction of their CPU seconds; see `marless.jobs.usage`."""
+    time: BilledTime = "duration"
+    """Which seconds of its functions are charged."""
     curves: RunCurves
 
     @property
@@ -210,7 +214,7 @@ def figures(
     if spec.schedule.overlapping:  # the time of overlapping rollouts follows from their rule, not from rounds
         modelled_s = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
     else:
-        modelled_s = modelled_run(records, spec.functions, slots, made(spec.schedule))
+        modelled_s = modelled_run(records, spec.functions, slots, made(spec.schedule), spec.bill.time)
     return Figures(
         variant=variant,
         seed=spec.seed,
@@ -230,5 +234,7 @@ def figures(
         cold_starts=sum(
             each.cold for record in records for each in record.invocations if each.function in (HOST, *WHOLE)
         ),
+        waiting=waiting(records),
+        time=spec.bill.time,
         curves=line,
     )

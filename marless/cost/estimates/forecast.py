@@ -227,7 +227,11 @@ def _learning(
     """
     start_s = at + AROUND_S
     inner = [
-        replace(_invocation(each.function, each.name, each.index, start_s, start_s, each.seconds), after=each.after)
+        replace(
+            _invocation(each.function, each.name, each.index, start_s, start_s, each.seconds),
+            after=each.after,
+            pass_cpu_s=each.seconds,
+        )
         for each in functions
     ]
     tasks = [SimulatedFunction(each.seconds, waits(one, inner)) for each, one in zip(functions, inner, strict=True)]

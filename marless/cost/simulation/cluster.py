@@ -22,7 +22,8 @@ When rollouts and updates begin is said by the job's schedule, on a virtual cloc
   with a cold start also has the time that it waited for its worker.
 
 The model assumes that a slot is as fast as the recording machine was under its load at the time, and that data
-transfers take as long as they took there.
+transfers take as long as they took there. By CPU seconds (`bill.time: cpu`), functions and starts hold no time in which
+they waited for a core of that machine; the recorded time around them is what it is.
 
 How much later the commands of a replayed run begin than those of the recorded one: both runs on virtual clocks.
 """
@@ -38,10 +39,11 @@ from typing import Any
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionSize, FunctionsSpec
 from marless.cost.simulation.virtual import Times, VirtualRun
+from marless.jobs.prices import BilledTime
 from marless.jobs.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.jobs.schedules.base import Schedule
 from marless.jobs.schedules.rounds import SYNCHRONOUS
-from marless.jobs.usage import HOST, PARAMETER, WHOLE, usage
+from marless.jobs.usage import HOST, PARAMETER, WHOLE, start_s, usage
 
 MEASUREMENTS = ("curvature", "similarity")
 """Functions inside a learner that are not in an algorithm's function graph."""
@@ -88,13 +90,15 @@ class ModelledRun:
     """Actors that ran at once beside the newest update."""
     until_s: float = 0.0
     """When that update ended, as the clock reads for the next round: 0 or earlier."""
+    time: BilledTime = "duration"
+    """Which seconds of a function occupy its slot."""
 
     def after(self, record: RoundRecord, functions: FunctionsSpec, slots: int) -> tuple[PhaseSeconds, ModelledRun]:
         """Modelled seconds of each phase of the next round on `slots` vCPUs, and the run after it.
 
         Raises SpecError if a function is larger than the cluster.
         """
-        tasks, around = _tasks(record, functions), overheads(record)
+        tasks, around = _tasks(record, functions, self.time), overheads(record)
         at_once = lanes(slots, functions.actor, "actor")
         update = schedule(tasks.updates, lanes(slots, functions.learner, "learner"))
         update_s = makespan(update) + around.update
@@ -110,7 +114,8 @@ class ModelledRun:
 
         times, run = self.run.round(rolled_out, lambda _: update_s + evaluation_s)
         phases = PhaseSeconds(rollout=times.waited_s, update=update_s, evaluation=evaluation_s)
-        return phases, ModelledRun(run, free, -evaluation_s) if run.ahead else ModelledRun(run)
+        then = (free, -evaluation_s) if run.ahead else (0, 0.0)
+        return phases, ModelledRun(run, *then, time=self.time)
 
 
 def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
@@ -119,10 +124,14 @@ def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> Phase
 
 
 def modelled_run(
-    records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int, schedule_: Schedule[Any] = SYNCHRONOUS
+    records: Iterable[RoundRecord],
+    functions: FunctionsSpec,
+    slots: int,
+    schedule_: Schedule[Any] = SYNCHRONOUS,
+    time: BilledTime = "duration",
 ) -> float:
     """Modelled seconds of all phases of these rounds together, without the time between rounds."""
-    run, seconds = ModelledRun(VirtualRun.of(schedule_)), 0.0
+    run, seconds = ModelledRun(VirtualRun.of(schedule_), time=time), 0.0
     for record in records:
         phases, run = run.after(record, functions, slots)
         seconds += total(phases)
@@ -219,9 +228,9 @@ def _followers(tasks: Sequence[SimulatedFunction]) -> list[list[int]]:
     return followers
 
 
-def _tasks(record: RoundRecord, functions: FunctionsSpec) -> _Tasks:
+def _tasks(record: RoundRecord, functions: FunctionsSpec, time: BilledTime) -> _Tasks:
     """The functions of a round as tasks, cold starts included."""
-    timed = _timed(record, functions)
+    timed = _timed(record, functions, time)
     evaluations = [(each, SimulatedFunction(seconds)) for each, seconds in timed if each.function == "evaluation"]
     inner = [(each, seconds) for each, seconds in timed if each.function not in WHOLE]
     return _Tasks(
@@ -232,7 +241,7 @@ def _tasks(record: RoundRecord, functions: FunctionsSpec) -> _Tasks:
     )
 
 
-def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[InvocationRecord, float]]:
+def _timed(record: RoundRecord, functions: FunctionsSpec, time: BilledTime) -> list[tuple[InvocationRecord, float]]:
     """The functions to schedule, each with the seconds that it occupies its slot.
 
     A learner is left out if the functions inside it are recorded.
@@ -241,8 +250,8 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
     hosting = {each.index for each in record.invocations if each.function not in (*WHOLE, HOST, PARAMETER)}
     counted = [each for each in record.invocations if each.function != HOST or each.index not in hosting]
     return [
-        (each, use.seconds + awaited(each if each.function in WHOLE else hosts.get(each.index, each)))
-        for each, use in zip(counted, usage(record, functions), strict=True)
+        (each, use.seconds + awaited(each if each.function in WHOLE else hosts.get(each.index, each), time))
+        for each, use in zip(counted, usage(record, functions, time), strict=True)
     ]
 
 
@@ -264,11 +273,11 @@ def _comes_first(other: InvocationRecord, one: InvocationRecord) -> bool:
     return other.function == "post_process" != one.function
 
 
-def awaited(invocation: InvocationRecord) -> float:
+def awaited(invocation: InvocationRecord, time: BilledTime = "duration") -> float:
     """Seconds that an invocation waited for the cold start of its worker; 0 for a warm one."""
     if not invocation.cold:
         return 0.0
-    return min(max(invocation.init_s, 0.0), max(invocation.start_s - invocation.queued_s, 0.0))
+    return min(start_s(invocation, time), max(invocation.start_s - invocation.queued_s, 0.0))
 
 
 def span(invocations: Sequence[InvocationRecord]) -> float:

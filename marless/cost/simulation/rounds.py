@@ -209,8 +209,9 @@ def _learners(source: Source, plan: PlannedRound, env_steps: int) -> list[Invoca
         start_s, end_s = host.start_s + outside_s, host.start_s + outside_s + passes_s
         if index in hosts:
             # What the learner did outside of its functions stays; rounding must not bring it below what they did.
-            busy = work + host.vcpu_s - work_before
-            found.append(replace(host, end_s=end_s, vcpu_s=max(busy, work)))
+            cpu_s = _cpu_s(after)
+            busy = cpu_s + host.vcpu_s - _cpu_s(before)
+            found.append(replace(host, end_s=end_s, vcpu_s=max(busy, cpu_s)))
         found += [replace(each, start_s=start_s, end_s=end_s) for each in after]
     return found
 
@@ -240,11 +241,13 @@ def _function(
         return None
     before = durations.samples(node.function, len(stands.agents) if stands else 1, source.env_steps, source.pooling)
     after = durations.samples(node.function, len(group.agents) if group else 1, env_steps, plan.pooling)
+    times = durations.ratio(node.function, before, after)
     return replace(
         one,
         id=f"{recorded.job}/{recorded.round}/{node.id}",
         name=node.name,
-        vcpu_s=one.vcpu_s * durations.ratio(node.function, before, after),
+        vcpu_s=one.vcpu_s * times,
+        pass_cpu_s=one.pass_cpu_s * times,
         after=node.after,
     )
 
@@ -325,8 +328,13 @@ def _shifted(invocations: Iterable[InvocationRecord], by_s: float) -> list[Invoc
 def _around(inner: Sequence[InvocationRecord]) -> InvocationRecord:
     """A replacement for a learner that the record lacks, because its result came from the store."""
     start_s, end_s = min(each.start_s for each in inner), max(each.end_s for each in inner)
-    return replace(inner[0], function=HOST, start_s=start_s, end_s=end_s, vcpu_s=_vcpu_s(inner))
+    return replace(inner[0], function=HOST, start_s=start_s, end_s=end_s, vcpu_s=_cpu_s(inner), pass_cpu_s=0.0)
 
 
 def _vcpu_s(invocations: Iterable[InvocationRecord]) -> float:
     return sum(max(each.vcpu_s, 0.0) for each in invocations)
+
+
+def _cpu_s(inner: Sequence[InvocationRecord]) -> float:
+    """CPU seconds of functions inside learners; their shares of the passes' durations if none were measured."""
+    return sum(max(each.cpu_s, 0.0) for each in inner) or _vcpu_s(inner)

@@ -310,7 +310,7 @@ def _check_runs(nodes: Sequence[FunctionNode], output: UpdateOutput, where: str,
     kept = ran.keys() == declared if trained else ran.keys() <= declared
     _require(kept, f"{where}: functions {sorted(ran)} ran, {sorted(declared)} are declared")
     for run in output.runs:
-        sane = run.start_s <= run.end_s and run.vcpu_s >= 0
+        sane = run.start_s <= run.end_s and run.vcpu_s >= 0 and run.cpu_s >= 0
         _require(sane, f"{where}: {run.function}/{run.name} ended before it began, or took less than nothing")
 
 

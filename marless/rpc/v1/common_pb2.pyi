@@ -64,6 +64,8 @@ class Invocation(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
     READY_S_FIELD_NUMBER: _builtins.int
+    PASS_CPU_S_FIELD_NUMBER: _builtins.int
+    INIT_CPU_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"<job>/<round>/<function>/<index>", equal for every attempt"""
     function: _builtins.str
@@ -79,7 +81,7 @@ class Invocation(_message.Message):
     start_s: _builtins.float
     end_s: _builtins.float
     vcpu_s: _builtins.float
-    """CPU seconds used"""
+    """CPU seconds of the worker's process; for a function inside a learner, its share of the seconds of its passes"""
     memory_bytes: _builtins.int
     """peak resident size of the worker"""
     cold: _builtins.bool
@@ -90,6 +92,10 @@ class Invocation(_message.Message):
     """id of the machine that it ran on; set by the pool"""
     ready_s: _builtins.float
     """seconds that the worker was connected before it began, if cold"""
+    pass_cpu_s: _builtins.float
+    """for a function inside a learner: CPU seconds of its passes"""
+    init_cpu_s: _builtins.float
+    """CPU seconds that the worker's process took until it was connected, if cold"""
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a function inside a learner: "<function>/<name>" of its predecessors in the algorithm's function graph."""
@@ -113,10 +119,12 @@ class Invocation(_message.Message):
         after: _abc.Iterable[_builtins.str] | None = ...,
         machine: _builtins.str = ...,
         ready_s: _builtins.float = ...,
+        pass_cpu_s: _builtins.float = ...,
+        init_cpu_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "machine", b"machine", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "ready_s", b"ready_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_cpu_s", b"init_cpu_s", "init_s", b"init_s", "machine", b"machine", "memory_bytes", b"memory_bytes", "name", b"name", "pass_cpu_s", b"pass_cpu_s", "queued_s", b"queued_s", "ready_s", b"ready_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,7 +70,7 @@ def machine_of(use: common_pb2.MachineUse, pool: str, launcher: str) -> MachineR
     )
 
 
-_TIMES = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s")
+_TIMES = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s", "pass_cpu_s", "init_cpu_s")
 _ASIDE = frozenset(field.name for field in common_pb2.Invocation.DESCRIPTOR.fields) - {*_TIMES, "after"}
 
 

@@ -239,6 +239,7 @@ class JobLearners:
                 start_s=run.start_s,
                 end_s=run.end_s,
                 vcpu_s=run.vcpu_s,
+                pass_cpu_s=run.cpu_s if self._device == "cpu" else run.vcpu_s,
                 memory_bytes=0,
                 cold=False,
                 after=after.get(f"{run.function}/{run.name}", ()),

@@ -178,6 +178,18 @@ def test_a_summary_of_a_job_that_never_played_has_no_returns():
     assert (summary(greedy=None)["return"], summary()["random_return"]) == (None, None)
 
 
+def test_cpu_seconds_of_a_function_inside_a_learner_are_those_of_its_passes():
+    [actor] = record().invocations
+    policy = replace(actor, function="policy", vcpu_s=7.0, pass_cpu_s=0.5)
+    learner = replace(actor, function="learner", vcpu_s=2.0, init_cpu_s=1.5)
+    assert [each.cpu_s for each in (actor, policy, learner)] == [0.09, 0.5, 2.0]
+    written = record(invocations=(actor, policy, learner))
+    assert from_json(written.to_json()) == written
+    shown = json.loads(written.to_json())["invocations"]
+    assert [each.get("pass_cpu_s") for each in shown] == [None, 0.5, None]
+    assert [each.get("init_cpu_s") for each in shown] == [None, None, 1.5]
+
+
 def test_a_record_of_many_invocations_is_read_as_it_was_written_and_so_is_one_of_before():
     [one] = record().invocations
     many = tuple(replace(one, id=f"j/0/train/{index}", index=index, start_s=1000.1 + index) for index in range(100))

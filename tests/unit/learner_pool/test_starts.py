@@ -26,7 +26,9 @@ class Dispatcher:
         cold = self.tasks == 1
         return common_pb2.TaskResult(
             payload=learner_pool_pb2.LearnResult(device="cpu").SerializeToString(),
-            invocation=common_pb2.Invocation(id=task, cold=cold, init_s=2.5 if cold else 0.0),
+            invocation=common_pb2.Invocation(
+                id=task, cold=cold, init_s=2.5 if cold else 0.0, init_cpu_s=1.5 if cold else 0.0
+            ),
         )
 
 
@@ -54,14 +56,14 @@ def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
     groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]
     opening = learner_pool_pb2.OpenJobRequest(job="j", spec_json=SPEC.to_json(), spaces_json=spaces, groups=groups)
 
-    async def job() -> list[tuple[bool, float]]:
+    async def job() -> list[tuple[bool, float, float]]:
         await updates.open(opening)
         versions = [common_pb2.PolicyVersion(policy="agent_0", version=1)]
         found = []
         for round_ in range(2):
             asked = learner_pool_pb2.UpdateRequest(job="j", round=round_, actors=1, groups=groups, versions=versions)
             [learner] = (await updates.update(asked)).invocations
-            found.append((learner.cold, learner.init_s))
+            found.append((learner.cold, learner.init_s, learner.init_cpu_s))
         return found
 
-    assert asyncio.run(job()) == [(True, 2.5), (False, 0.0)]
+    assert asyncio.run(job()) == [(True, 2.5, 1.5), (False, 0.0, 0.0)]

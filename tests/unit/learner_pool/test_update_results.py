@@ -29,7 +29,12 @@ def test_functions_metrics_and_distances_of_a_team_come_back_with_its_policies_n
     functions = [
         common_pb2.Invocation(id="j/3/post_process/team", function="post_process", name="team", start_s=1, end_s=2),
         common_pb2.Invocation(
-            id="j/3/mixer/mixer", function="mixer", name="mixer", vcpu_s=0.5, after=["post_process/team"]
+            id="j/3/mixer/mixer",
+            function="mixer",
+            name="mixer",
+            vcpu_s=0.5,
+            pass_cpu_s=0.25,
+            after=["post_process/team"],
         ),
         *(
             common_pb2.Invocation(id=f"j/3/policy/{name}", function="policy", name=name, after=["mixer/mixer"])

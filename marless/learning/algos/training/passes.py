@@ -8,6 +8,7 @@ metrics of gradient steps are averaged.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -132,23 +133,25 @@ class _Passes:
     start_s: float
     end_s: float
     vcpu_s: float = 0.0
+    cpu_s: float = 0.0
 
     def add(self, other: _Passes, share: float = 1.0) -> None:
         """Add `share` of the time of other passes."""
         self.start_s, self.end_s = min(self.start_s, other.start_s), max(self.end_s, other.end_s)
         self.vcpu_s += share * other.vcpu_s
+        self.cpu_s += share * other.cpu_s
 
 
 class PassTimer:
     """Adds up the time of passes by function and name; thread-safe.
 
-    `seconds` is the clock of billed time; None: wall-clock time, during which a vCPU or a GPU is occupied. With
-    `time.thread_time`, the time in which a thread waits is not billed.
+    `seconds` is the clock of `FunctionRun.vcpu_s`; None: wall-clock time, during which a vCPU or a GPU is occupied.
+    `cpu` is that of `FunctionRun.cpu_s`: of the calling thread, not of others that it gives parts of a pass to.
     """
 
-    def __init__(self, seconds: Clock | None = None, now: Clock | None = None) -> None:
+    def __init__(self, seconds: Clock | None = None, now: Clock | None = None, cpu: Clock = time.thread_time) -> None:
         watch = Stopwatch.start()
-        self._seconds = seconds
+        self._seconds, self._cpu = seconds, cpu
         self._now = now or (lambda: watch.now_s)
         self._passes: dict[tuple[FunctionKind, tuple[str, ...]], _Passes] = {}
         self._lock = threading.Lock()
@@ -169,14 +172,14 @@ class PassTimer:
                     mine = found.setdefault((function, name), _Passes(passes.start_s, passes.end_s))
                     mine.add(passes, 1 / len(names))
         return tuple(
-            FunctionRun(function, name, passes.start_s, passes.end_s, passes.vcpu_s)
+            FunctionRun(function, name, passes.start_s, passes.end_s, passes.vcpu_s, passes.cpu_s)
             for (function, name), passes in found.items()
         )
 
-    def clocks(self) -> tuple[float, float]:
-        """Unix time, and the reading of the clock of billed time, in seconds."""
+    def clocks(self) -> tuple[float, float, float]:
+        """Unix time, the reading of the clock of billed time, and that of the thread's CPU time, in seconds."""
         now_s = self._now()
-        return now_s, self._seconds() if self._seconds else now_s
+        return now_s, self._seconds() if self._seconds else now_s, self._cpu()
 
     def add(self, key: tuple[FunctionKind, tuple[str, ...]], ended: _Passes) -> None:
         """Add a pass that has ended."""
@@ -190,19 +193,19 @@ class PassTimer:
 class _Pass(AbstractContextManager[None]):
     """One pass, as a class, because a generator-based context manager takes as long as a small pass itself."""
 
-    __slots__ = ("_before_s", "_key", "_meter", "_start_s")
+    __slots__ = ("_before_s", "_cpu_s", "_key", "_meter", "_start_s")
 
     def __init__(self, meter: PassTimer, key: tuple[FunctionKind, tuple[str, ...]]) -> None:
         self._meter = meter
         self._key = key
 
     def __enter__(self) -> None:
-        self._start_s, self._before_s = self._meter.clocks()
+        self._start_s, self._before_s, self._cpu_s = self._meter.clocks()
 
     def __exit__(self, raised: type[BaseException] | None, *details: object) -> None:
         if raised is None:
-            end_s, after_s = self._meter.clocks()
-            self._meter.add(self._key, _Passes(self._start_s, end_s, after_s - self._before_s))
+            end_s, after_s, cpu_s = self._meter.clocks()
+            self._meter.add(self._key, _Passes(self._start_s, end_s, after_s - self._before_s, cpu_s - self._cpu_s))
 
 
 PRESENT = "present"

@@ -68,7 +68,7 @@ class PendingMeasurement:
             return {}, ()
         distances, start_s, end_s, vcpu_s = self._future.result()
         found = {} if distances is None else {self._class: distances}
-        return found, (FunctionRun("similarity", self._class, start_s, end_s, vcpu_s),)
+        return found, (FunctionRun("similarity", self._class, start_s, end_s, vcpu_s, vcpu_s),)
 
 
 def begin(

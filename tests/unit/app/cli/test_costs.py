@@ -293,3 +293,31 @@ def test_mistakes_about_elsewhere_get_a_sentence(marless, folder, words, said):
     code, _, err = marless("cost", "six", *words)
     assert code == 2
     assert said in " ".join(err.split())
+
+
+def test_the_seconds_that_count_can_be_chosen(marless, folder):
+    """Half of each function's time was waiting; what is charged by the time of a round stays."""
+    slow = [
+        replace(
+            record,
+            invocations=tuple(
+                replace(each, vcpu_s=each.vcpu_s / 2 if each.function in ("actor", "learner") else each.vcpu_s)
+                for each in record.invocations
+            ),
+        )
+        for record in RECORDS
+    ]
+    (folder / "rounds.jsonl").write_text("".join(record.to_json() + "\n" for record in slow))
+    found = {}
+    for time in ("duration", "cpu"):
+        code, out, _ = marless("cost", "six", "--time", time, "-o", "json")
+        found[time] = json.loads(out)
+        assert (code, found[time]["time"]) == (0, time)
+    actors = {time: each["by_kind"]["paper"]["actor"] for time, each in found.items()}
+    assert actors["cpu"] == pytest.approx(actors["duration"] / 2, rel=1e-3)
+    ready = {time: each["by_kind"]["billed"]["actor: ready"] for time, each in found.items()}
+    assert ready["cpu"] == ready["duration"]
+    _, _, err = marless("cost", "six", "--time", "cpu")
+    assert "functions by CPU time" in err
+    code, _, err = marless("cost", "six", "--time", "wall")
+    assert code == 2 and "--time" in err

@@ -202,6 +202,35 @@ def test_costs_are_said_as_savings():
     )
 
 
+def test_runs_whose_actors_waited_are_marked_unless_cpu_time_is_billed():
+    runs = [run("vanilla", seed, greedy=-20.0) for seed in (0, 1)]
+    crowded = [run("marless", seed, greedy=-20.0) for seed in (0, 1)]
+    runs += [dataclasses.replace(each, waiting=waited) for each, waited in zip(crowded, (1.3, 0.25), strict=True)]
+    said = statements(table.compared("tiny", 64, ways("vanilla,marless"), runs))
+    assert [each for each in said if "waiting for a core" in each] == [
+        "marless: durations contain waiting for a core: actors took longer than their CPU seconds with seed 0 "
+        "(2.3 times), so that its cost measures other programs, too; bill by CPU time with --set bill.time=cpu."
+    ]
+    by_cpu = [dataclasses.replace(each, time="cpu") for each in runs]
+    said = statements(table.compared("tiny", 64, ways("vanilla,marless"), by_cpu))
+    assert not any("waiting for a core" in each for each in said)
+    assert "functions' CPU seconds (bill.time: cpu) scheduled on 64 vCPUs" in said[-1]
+
+
+def test_a_run_tells_how_its_actors_waited_and_what_is_billed():
+    records = [dataclasses.replace(record(0), evaluation=returns(-20.0))]
+    slow = dataclasses.replace(
+        records[0],
+        invocations=tuple(dataclasses.replace(each, vcpu_s=each.vcpu_s / 4) for each in records[0].invocations),
+    )
+    by_cpu = spec(bill={"time": "cpu"})
+    one = figures(records, spec(), returns(-30.0), variant="v", slots=64)
+    two = figures([slow], by_cpu, returns(-30.0), variant="v", slots=64)
+    assert (one.waiting, one.time, two.waiting, two.time) == (0.0, "duration", 3.0, "cpu")
+    # Actors of 2 s, four policies and critics of 1 s, then a quarter of each.
+    assert two.cost_usd["paper"] == pytest.approx(one.cost_usd["paper"] / 4, rel=1e-3)
+
+
 def test_runs_made_once_settings_and_lengths_are_said():
     runs = [run("vanilla", 0, greedy=-20.0, id_="a"), run("marless-minus", 0, greedy=-20.0, id_="a")]
     runs += [run("marless", 0, greedy=-20.0, rounds=3)]

@@ -3,14 +3,14 @@
 import pytest
 
 from marless.core.settings import FunctionSize, FunctionsSpec
-from marless.jobs.usage import outside_of_passes, usage
+from marless.jobs.usage import outside_of_passes, usage, waiting
 from tests.unit.cost.billing.rounds import invocation, round_of
 
 SMALL = FunctionsSpec(actor=FunctionSize(vcpus=1, memory_mb=1024), learner=FunctionSize(vcpus=2, memory_mb=2048))
 
 
-def seconds(*invocations, functions=SMALL, policies=("p", "q")):
-    return [use.seconds for use in usage(round_of(*invocations, policies=policies), functions)]
+def seconds(*invocations, functions=SMALL, policies=("p", "q"), time="duration"):
+    return [use.seconds for use in usage(round_of(*invocations, policies=policies), functions, time)]
 
 
 def test_an_actor_is_used_while_it_runs_not_while_it_queues():
@@ -133,3 +133,75 @@ def test_a_clock_that_was_set_back_makes_nothing_negative():
 def test_time_outside_of_passes_is_the_wall_minus_their_union(passes, outside):
     inner = [invocation("policy", float(start), float(end)) for start, end in passes]
     assert outside_of_passes([invocation("learner", 0.0, 10.0)], inner) == outside
+
+
+def cpu(*invocations):
+    return seconds(*invocations, time="cpu")
+
+
+def test_by_cpu_time_an_actor_counts_what_it_computed_and_never_more_than_it_took():
+    waited = invocation("actor", 10.0, 14.0, vcpu_s=1.5)
+    two_cores = invocation("evaluation", 10.0, 14.0, vcpu_s=6.0)
+    lost = invocation("actor", 10.0, 14.0, vcpu_s=0.0)  # its worker died, and told nothing
+    parameter = invocation("parameter", 10.0, 11.0, vcpu_s=0.25)
+    assert cpu(waited, two_cores, lost, parameter) == [1.5, 4.0, 4.0, 0.25]
+    assert seconds(waited, two_cores, lost, parameter) == [4.0, 4.0, 4.0, 1.0]
+
+
+def test_by_cpu_time_functions_of_a_learner_share_all_cpu_seconds_of_its_process():
+    """Passes of 1 and 3 CPU seconds in a process of 6: each bears 1.5 times its own; two vCPUs halve the work."""
+    assert cpu(
+        invocation("learner", 0.0, 90.0, vcpu_s=6.0),
+        invocation("policy", 1.0, 50.0, name="p", vcpu_s=49.0, pass_cpu_s=1.0),
+        invocation("policy", 1.0, 50.0, name="q", vcpu_s=49.0, pass_cpu_s=3.0),
+    ) == [0.75, 2.25]
+
+
+def test_by_cpu_time_a_learner_that_died_counts_its_duration():
+    assert cpu(
+        invocation("learner", 0.0, 5.0, vcpu_s=0.0),
+        invocation("learner", 6.0, 10.0, attempt=2, vcpu_s=1.0),
+        invocation("policy", 7.0, 9.0, name="p", pass_cpu_s=0.5),
+    ) == [(5.0 + 1.0) / 2]
+
+
+def test_by_cpu_time_passes_that_were_not_measured_share_by_their_durations():
+    learner = invocation("learner", 0.0, 90.0, vcpu_s=6.0)
+    passes = (invocation("policy", 1.0, 50.0, name=name, vcpu_s=vcpu_s) for name, vcpu_s in (("p", 10.0), ("q", 20.0)))
+    assert cpu(learner, *passes) == [1.0, 2.0]
+
+
+def test_by_cpu_time_functions_without_a_learner_count_their_passes():
+    assert cpu(invocation("policy", 7.0, 9.0, name="p", pass_cpu_s=0.5)) == [0.25]
+    idle = (invocation(each, 1.0, 1.0, name="p") for each in ("policy", "critic"))
+    assert cpu(invocation("learner", 0.0, 3.0, vcpu_s=2.0), *idle) == [0.5, 0.5]
+
+
+def test_by_cpu_time_a_start_counts_what_its_process_computed_until_it_was_ready():
+    found = usage(
+        round_of(
+            invocation("actor", 0.0, 1.0, cold=True, init_s=4.0, init_cpu_s=0.75),
+            invocation("actor", 0.0, 1.0, cold=True, init_s=4.0),
+            invocation("actor", 0.0, 1.0, cold=True, init_cpu_s=0.75),  # its pool did not launch it, and bills no start
+            invocation("learner", 0.0, 1.0, cold=True, init_s=5.0, init_cpu_s=2.0),
+            invocation("policy", 0.0, 1.0, name="p", pass_cpu_s=1.0),
+            policies=("p",),
+        ),
+        SMALL,
+        "cpu",
+    )
+    assert [use.init_s for use in found] == [0.75, 4.0, 0.0, 2.0]
+
+
+def test_waiting_is_how_far_actors_took_longer_than_they_computed():
+    records = [
+        round_of(
+            invocation("actor", 0.0, 3.0, vcpu_s=1.0),
+            invocation("evaluation", 0.0, 2.0, vcpu_s=1.0),
+            invocation("actor", 0.0, 9.0, vcpu_s=0.0),
+            invocation("learner", 0.0, 9.0, vcpu_s=1.0),
+        )
+    ]
+    assert waiting(records) == 1.5
+    assert waiting([round_of(invocation("actor", 0.0, 1.0, vcpu_s=2.0))]) == 0.0
+    assert waiting([]) == 0.0

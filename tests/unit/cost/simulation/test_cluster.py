@@ -292,3 +292,14 @@ def test_a_modelled_round_is_never_shorter_than_its_work_allows(seconds, slots):
     recorded = round_of(*actors(*seconds), phases=phases(rollout=sum(seconds)))
     took = modelled(recorded, FUNCTIONS, slots).rollout
     assert took >= max(sum(seconds) / slots, *seconds, 0.0) * (1 - 1e-9)
+
+
+def test_by_cpu_time_functions_and_starts_occupy_slots_as_long_as_they_compute():
+    waited = [invocation("actor", 101.0, 105.0, index=i, queued_s=100.0, vcpu_s=1.0) for i in range(2)]
+    cold = [replace(each, cold=True, init_s=1.0, init_cpu_s=0.25) for each in waited]
+    record = round_of(*cold, actors=2, phases=phases(rollout=5.0))
+    run = ModelledRun(VirtualRun.of(PIPELINED), time="cpu")
+    first, after = run.after(record, FUNCTIONS, 1)
+    assert (first.rollout, after.time) == (2 * 1.25, "cpu")
+    assert modelled_run([record], FUNCTIONS, 1, time="cpu") == 2.5
+    assert modelled_run([record], FUNCTIONS, 1) == 10.0

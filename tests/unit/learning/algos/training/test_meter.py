@@ -17,7 +17,8 @@ def _clock(*readings: float) -> Iterator[float]:
 
 def test_passes_add_up_and_are_shared_evenly() -> None:
     seconds, now = _clock(0.0, 2.0, 2.0, 3.0, 3.0, 7.0), _clock(100, 102, 102, 103, 110, 114)
-    meter = PassTimer(seconds=lambda: next(seconds), now=lambda: next(now))
+    cpu = _clock(0.0, 1.0, 1.0, 1.25, 1.25, 3.25)
+    meter = PassTimer(seconds=lambda: next(seconds), now=lambda: next(now), cpu=lambda: next(cpu))
     with meter.measure("critic", ["x", "y"]):
         pass
     with meter.measure("policy", ["x"]):
@@ -25,9 +26,9 @@ def test_passes_add_up_and_are_shared_evenly() -> None:
     with meter.measure("critic", ["y"]):
         pass
     assert meter.runs() == (
-        FunctionRun("critic", "x", 100, 102, 1.0),
-        FunctionRun("critic", "y", 100, 114, 5.0),
-        FunctionRun("policy", "x", 102, 103, 1.0),
+        FunctionRun("critic", "x", 100, 102, 1.0, 0.5),
+        FunctionRun("critic", "y", 100, 114, 5.0, 2.5),
+        FunctionRun("policy", "x", 102, 103, 1.0, 0.25),
     )
 
 
