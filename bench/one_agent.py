@@ -6,7 +6,8 @@ environment. marless trains with the example of the algorithm (`examples/hopper.
 the settings of `one_agent_task.TUNED` in one process; Stable-Baselines3 with the settings of its zoo and, for PPO, also
 with those of marless. `--systems marless,rllib` compares the rate with RLlib's.
 
-"No worse" means: the lower end of the 95 % interval of the difference of means is above −`MARGIN` of the peer's mean.
+"No worse" means: a one-sided t test, paired by seed, shows that the difference of means is above −`MARGIN` of the
+peer's mean; it does if the lower end of the 95 % interval is.
 The margin was written down before the first run.
 
 A million env steps take Stable-Baselines3 ten minutes and more, so `--runs-file` keeps each finished run in a line of a
@@ -35,8 +36,10 @@ from bench import harness, systems
 from bench.harness import ROOT, Row
 from bench.one_agent_task import ALGORITHMS, COPIES, TASKS, TUNED, returns, warm_up
 from bench.peers import install
-from marless.cost.comparison.statistics import difference, interquartile_mean
+from marless.cost.comparison.statistics import equivalence, interquartile_mean
 
+NO_WORSE = 0.025
+"""Level of the test: that of one end of a 95 % interval."""
 MARGIN = 0.15
 LEAST_SEEDS = 3
 """Of fewer pairs, an interval may be narrow by chance."""
@@ -201,12 +204,13 @@ def greedy(means: Sequence[float]) -> str:
 
 def verdict(mine: Sequence[Trained], peer: Sequence[Trained]) -> str:
     """Whether the interval of the difference of means, by pairs of seeds, lies above the margin."""
-    found = difference([each.mean for each in mine], [each.mean for each in peer])
-    if found.low is None or found.high is None or len(mine) < LEAST_SEEDS:
+    margin = MARGIN * abs(statistics.fmean(each.mean for each in peer))
+    found = equivalence([each.mean for each in mine], [each.mean for each in peer], margin)
+    between = found.difference
+    if found.p_worse is None or len(mine) < LEAST_SEEDS:
         return "too few seeds"
-    least = -MARGIN * abs(statistics.fmean(each.mean for each in peer))
-    said = "yes" if found.low > least else "not shown"
-    return f"{said}: {found.mean:+,.0f} ({found.low:+,.0f} – {found.high:+,.0f})"
+    said = "yes" if found.p_worse < NO_WORSE else "not shown"
+    return f"{said}: {between.mean:+,.0f} ({between.low:+,.0f} – {between.high:+,.0f})"
 
 
 def main() -> None:

@@ -158,7 +158,6 @@ TREATMENTS: Mapping[str, Treatment] = {
     ),
     "docs/replay.md": Treatment(
         before=(
-            f"marless train examples/spread6.yaml --job plain6 {_BY_ROUNDS} --set stop.rounds=2",
             f"marless train examples/spread6.yaml --job recorded {_BY_ROUNDS} --set stop.rounds=2 --set scaling=nitro",
         ),
         named={"RUN": "recorded"},

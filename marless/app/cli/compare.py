@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
 _CONTROLS = "controls"
 """The folder of the run folders of controls; `marless plot` draws those in `runs`."""
+MARGIN = 0.05
 _KEPT, _PICTURE, _PROFILE = "comparison.json", "comparison.png", "profile.png"
 
 
@@ -59,6 +60,8 @@ class _Asked:
     document: Path | None
     controls: bool
     """Also make runs of controls."""
+    margin: float
+    """See `Comparison.margin`."""
     command: str
     """The command line, for documents."""
 
@@ -71,6 +74,18 @@ PresetsOption = Annotated[
         autocompletion=preset_names,
     ),
 ]
+SeedsOption = Annotated[
+    int, typer.Option(parser=positive, metavar="N", help="Runs per variant: the job's seed and the next ones.")
+]
+MarginOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        metavar="FRACTION",
+        help="Returns count as equal up to this fraction of what the reference learned; choose it beforehand.",
+    ),
+]
 
 
 def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
@@ -81,15 +96,13 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         list[str],
         typer.Option(metavar="A.B=C,D", help="Compare these values instead; repeated: each combination of them."),
     ] = [],  # noqa: B006  # typer's way
-    seeds: Annotated[
-        int,
-        typer.Option(parser=positive, metavar="N", help="Runs per variant: the job's seed and the next ones."),
-    ] = 5,
+    seeds: SeedsOption = 5,
     rounds: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Short for --set stop.rounds=N.")
     ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
     slots: Annotated[int, typer.Option(parser=positive, metavar="N", help="vCPUs of the modelled cluster.")] = 64,
+    margin: MarginOption = MARGIN,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For runs, table and picture; default: <runs>/compare-<job>.")
     ] = None,
@@ -124,7 +137,8 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         folder=out or at.runs / f"compare-{job.name}",
         document=document,
         controls=controls,
-        command=_command(job_file, chosen, seeds, slots, overrides) + ("" if controls else " --no-controls"),
+        command=_command(job_file, chosen, seeds, slots, overrides, margin) + ("" if controls else " --no-controls"),
+        margin=margin,
     )
     with Working("checking the runs"):
         runs = _planned(asked, at)
@@ -171,10 +185,13 @@ def _swept(job_file: Path, overrides: Sequence[str], sweep: Sequence[str]) -> tu
     )
 
 
-def _command(job_file: Path, variants: Sequence[str], seeds: int, slots: int, overrides: Sequence[str]) -> str:
+def _command(
+    job_file: Path, variants: Sequence[str], seeds: int, slots: int, overrides: Sequence[str], margin: float
+) -> str:
     """The command line that repeats the comparison, without directories of this machine."""
     file = job_file.name if job_file.is_absolute() else str(job_file)
     chosen = [word for override in overrides for word in ("--set", override)]
+    chosen += [] if margin == MARGIN else ["--margin", f"{margin:g}"]
     words = ["marless", "compare", file, *variants, "--seeds", str(seeds), "--slots", str(slots), *chosen]
     return shlex.join(words)
 
@@ -256,7 +273,7 @@ def _made(asked: _Asked, runs: Sequence[Run], at: CoordinatorOptions) -> Compari
     place_of_controls.make_missing(more, at, continues=continues, what="control run")
     with Working("comparing"):
         found = [*_figures(asked, place, runs, ()), *_figures(asked, place_of_controls, more, planned)]
-        return table.compared(asked.job.name, asked.slots, asked.variants, found, planned)
+        return table.compared(asked.job.name, asked.slots, asked.variants, found, planned, asked.margin)
 
 
 def _figures(

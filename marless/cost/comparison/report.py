@@ -13,14 +13,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marless.core.errors import SpecError, UnavailableError
-from marless.cost.comparison import statistics
-from marless.cost.comparison.statistics import MeanInterval
-from marless.cost.comparison.table import Comparison, VariantColumn, cost_ratio, honest_ratio, less, markdown, rows
+from marless.cost.comparison.statistics import Equivalence
+from marless.cost.comparison.table import (
+    Comparison,
+    VariantColumn,
+    cost_ratio,
+    equivalences,
+    honest_ratio,
+    less,
+    markdown,
+    rows,
+)
 from marless.cost.comparison.verdicts import RULE, control_rows, verdicts
 
 EQUAL = (
-    "Equal returns means: the 95 % Student t interval of the paired differences over seeds holds 0. Few seeds make it "
-    "wide, so what it could hide is said beside it."
+    "Equal: two one-sided t tests at the 5 % level, paired by seed, show that the difference is within the margin, "
+    "which is to be chosen before the runs (--margin). Worse, better: that is not shown, and the 95 % interval "
+    "excludes 0. Not shown equal: neither is shown; more seeds may tell."
 )
 
 MUCH_WAITING = 0.25
@@ -48,7 +57,7 @@ def statements(comparison: Comparison) -> list[str]:
             sentence
             for column in comparison.columns
             if column is not comparison.reference
-            for sentence in _returns(column, comparison.reference)
+            for sentence in _returns(comparison, column)
         ),
         *_costs(comparison),
         *_verdicts(comparison),
@@ -59,10 +68,12 @@ def statements(comparison: Comparison) -> list[str]:
     ]
 
 
-def equal(column: VariantColumn, reference: VariantColumn) -> bool | None:
-    """True if returns are equal as defined by `EQUAL`, of each side where sides compete; None with one seed."""
-    found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
-    return None if None in found else all(found)
+def equal(comparison: Comparison, column: VariantColumn) -> bool | None:
+    """True if returns are shown to be equal as defined by `EQUAL`, of each side where sides compete; None with one
+    seed.
+    """
+    found = [each.verdict for each in equivalences(comparison, column).values()]
+    return None if None in found else all(verdict == "equal" for verdict in found)
 
 
 def above_random(column: VariantColumn) -> bool | None:
@@ -71,7 +82,7 @@ def above_random(column: VariantColumn) -> bool | None:
     In a competitive environment, this must hold for each side against random opponents, because the mean over sides
     says nothing about learning.
     """
-    lows = [gain.low for gain in _gains(column).values()]
+    lows = [gain.low for gain in column.gains.values()]
     return None if None in lows else all(low > 0.0 for low in lows if low is not None)
 
 
@@ -94,23 +105,33 @@ def _above_random(column: VariantColumn) -> str:
         True: "clearly above random",
         False: "NOT clearly above random: its costs compare nothing",
     }[above_random(column)]
-    gains = ", ".join(f"{what} {gain.text('+.2f')}" for what, gain in _gains(column).items())
+    gains = ", ".join(f"{what} {gain.text('+.2f')}" for what, gain in column.gains.items())
     return f"{column.variant}: {gains}: {verdict}."
 
 
-def _returns(column: VariantColumn, reference: VariantColumn) -> Iterator[str]:
-    for what, found, learned in _differences(column, reference):
-        begin = f"{column.variant} − {reference.variant}: {what} {found.text('+.2f')}"
-        if found.low is None or found.high is None:
+def _returns(comparison: Comparison, column: VariantColumn) -> Iterator[str]:
+    reference = comparison.reference
+    for result, found in equivalences(comparison, column).items():
+        begin = f"{column.variant} − {reference.variant}: {result} {found.difference.text('+.2f')}"
+        if found.p is None:
             yield f"{begin}: one seed gives no interval."
         elif column.figures[0].run == reference.figures[0].run:
             yield f"{begin}: the same runs."
-        elif not found.holds(0.0):
-            yield f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
         else:
-            loss = max(-found.low, 0.0)
-            share = f", {loss / learned * 100:.0f} % of what {reference.variant} learned" if learned > 0 else ""
-            yield f"{begin}: equal within the 95 % interval; it could hide a loss of {loss:.2f}{share}."
+            margin = f"{100 * comparison.margin:.3g} % of what {reference.variant} learned; p = {found.p:.2g}"
+            what = (
+                found.verdict
+                if found.difference.holds(0.0) or found.verdict == "equal"
+                else f"{found.verdict}, not equal"
+            )
+            yield f"{begin}: {what} within ±{found.margin:.2f} ({margin}){_hidden(found)}."
+
+
+def _hidden(found: Equivalence) -> str:
+    """What a difference that is not shown could hide."""
+    if found.verdict != "not shown equal" or found.difference.low is None:
+        return ""
+    return f"; it could hide a loss of {max(-found.difference.low, 0.0):.2f}"
 
 
 def _costs(comparison: Comparison) -> Iterator[str]:
@@ -167,27 +188,6 @@ def _labels(comparison: Comparison) -> str:
         f"functions' {seconds} scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
         "Measured: the sum of the rounds' times on the machine that ran them."
     )
-
-
-def _gains(column: VariantColumn) -> dict[str, MeanInterval]:
-    """The estimates that must be above 0 for a variant to have learned, by description."""
-    sides = column.figures[0].sides
-    if not sides:
-        return {"greedy return minus random policy": _gain(column)}
-    return {f"{side} against chance, minus chance there": column.side(side) for side in sides}
-
-
-def _gain(column: VariantColumn) -> MeanInterval:
-    greedy, random = (column.values(lambda each: each.greedy), column.values(lambda each: each.random))
-    return statistics.difference(greedy, random)
-
-
-def _differences(column: VariantColumn, reference: VariantColumn) -> Iterator[tuple[str, MeanInterval, float]]:
-    """Yield what is compared, the variant's difference to the reference, and the reference's gain over random."""
-    learned = [gain.mean for gain in _gains(reference).values()]
-    theirs = reference.results
-    for (what, values), gain in zip(column.results.items(), learned, strict=True):
-        yield what, statistics.difference(values, theirs[what]), gain
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, cast
 
 from marless.core.errors import UnavailableError
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+LEVEL = 0.05
+"""Of a one-sided test: the largest probability with which it claims what is not so."""
+Verdict = Literal["equal", "better", "worse", "not shown equal"]
 RESAMPLES = 10_000
 """Number of bootstrap samples."""
 _BOOTSTRAP_SEED = 0
@@ -75,6 +79,52 @@ def ends(found: Sequence[MeanInterval]) -> tuple[tuple[float, ...], tuple[float,
 def difference(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
     """Mean and interval of value − reference for paired values; raises ValueError if the lengths differ."""
     return interval([value - other for value, other in zip(values, reference, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equivalence:
+    """Whether paired values are equal to a reference up to a margin: two one-sided t tests (Schuirmann 1987)."""
+
+    difference: MeanInterval
+    """Mean of value − reference, and its 95 % interval."""
+    margin: float
+    p_worse: float | None
+    """p of the test against "the mean difference is −margin or less"; None with one pair, which tells nothing."""
+    p_better: float | None
+    """p of the test against "the mean difference is +margin or more"."""
+
+    @property
+    def p(self) -> float | None:
+        """The larger p of both tests: equality is shown if it is below `LEVEL`."""
+        return None if self.p_worse is None or self.p_better is None else max(self.p_worse, self.p_better)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What is shown; None with one pair. A difference within the margin counts as equal, also if it is certain."""
+        if self.p is None:
+            return None
+        if self.p < LEVEL:
+            return "equal"
+        if self.difference.holds(0.0):
+            return "not shown equal"
+        return "better" if self.difference.mean > 0 else "worse"
+
+
+def equivalence(values: Sequence[float], reference: Sequence[float], margin: float) -> Equivalence:
+    """Test paired values for equality up to `margin`, in their unit, which must be chosen before they are seen.
+
+    Raises ValueError if the lengths differ or there is none.
+    """
+    found = difference(values, reference)
+    if found.half_width is None:
+        return Equivalence(difference=found, margin=margin, p_worse=None, p_better=None)
+    error = found.half_width / _student(found.n - 1)
+    return Equivalence(
+        difference=found,
+        margin=margin,
+        p_worse=_above(found.mean + margin, error, found.n - 1),
+        p_better=_above(margin - found.mean, error, found.n - 1),
+    )
 
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> MeanInterval:
@@ -211,10 +261,22 @@ def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
+def _above(distance: float, error: float, freedom: int) -> float:
+    """p of a one-sided t test: how probable a mean so far above its limit is if the truth lies on it."""
+    if error == 0:
+        return 0.0 if distance > 0 else 1.0
+    return float(_scipy().stdtr(freedom, -distance / error))
+
+
 def _student(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t distribution; raises UnavailableError without SciPy."""
+    """Two-sided 95 % quantile of Student's t distribution."""
+    return float(_scipy().stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def _scipy() -> ModuleType:
+    """The module of the t distribution; raises UnavailableError without SciPy."""
     try:
-        from scipy.special import stdtrit
+        import scipy.special
     except ImportError:
         raise UnavailableError("intervals need SciPy; install it with: pip install 'marless[sharing]'") from None
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return cast(ModuleType, scipy.special)

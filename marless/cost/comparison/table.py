@@ -12,13 +12,14 @@ from marless.cost.comparison import statistics
 from marless.cost.comparison.controls import Control, ControlKind
 from marless.cost.comparison.profiles import Profile, profile
 from marless.cost.comparison.runs import Figures, Variant
-from marless.cost.comparison.statistics import MeanInterval
+from marless.cost.comparison.statistics import Equivalence, MeanInterval
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.sections import EnvSpec
 
 REFERENCES = ("vanilla", "marless-minus")
 """Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""
 _COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
+MARGIN = 0.05
 _IQM = "interquartile mean"
 _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
 
@@ -37,6 +38,17 @@ class VariantColumn:
     """The results of every seed, in the order of the seeds."""
     env: EnvSpec
     """What it was trained in."""
+
+    @property
+    def gains(self) -> dict[str, MeanInterval]:
+        """What must be above 0 for it to have learned, by what it is: its greedy return above the random policy's.
+
+        Where sides compete, each side's gain over chance, because the mean over sides says nothing about learning.
+        """
+        if self.figures[0].sides:
+            return {f"{side} against chance, minus chance there": self.side(side) for side in self.figures[0].sides}
+        greedy, random = self.values(attrgetter("greedy")), self.values(attrgetter("random"))
+        return {"greedy return minus random policy": statistics.difference(greedy, random)}
 
     def values(self, of: Callable[[Figures], float]) -> list[float]:
         """One quantity for every seed."""
@@ -116,6 +128,8 @@ class Comparison:
     """Number of vCPUs for which wall-clock time is modelled."""
     columns: tuple[VariantColumn, ...]
     controls: tuple[ControlColumn, ...] = ()
+    margin: float = MARGIN
+    """Up to which fraction of what the reference has learned over random policies returns count as equal."""
 
     @property
     def reference(self) -> VariantColumn:
@@ -140,6 +154,7 @@ def compared(
     variants: Sequence[Variant],
     runs: Sequence[Figures],
     controls: Sequence[Control] = (),
+    margin: float = MARGIN,
 ) -> Comparison:
     """Build the comparison from the results of all runs; raises ValueError unless every variant has the same seeds."""
     columns: list[VariantColumn] = []
@@ -158,6 +173,7 @@ def compared(
         job=job,
         slots=slots,
         columns=tuple(columns),
+        margin=margin,
         controls=tuple(
             ControlColumn(
                 variant=control.name,
@@ -180,6 +196,16 @@ def _own(name: str, runs: Sequence[Figures], columns: Sequence[VariantColumn]) -
     if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
         raise ValueError(f"{name} was not run with the seeds of {columns[0].variant}")
     return tuple(own)
+
+
+def equivalences(comparison: Comparison, column: VariantColumn) -> dict[str, Equivalence]:
+    """Tests of a variant's results for equality with the reference's, by what is compared."""
+    reference = comparison.reference
+    learned = (max(gain.mean, 0.0) for gain in reference.gains.values())
+    return {
+        what: statistics.equivalence(column.results[what], values, comparison.margin * gain)
+        for (what, values), gain in zip(reference.results.items(), learned, strict=True)
+    }
 
 
 def cost_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
@@ -303,6 +329,7 @@ def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]
     return {
         "job": comparison.job,
         "slots": comparison.slots,
+        "margin": comparison.margin,
         "seeds": [each.seed for each in comparison.columns[0].figures],
         "variants": {column.variant: _column(comparison, column) for column in comparison.columns},
         "statements": list(statements),
@@ -327,6 +354,10 @@ def _column(comparison: Comparison, column: VariantColumn) -> dict[str, Any]:  #
         "random_win_rate": column.random_won and _plain(column.random_won),
         "greedy_above_random": _plain(statistics.difference(greedy, random)),
         f"greedy_above_{comparison.reference.variant}": _plain(statistics.difference(greedy, reference)),
+        f"equality_with_{comparison.reference.variant}": {
+            what: dataclasses.asdict(found) | {"p": found.p, "verdict": found.verdict}
+            for what, found in equivalences(comparison, column).items()
+        },
         f"probability_of_improvement_over_{comparison.reference.variant}": {
             what: _plain(statistics.improvement(values, comparison.reference.results[what]))
             for what, values in column.results.items()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marless.core.errors import UnavailableError
 from marless.cost.comparison.statistics import (
     difference,
+    equivalence,
     improvement,
     interquartile_mean,
     interval,
@@ -171,3 +172,51 @@ def test_a_probability_of_improvement_and_its_opposite_are_one(values, reference
     there, back = improvement(values, reference), improvement(reference, values)
     assert there.mean + back.mean == pytest.approx(1.0)
     assert 0.0 <= there.low <= there.high <= 1.0
+
+
+def two_degrees(t: float) -> float:
+    """P(T > t) of Student's distribution with two degrees of freedom, in closed form."""
+    return (1 - t / math.sqrt(t * t + 2)) / 2
+
+
+def test_equality_takes_two_one_sided_tests():
+    # Differences 0, 1, 2: mean 1, s = 1, standard error 1/√3. Margin 3: t = (1 + 3)√3 and (3 − 1)√3.
+    found = equivalence([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], 3.0)
+    assert found.p_worse == pytest.approx(two_degrees(4 * math.sqrt(3)))
+    assert found.p_better == pytest.approx(two_degrees(2 * math.sqrt(3)))  # 0.0371
+    assert (found.p, found.verdict) == (found.p_better, "equal")
+    # Margin 2.5: t = 1.5 √3, p = 0.0609
+    assert equivalence([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], 2.5).verdict == "not shown equal"
+    # What is better by more than the margin fails the other test: 10 ± 2.48
+    assert equivalence([10.0, 11.0, 12.0], [1.0, 1.0, 1.0], 2.5).verdict == "better"
+    assert equivalence([1.0, 1.0, 1.0], [10.0, 11.0, 12.0], 2.5).verdict == "worse"
+
+
+def test_a_certain_difference_within_the_margin_is_equal():
+    # Differences 0.9, 1, 1.1: 1 ± 0.248 excludes 0. Margin 1.3: t = 0.3 · √3 / 0.1 = 5.196, p = 0.0176.
+    found = equivalence([0.9, 1.0, 1.1], [0.0, 0.0, 0.0], 1.3)
+    assert (found.difference.holds(0.0), found.verdict) == (False, "equal")
+    assert found.p == pytest.approx(two_degrees(3 * math.sqrt(3)))
+
+
+def test_differences_without_spread_are_equal_within_the_margin_and_not_on_it():
+    for other, verdict in ((1.5, "equal"), (1.0, "worse"), (0.5, "worse")):
+        assert equivalence([other, other], [2.0, 2.0], 1.0).verdict == verdict
+    assert equivalence([3.5, 3.5], [2.0, 2.0], 1.0).verdict == "better"
+    assert equivalence([2.0, 2.0], [2.0, 2.0], 0.0).verdict == "not shown equal"
+
+
+def test_one_pair_shows_no_equality():
+    found = equivalence([2.0], [2.0], 1.0)
+    assert (found.p_worse, found.p_better, found.p, found.verdict) == (None, None, None, None)
+    with pytest.raises(ValueError, match="no value"):
+        equivalence([], [], 1.0)
+
+
+def test_equality_agrees_with_the_90_percent_interval():
+    """Both one-sided tests pass exactly if the 90 % interval lies within the margin: t(0.95; 4) = 2.13185."""
+    values = [0.3, -0.1, 0.4, 0.2, -0.3]
+    mean = sum(values) / 5
+    reach = 2.13185 * math.sqrt(sum((each - mean) ** 2 for each in values) / 4 / 5)
+    for margin, verdict in ((mean + reach + 1e-4, "equal"), (mean + reach - 1e-4, "not shown equal")):
+        assert equivalence(values, [0.0] * 5, margin).verdict == verdict

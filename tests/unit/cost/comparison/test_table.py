@@ -146,23 +146,49 @@ def test_one_seed_has_no_interval():
     assert said[-1].startswith("One seed: no intervals")
 
 
-def test_returns_that_are_not_told_apart_say_what_they_could_hide():
-    # differences −1, 0, 1: mean 0 ± 4.3027 · 1/√3 = 2.484; vanilla learned 10: 25 %
-    comparison = two([-20.0, -20.0, -20.0], [-21.0, -20.0, -19.0])
+def verdict(comparison: table.Comparison) -> str:
     [sentence] = [each for each in statements(comparison) if each.startswith("marless − vanilla")]
-    assert sentence == (
-        "marless − vanilla: greedy return +0.00 [-2.48, +2.48]: equal within the 95 % interval; it could hide a loss "
-        "of 2.48, 25 % of what vanilla learned."
+    return sentence
+
+
+def test_returns_are_equal_only_if_that_is_shown_within_the_margin():
+    # Differences −1, 0, 1: 0 ± 4.3027 · 1/√3 = 2.484. vanilla learned 10. With two degrees of freedom
+    # p = (1 − t / √(t² + 2)) / 2: a margin of 0.5 is t = 0.8660, p = 0.239; one of 2 is t = 3.4641, p = 0.0371.
+    greedy = ([-20.0, -20.0, -20.0], [-21.0, -20.0, -19.0])
+    comparison = two(*greedy)
+    assert verdict(comparison) == (
+        "marless − vanilla: greedy return +0.00 [-2.48, +2.48]: not shown equal within ±0.50 (5 % of what vanilla "
+        "learned; p = 0.24); it could hide a loss of 2.48."
     )
-    assert equal(comparison.columns[1], comparison.columns[0]) is True
+    assert equal(comparison, comparison.columns[1]) is False
+    wide = dataclasses.replace(comparison, margin=0.2)
+    assert verdict(wide) == (
+        "marless − vanilla: greedy return +0.00 [-2.48, +2.48]: equal within ±2.00 (20 % of what vanilla learned; "
+        "p = 0.037)."
+    )
+    assert equal(wide, wide.columns[1]) is True
+    found = table.to_json(wide, [])
+    shown = found["variants"]["marless"]["equality_with_vanilla"]["greedy return"]
+    assert (found["margin"], shown["verdict"], shown["margin"]) == (0.2, "equal", 2.0)
 
 
 @pytest.mark.parametrize(("other", "word"), [(-25.0, "worse"), (-15.0, "better")])
 def test_returns_that_differ_are_said_to(other, word):
     comparison = two([-20.0, -20.1, -20.2], [other, other - 0.1, other - 0.3])
-    [sentence] = [each for each in statements(comparison) if each.startswith("marless − vanilla")]
-    assert f"{word}, NOT equal" in sentence
-    assert equal(comparison.columns[1], comparison.columns[0]) is False
+    assert f": {word}, not equal within ±0.50 (5 %" in verdict(comparison)
+    assert equal(comparison, comparison.columns[1]) is False
+
+
+def test_a_difference_that_is_certain_and_small_is_equal():
+    comparison = two([-20.0, -20.0, -20.0], [-20.25, -20.25, -20.25])
+    assert verdict(comparison).endswith(
+        "-0.25 [-0.25, -0.25]: equal within ±0.50 (5 % of what vanilla learned; p = 0)."
+    )
+
+
+def test_nothing_is_equal_to_a_reference_that_has_learned_nothing():
+    comparison = two([-31.0, -31.0], [-31.0, -31.0])
+    assert "not shown equal within ±0.00 (5 % of what vanilla learned; p = 1)" in verdict(comparison)
 
 
 def test_a_team_that_did_not_learn_compares_nothing():
@@ -190,7 +216,7 @@ def test_sides_that_compete_are_set_against_chance_one_by_one():
         each.startswith("marless − vanilla: prey against chance -0.40 [-0.65") and "worse" in each for each in said
     )
     assert any(each.startswith("marless − vanilla: hunter against chance +0.00") and "equal" in each for each in said)
-    assert equal(comparison.columns[1], comparison.columns[0]) is False
+    assert equal(comparison, comparison.columns[1]) is False
 
 
 def test_costs_are_said_as_savings():
