@@ -108,7 +108,7 @@ def _spans_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> list[
     """Modelled seconds of each round on `slots` vCPUs."""
     if spec.schedule.overlapping:
         return _overlapping_spans_s(records, spec, slots)
-    rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule))
+    rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule), spec.bill.time)
     return [total(rounds.phases(record, (slots,))[slots]) for record in records]
 
 
@@ -158,7 +158,7 @@ def _machine_spans_ms(records: Sequence[RoundRecord], spec: JobSpec, slots: tupl
                 continue
             found[count] = [round(1000 * each) for each in spans]
         return found
-    rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule))
+    rounds = ModelledRounds(spec.functions, of_rounds(spec.schedule), spec.bill.time)
     lines: dict[int, list[int]] = {count: [] for count in slots}
     for record in records:
         for count, phases in rounds.phases(record, slots).items():
