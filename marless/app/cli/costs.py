@@ -19,11 +19,19 @@ from marless.core.errors import SpecError, unknown_name
 
 if TYPE_CHECKING:
     from marless.cost.billing.bill import Bill, By
-    from marless.jobs.prices import Accounting, Prices
+    from marless.jobs.prices import Accounting, BilledTime, Prices
 
 PricesOption = Annotated[
     Path | None,
     typer.Option("--prices", metavar="FILE", help="Price file that overrides the price list; default: the job's."),
+]
+SpotOption = Annotated[
+    Path | None,
+    typer.Option(metavar="SERIES.csv", help="Bill a spot machine by this series of time,usd_h,killed instead."),
+]
+TimeOption = Annotated[
+    Literal["duration", "cpu"] | None,
+    typer.Option(help="Which seconds of functions to charge; default: the job's `bill.time`."),
 ]
 
 
@@ -35,10 +43,7 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
         list[str], typer.Option(metavar="NAME", help="paper, billed, serverful or machines; default: all.")
     ] = [],  # noqa: B006  # typer's way
     prices: PricesOption = None,
-    spot: Annotated[
-        Path | None,
-        typer.Option(metavar="SERIES.csv", help="Bill a spot machine by this series of time,usd_h,killed instead."),
-    ] = None,
+    spot: SpotOption = None,
     own: Annotated[
         int | None,
         typer.Option(parser=whole, metavar="N", help="Bill as if N vCPUs of your own were idle, and free."),
@@ -46,10 +51,7 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     idle: Annotated[
         bool, typer.Option("--idle", help="Show from which idle share of a machine of your own functions pay.")
     ] = False,
-    time: Annotated[
-        Literal["duration", "cpu"] | None,
-        typer.Option(help="Which seconds of functions to charge; default: the job's `bill.time`."),
-    ] = None,
+    time: TimeOption = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
@@ -68,9 +70,7 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     wanted = tuple(each for each in ALL_ACCOUNTINGS if not accounting or each in accounting)
     with Working(f"reading {job}"):
         found = find(job, at)
-    if time:
-        bill_spec = found.spec.bill.model_copy(update={"time": time})
-        found = replace(found, spec=found.spec.model_copy(update={"bill": bill_spec}))
+    found = _charged_by(found, time) if time else found
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
     if spot is not None or own is not None or idle:
         elsewhere(found, table, spot=spot, own=own, idle=idle, output=output)
@@ -94,6 +94,11 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
             data(json.dumps(row))
     else:
         show_object(_document(found, made, table, wanted), found.job, output)
+
+
+def _charged_by(found: Recorded, time: BilledTime) -> Recorded:
+    bill = found.spec.bill.model_copy(update={"time": time})
+    return replace(found, spec=found.spec.model_copy(update={"bill": bill}))
 
 
 def dollars(usd: float) -> str:

@@ -107,13 +107,13 @@ def serverful_rounds(
     machine = bill(records, spec, prices).machine
     if machine is None:
         raise SpecError("there is nothing to bill: no round has been recorded yet")
-    modelled = ModelledRounds(spec.functions, of_rounds(spec.schedule))
+    modelled = ModelledRounds(spec.functions, of_rounds(spec.schedule), spec.bill.time)
     return machine, [total(modelled.phases(each, (machine.vcpus,))[machine.vcpus]) for each in records]
 
 
 def _seconds(records: Sequence[RoundRecord], spec: JobSpec, slots: tuple[int, ...]) -> dict[int, float]:
     """Modelled seconds of all rounds by number of vCPUs."""
-    modelled, sums = ModelledRounds(spec.functions, of_rounds(spec.schedule)), dict.fromkeys(slots, 0.0)
+    modelled, sums = ModelledRounds(spec.functions, of_rounds(spec.schedule), spec.bill.time), dict.fromkeys(slots, 0.0)
     for record in records:
         for count, phases in modelled.phases(record, slots).items():
             sums[count] += total(phases)
