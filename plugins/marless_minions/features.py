@@ -20,7 +20,9 @@ def observe(history: Sequence[RoundRecord], rounds: int, budget_left: float) -> 
     - round: rounds done, as a fraction of `rounds` (the whole run's), at most 1;
     - loss: the newest losses (all that end in "loss", added up), averaged over policies and critics;
     - return: the newest mean return per agent of the exploring policies;
-    - kl: the newest approx_kl, averaged over policies: KL(π_k‖π_{k−1}) as the update estimates it;
+    - kl: the newest approx_kl, averaged over policies: KL(π_{k−1}‖π_k), where the paper has KL(π_k‖π_{k−1}). The
+      update estimates it at each gradient step, from samples of π_{k−1}, and it is the mean of all steps. Both
+      directions agree up to the second order in the change of the policy;
     - learner_s, actor_s, round_s: of the newest round, see `learner_s`, `actors_s` and `round_s`; seconds;
     - budget_left: share of the budget that is unspent, 1 without a budget, negative beyond it.
     """
@@ -47,7 +49,7 @@ def loss(record: RoundRecord) -> float | None:
 
 
 def kl(record: RoundRecord) -> float | None:
-    """approx_kl of the update, averaged over the policies; None if no policy has it."""
+    """approx_kl of the update, KL(π_{k−1}‖π) averaged over gradient steps and policies; None if no policy has it."""
     return _mean([metrics["approx_kl"] for metrics in record.metrics.values() if "approx_kl" in metrics])
 
 

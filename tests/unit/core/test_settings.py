@@ -7,7 +7,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from marless.core.settings import Field, InvalidSettingsError, Section, constraint
+from marless.core.settings import CurvatureSpec, Field, InvalidSettingsError, Section, constraint
 from marless.core.validation import Strict
 
 
@@ -140,3 +140,7 @@ def test_what_would_not_be_read_is_refused():
 
     with pytest.raises(TypeError, match="no type of a setting"):
         Named()
+
+
+def test_curvature_is_measured_as_for_the_printed_results_unless_a_job_says_otherwise():
+    assert (CurvatureSpec().samples, CurvatureSpec().steps, CurvatureSpec().probes) == (128, 8, 1)

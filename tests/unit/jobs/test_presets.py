@@ -60,6 +60,26 @@ def test_a_variant_differs_from_the_preset_it_varies_and_says_how():
     assert presets.own_settings(other) == ("sharing.samples drawn (default pooled)",)
 
 
+_LEAN = ("scaling.beta 1.0 (default 0.5)", "scaling.compare logarithm (default ratio)")
+_UNTIL_RETURNS_FALL = "sharing.split_threshold -0.1 (default null)"
+_DRAWN = "sharing.samples drawn (default pooled)"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("marless-drawn", (_DRAWN,)),
+        ("marless-lean", (*_LEAN, _UNTIL_RETURNS_FALL)),
+        ("marless-frugal", (*_LEAN, "scaling.count samples (default actors)", _UNTIL_RETURNS_FALL)),
+        ("marless-least", (*_LEAN, _DRAWN, _UNTIL_RETURNS_FALL)),
+    ],
+)
+def test_the_constants_of_each_variant_are_those_that_its_results_were_made_with(name, settings):
+    job = presets.preset(name).applied(spec())
+    assert (job.scaling.name, job.sharing.name, job.bill.accounting) == ("marless", "marless", "paper")
+    assert presets.own_settings(job) == settings
+
+
 def test_settings_of_another_algorithm_do_not_stay(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("own:\n  algorithm: {name: impact, lr: 0.001}\nother:\n  algorithm: {lr: 0.002}\n")

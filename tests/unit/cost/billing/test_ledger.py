@@ -218,6 +218,30 @@ def test_an_evaluation_during_the_update_is_paid_by_its_own_time_and_not_twice()
     assert found["actor", "", "work"] == pytest.approx(12 * picos(per_s * 4), abs=12)  # twelve containers for 4 s
 
 
+def test_an_evaluation_works_on_provisioned_actors_at_their_lower_rate():
+    """Two of 2 s during the update, and one of 1 s after it; without provisioned concurrency, at the full rate."""
+    for table, rate in ((load(), Decimal("0.0000097222")), (PLAIN, GB_S)):
+        found = lines(Ledger(job(), table).add(evaluated(concurrent=2, own=1)), "billed")
+        assert found["evaluation", "", "work"] == pytest.approx(picos(rate * 5 * 1769 / 1024), abs=3)
+        assert found["evaluation", "", "request"] == 3 * 200_000
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "own", "ahead", "machine"),
+    [
+        (0, 0, 0, "c6a.large"),
+        (0, 12, 0, "c6a.4xlarge"),  # twelve at once, after the update
+        (12, 0, 0, "c6a.4xlarge"),  # twelve at once, during it
+        (2, 0, 4, "c6a.2xlarge"),  # six at once: of the next round, and an evaluation of two
+        (3, 4, 0, "c6a.xlarge"),  # one evaluation after the other
+    ],
+)
+def test_a_serverful_machine_holds_all_evaluations_that_run_at_once(concurrent, own, ahead, machine):
+    ledger = Ledger(job(), PLAIN)
+    ledger.add(evaluated(concurrent=concurrent, own=own, ahead=ahead))
+    assert str(ledger.machine) == machine
+
+
 @pytest.mark.parametrize(("concurrent", "own", "count"), [(0, 16, 1), (15, 0, 1), (16, 0, 2), (16, 16, 2), (8, 8, 1)])
 def test_ec2_has_room_for_learners_and_an_evaluation_at_once(concurrent, own, count):
     """Machines of 16 vCPUs for a learner of 1 vCPU."""

@@ -20,6 +20,12 @@ def test_the_newest_value_weighs_most():
     assert smooth({3: 100.0, 4: 200.0, 6: 100.0}, 0.9) == pytest.approx([100, 190, 109])
 
 
+def test_by_default_nine_tenths_of_the_noise_are_the_newest():
+    # 0.9 · 200 + 0.1 · 100
+    decision = make("a").decide(noise({"a": [100, 200]}), groups("a"))
+    assert decision.inputs["smoothed"] == {"a": pytest.approx(190)}
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
