@@ -1,8 +1,8 @@
 """What a round costs with any number of actors, learned from the rounds so far; for policies that weigh cost.
 
-Everything that a round pays for is taken to be linear in its number of actors n: the seconds of its actors' work, those
-of its learners' functions, and its duration. Each is fitted by least squares to the rounds so far, of which only sums
-are kept, so that a decision costs as much in the thousandth round as in the first.
+The seconds that a round's actors work, and those of its learners' functions, are taken to be linear in its number of
+actors n. Both are fitted by least squares to the rounds so far, of which only sums are kept, so that a decision takes
+no longer in the thousandth round than in the first. A round lasts as long as if nothing waited for a free slot.
 """
 
 from __future__ import annotations
@@ -89,9 +89,6 @@ class RoundSums:
     learner_s: float = 0.0
     """Seconds of all functions inside learners."""
     learner_s_n: float = 0.0
-    duration_s: float = 0.0
-    """Seconds from the start of a round to its end."""
-    duration_s_n: float = 0.0
     learners: float = 0.0
     """Number of functions that train."""
 
@@ -116,8 +113,6 @@ class RoundSums:
             actor_s=actor_s,
             learner_s=learner_s,
             learner_s_n=learner_s * n,
-            duration_s=record.took_s,
-            duration_s_n=record.took_s * n,
             learners=sum(use.function in STARTED for use in uses),
         )
         return RoundSums(**{key: DECAY * mine + getattr(added, key) for key, mine in asdict(self).items()})
@@ -128,7 +123,6 @@ class RoundSums:
             rates=rates,
             actor=LinearCost(0.0, self.actor_s / self.n),
             learner=self._fitted(self.learner_s, self.learner_s_n),
-            duration=self._fitted(self.duration_s, self.duration_s_n),
             learners=self.learners / self.rounds,
         )
 
@@ -153,8 +147,6 @@ class RoundCostModel:
     """Seconds of all actors' work."""
     learner: LinearCost
     """Seconds of all functions inside learners."""
-    duration: LinearCost
-    """Seconds of the round."""
     learners: float
     """Number of functions that train."""
 
@@ -162,4 +154,6 @@ class RoundCostModel:
         """US dollars of a round with so many actors."""
         ready = self.rates.actor_ready * actors + self.rates.learner_ready * self.learners
         work = self.rates.actor_work * self.actor.at(actors) + self.rates.learner_work * self.learner.at(actors)
-        return work + ready * self.duration.at(actors)
+        # What is kept ready for all actors lets them play at once; learners' functions run beside each other, too.
+        duration_s = self.actor.each + self.learner.at(actors) / max(self.learners, 1.0)
+        return work + ready * duration_s
