@@ -65,7 +65,13 @@ TASKS = (
 
 def command(task: Task, options: argparse.Namespace) -> list[str]:
     """The command line of one task's frontier."""
-    settings = (f"name={task.name}", "stop.rounds=null", f"stop.env_steps={task.env_steps}", *task.settings)
+    settings = (
+        f"name={task.name}",
+        "bill.time=cpu",
+        "stop.rounds=null",
+        f"stop.env_steps={task.env_steps}",
+        *task.settings,
+    )
     words = [sys.executable, "-m", "marless", "frontier", task.job, "--resume"]
     for setting in settings:
         words += ["--set", setting]

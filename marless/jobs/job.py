@@ -333,7 +333,9 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
         seed=spec.seed,
-        rates=FunctionRates.of(spec.functions, price_tables.merged(spec.bill.prices), spec.bill.accounting),
+        rates=FunctionRates.of(
+            spec.functions, price_tables.merged(spec.bill.prices), spec.bill.accounting, spec.bill.time
+        ),
         drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
         learned_at_once=learned_at_once,
     )

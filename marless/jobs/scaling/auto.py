@@ -81,7 +81,7 @@ class CheapestScaling:
             start = self._start
             return ScalingDecision(start, f"first round: {start} actors, between the fewest and the most", {})
         kept = _Kept.read(remembered(history, "auto"), history[-1], groups)
-        sums = kept.sums.after(history[-1], self.functions) if history[-1].round else kept.sums
+        sums = kept.sums.after(history[-1], self.functions, self.rates.time) if history[-1].round else kept.sums
         evidence = {
             group.policy: kept.evidence[group.policy].after(history[-1].metrics.get(group.policy, {}))
             for group in groups

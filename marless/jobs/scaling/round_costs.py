@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from marless.core.settings import FunctionsSpec
-from marless.jobs.prices import Accounting, Prices, lambda_memory_mb
+from marless.jobs.prices import Accounting, BilledTime, Prices, lambda_memory_mb
 from marless.jobs.record import RoundRecord
 from marless.jobs.usage import STARTED, WHOLE, usage
 
@@ -31,10 +31,12 @@ class FunctionRates:
     actor_ready: float
     learner_work: float
     learner_ready: float
+    time: BilledTime = "duration"
+    """What seconds of work are."""
 
     @classmethod
-    def of(cls, functions: FunctionsSpec, prices: Prices, accounting: Accounting) -> FunctionRates:
-        """The rates of a job's accounting: *paper*: for work alone; *billed*: those of the backend.
+    def of(cls, functions: FunctionsSpec, prices: Prices, accounting: Accounting, time: BilledTime) -> FunctionRates:
+        """The rates of a job's bill: *paper*: for work alone; *billed*: those of the backend.
 
         Instances (backend `ec2`, and accountings of machines) are counted by the vCPUs that a function takes of one.
         """
@@ -42,7 +44,13 @@ class FunctionRates:
         if accounting == "paper":
             actor_gb, learner_gb = (size.memory_mb / _GB_MB for size in (functions.actor, functions.learner))
             work = float(own.rate.on_demand)
-            return cls(actor_work=work * actor_gb, actor_ready=0.0, learner_work=work * learner_gb, learner_ready=0.0)
+            return cls(
+                actor_work=work * actor_gb,
+                actor_ready=0.0,
+                learner_work=work * learner_gb,
+                learner_ready=0.0,
+                time=time,
+            )
         if accounting == "billed" and prices.backend == "lambda":
             sizes = (functions.actor, functions.learner)
             actor_gb, learner_gb = (lambda_memory_mb(size, prices) / _GB_MB for size in sizes)
@@ -52,6 +60,7 @@ class FunctionRates:
                 actor_ready=float(own.rate.ready) * actor_gb if provisioned else 0.0,
                 learner_work=float(own.rate.on_demand) * learner_gb,
                 learner_ready=0.0,
+                time=time,
             )
         if accounting == "billed" and prices.backend == "fargate":
             vcpu_h, gb_h = prices.fargate.vcpu_h, prices.fargate.gb_h
@@ -62,7 +71,7 @@ class FunctionRates:
             (float(vcpu_h) * size.vcpus + float(gb_h) * size.memory_mb / _GB_MB) / _HOUR_S
             for size in (functions.actor, functions.learner)
         )
-        return cls(actor_work=0.0, actor_ready=actor, learner_work=0.0, learner_ready=learner)
+        return cls(actor_work=0.0, actor_ready=actor, learner_work=0.0, learner_ready=learner, time=time)
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,9 @@ class RoundSums:
         """The form that `read` reads."""
         return asdict(self)
 
-    def after(self, record: RoundRecord, functions: FunctionsSpec) -> RoundSums:
+    def after(self, record: RoundRecord, functions: FunctionsSpec, time: BilledTime) -> RoundSums:
         """The sums with one more round."""
-        uses, n = usage(record, functions), record.actors
+        uses, n = usage(record, functions, time), record.actors
         actor_s = sum(use.seconds for use in uses if use.function == "actor")
         learner_s = sum(use.seconds for use in uses if use.function not in WHOLE)
         added = RoundSums(

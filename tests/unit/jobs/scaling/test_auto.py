@@ -156,7 +156,9 @@ def test_a_line_is_found_and_read_back():
     for number, actors in enumerate((4, 8, 16)):
         inside = (invocation("learner", 0, 3 + 0.5 * actors), invocation("policy", 0, 3 + 0.5 * actors, "a"))
         work = tuple(invocation("actor", index, 2.0) for index in range(actors))
-        sums = sums.after(replace(record(number, "a", actors=actors), invocations=(*work, *inside)), FUNCTIONS)
+        sums = sums.after(
+            replace(record(number, "a", actors=actors), invocations=(*work, *inside)), FUNCTIONS, "duration"
+        )
     cost = sums.cost(WORK)
     assert (cost.learner.fixed, cost.learner.each) == (pytest.approx(3.0), pytest.approx(0.5))
     assert cost.actor.each == pytest.approx(2.0)
@@ -188,18 +190,18 @@ def test_neither_part_of_a_line_is_negative(seconds, fixed, each):
 def test_rates_of_each_accounting():
     """Lambda's public prices a GB-second; an actor of one vCPU takes 1,769 MB of a Lambda."""
     prices = price_tables.load()
-    paper = FunctionRates.of(FUNCTIONS, prices, "paper")
+    paper = FunctionRates.of(FUNCTIONS, prices, "paper", "duration")
     assert (paper.actor_work, paper.actor_ready) == (
         pytest.approx(0.0000166667 * FUNCTIONS.actor.memory_mb / 1024),
         0.0,
     )
-    billed = FunctionRates.of(FUNCTIONS, prices, "billed")
+    billed = FunctionRates.of(FUNCTIONS, prices, "billed", "duration")
     assert billed.actor_work == pytest.approx(0.0000097222 * 1769 / 1024)
     assert billed.actor_ready == pytest.approx(0.0000041667 * 1769 / 1024)
-    unready = FunctionRates.of(FUNCTIONS.model_copy(update={"prewarm": False}), prices, "billed")
+    unready = FunctionRates.of(FUNCTIONS.model_copy(update={"prewarm": False}), prices, "billed", "duration")
     assert (unready.actor_work, unready.actor_ready) == (pytest.approx(0.0000166667 * 1769 / 1024), 0.0)
-    fargate = FunctionRates.of(FUNCTIONS, price_tables.merged({"backend": "fargate"}), "billed")
+    fargate = FunctionRates.of(FUNCTIONS, price_tables.merged({"backend": "fargate"}), "billed", "duration")
     assert fargate.actor_ready == pytest.approx((0.04048 + 0.004445 * FUNCTIONS.actor.memory_mb / 1024) / 3600)
     assert (fargate.actor_work, fargate.learner_work) == (0.0, 0.0)
-    machine = FunctionRates.of(FUNCTIONS, prices, "serverful")
+    machine = FunctionRates.of(FUNCTIONS, prices, "serverful", "duration")
     assert machine.actor_ready == pytest.approx(0.612 / 16 / 3600)
