@@ -321,3 +321,18 @@ def test_the_seconds_that_count_can_be_chosen(marless, folder):
     assert "functions by CPU time" in err
     code, _, err = marless("cost", "six", "--time", "wall")
     assert code == 2 and "--time" in err
+
+
+def test_a_dry_run_says_which_numbers_of_actors_are_in_time(marless, folder, job_file):
+    """A recorded round takes 1.15 s of acting and an update of 3.75 s, 0.075 s an actor: four rounds of n actors take
+    4.6 + 0.3 n s, and of 20 s 19 are not kept.
+    """
+    due = SPEC.model_copy(update={"scaling": SPEC.scaling.model_copy(update={"deadline_s": 20.0})})
+    (folder / "spec.yaml").write_text(due.to_yaml())
+    job_file.write_text(due.to_yaml())
+    code, out, err = marless("submit", job_file, "--dry-run", "--from", "six", "-o", "json")
+    assert code == 0
+    said = "deadline of 20 s: 1 to 48 of 50 actors are in time: 4.9 s with 1 in each round, 19.0 s with 48"
+    assert said in json.loads(out)["assumed"]
+    code, out, err = marless("submit", job_file, "--dry-run", "--from", "six")
+    assert said in " ".join(err.split())

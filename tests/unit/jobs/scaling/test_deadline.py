@@ -1,11 +1,13 @@
 """Ending by a deadline: against numbers worked out by hand, and on runs that go as their rounds foretell."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from marless.jobs.record import PhaseSeconds
 from marless.jobs.scaling.base import ScalingDecision
 from marless.jobs.scaling.deadline import SPARE, WINDOW, Deadline
 from marless.jobs.scaling.round_times import RoundForecast, newest_times
@@ -96,6 +98,16 @@ def test_the_budget_goes_before_the_deadline_and_the_delay_is_said():
     assert due.missed(in_time) is in_time
 
 
+def test_before_a_job_begins_it_is_said_which_numbers_are_in_time():
+    # 10 rounds of 1.75 + 0.1 n s in 28.5 s
+    assert deadline(33.5, rounds=10).outlook() == (
+        "deadline of 100 s: 1 to 11 of 50 actors are in time: 18.5 s with 1 in each round, 28.5 s with 11"
+    )
+    assert deadline(20.0, rounds=10).outlook() == (
+        "deadline of 100 s: no number of actors up to 50 is in time; 1 are the quickest, with 18.5 s"
+    )
+
+
 def test_actors_that_had_to_wait_for_a_slot_run_one_after_another():
     # six actors on two slots took three turns of 1 s
     times = newest_times([timed(0, [1.0] * 6, slots=2, fixed_s=0.5)], WINDOW)
@@ -105,6 +117,14 @@ def test_actors_that_had_to_wait_for_a_slot_run_one_after_another():
 
 def test_time_is_kept_for_the_evaluation_at_the_end():
     assert deadline(40.0, rounds=5, evaluation_s=4.0).kept_s == pytest.approx(4.0 + SPARE * 100)
+
+
+def test_a_rollout_beside_an_update_adds_nothing_unless_it_is_longer():
+    # the round began when its 2 s of acting were over; of ten actors, its update took 0.5 + 1 s
+    done = timed(1, [2.0] * 10, fixed_s=0.5, learning_s=1.0)
+    ahead = replace(done, started_s=1002.0, phases=PhaseSeconds(rollout=0.0, update=1.5, evaluation=0.0))
+    forecast = RoundForecast.of(newest_times([ahead], WINDOW))
+    assert [forecast.seconds(n) for n in (1, 10, 15, 20)] == pytest.approx([2.0, 2.0, 2.0, 2.5])
 
 
 def test_starts_of_workers_come_once():
