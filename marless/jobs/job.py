@@ -337,6 +337,7 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
             spec.functions, price_tables.merged(spec.bill.prices), spec.bill.accounting, spec.bill.time
         ),
         drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
+        by_cpu=spec.bill.time == "cpu",
         learned_at_once=learned_at_once,
     )
 

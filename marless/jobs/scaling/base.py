@@ -105,6 +105,8 @@ class ScalingContext:
     """What functions cost by the job's accounting; None if the cost of rounds is not needed."""
     drawn: bool = False
     """True if learners draw batches of a fixed size from a replay buffer."""
+    by_cpu: bool = False
+    """`bill.time` is cpu: times of functions are CPU seconds."""
     learned_at_once: int | None = None
     """Under schedule `stellaris`, the rollouts that all learners learn from at once; else None."""
 

@@ -25,7 +25,7 @@ more would only add samples to a learner that is busy already.
   learner waits for at most half of the time.
 - Where updates draw batches of a fixed size from a replay, they do not grow with n and never wait: I_min.
 
-a, b, u and v are medians over a window, and starts of workers are left out. Deterministic, given the records.
+a, b, u and v are medians over a window, without starts of workers, and CPU seconds with `bill.time: cpu`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ class EchoScaling:
     """Updates draw batches of a fixed size from a replay."""
     learned_at_once: int | None = None
     """R under schedule `stellaris`; None under schedules of rounds."""
+    by_cpu: bool = False
+    """Times are CPU seconds."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
         """Decide; I_max until a round's actors have been timed."""
-        times = newest_times(history, self.window)
+        times = newest_times(history, self.window, by_cpu=self.by_cpu)
         if not times:
             when = "no round has been timed yet" if history else "first round"
             return ScalingDecision(self.bounds.high, f"{when}: {self.bounds.high} actors, the most allowed")
@@ -137,7 +139,14 @@ class EchoKind(ScalingKind):
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> EchoScaling:
         own = EchoConfig.model_validate(config)
-        return EchoScaling(own.bounds(context), own.window, own.staleness, context.drawn, context.learned_at_once)
+        return EchoScaling(
+            own.bounds(context),
+            own.window,
+            own.staleness,
+            context.drawn,
+            context.learned_at_once,
+            context.by_cpu,
+        )
 
 
 SCALING = EchoKind()

@@ -3,6 +3,10 @@
 A round's rollout and update are read apart, because they depend on the number of actors in different ways. An actor
 always plays the same number of env steps, so with a slot for each, more actors do not make a rollout longer; but the
 update then learns from more samples. Starts of workers are left out, because they do not come back in later rounds.
+
+Durations hold the time in which a function waited for a core that other programs used. By CPU seconds (`bill.time:
+cpu`), an actor counts with its own, at most its duration, and an update with the part of its time in which its learners
+computed. Time in which an environment waits for something else does not count then.
 """
 
 from __future__ import annotations
@@ -51,14 +55,18 @@ class MeasuredRound:
         return max(self.spent_s - works_s, 0.0)
 
 
-def newest_times(history: Sequence[RoundRecord], rounds: int) -> list[MeasuredRound]:
+def newest_times(history: Sequence[RoundRecord], rounds: int, *, by_cpu: bool = False) -> list[MeasuredRound]:
     """The times of at most the `rounds` newest rounds, newest first; rounds without a recorded actor are left out."""
-    found = (times_of(record) for record in islice(reversed(history), rounds))
+    found = (times_of(record, by_cpu=by_cpu) for record in islice(reversed(history), rounds))
     return [each for each in found if each is not None]
 
 
-def times_of(record: RoundRecord) -> MeasuredRound | None:
-    """The times of one round; None if its record has no actor that worked for a positive, finite time."""
+def times_of(record: RoundRecord, *, by_cpu: bool = False) -> MeasuredRound | None:
+    """The times of one round; None if its record has no actor that worked for a positive, finite time.
+
+    Args:
+        by_cpu: `acting_s`, `update_s`, `learning_s` and `learner_s` are CPU seconds, where these were measured.
+    """
     acting = [each for each in record.invocations if each.function == ACTOR and 0 < _worked_s(each) < math.inf]
     if not acting:
         return None
@@ -67,15 +75,17 @@ def times_of(record: RoundRecord) -> MeasuredRound | None:
     queued_s = min(each.queued_s or each.start_s for each in acting)
     starts_s = max(map(_awaited_s, acting))
     update_s = max(record.phases.update - max(map(_awaited_s, learners), default=0.0), 0.0)
+    computing = _computing(learners) if by_cpu else 1.0
+    learning_s = min(_covered_s(learning or learners), update_s)
     return MeasuredRound(
         actors=max(record.actors, 1),
-        acting_s=tuple(map(_worked_s, acting)),
+        acting_s=tuple(map(_computed_s if by_cpu else _worked_s, acting)),
         delivery_s=max(min(each.start_s - (each.queued_s or each.start_s) - _awaited_s(each) for each in acting), 0.0),
         rollout_s=max(max(each.end_s for each in acting) - queued_s - starts_s, 0.0),
         at_once=_at_once(acting),
-        update_s=update_s,
-        learning_s=min(_covered_s(learning or learners), update_s),
-        learner_s=median(map(_worked_s, learners)) if learners else 0.0,
+        update_s=update_s * computing,
+        learning_s=learning_s * computing,
+        learner_s=median(map(_computed_s if by_cpu else _worked_s, learners)) if learners else 0.0,
         spent_s=max(record.spent_s - starts_s - (record.phases.update - update_s), 0.0),
         ahead=queued_s < record.started_s,
     )
@@ -83,6 +93,17 @@ def times_of(record: RoundRecord) -> MeasuredRound | None:
 
 def _worked_s(invocation: InvocationRecord) -> float:
     return max(invocation.end_s - invocation.start_s, 0.0)
+
+
+def _computed_s(invocation: InvocationRecord) -> float:
+    """CPU seconds of an execution, at most its duration, which holds those of several cores; its duration if none."""
+    return min(invocation.cpu_s, _worked_s(invocation)) if invocation.cpu_s > 0 else _worked_s(invocation)
+
+
+def _computing(learners: Sequence[InvocationRecord]) -> float:
+    """The fraction of their time in which learners computed."""
+    worked_s = sum(map(_worked_s, learners))
+    return sum(map(_computed_s, learners)) / worked_s if worked_s > 0 else 1.0
 
 
 def _awaited_s(invocation: InvocationRecord) -> float:

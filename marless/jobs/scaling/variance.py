@@ -58,12 +58,15 @@ class VarianceScaling:
 
     bounds: ActorRange
     config: VarianceConfig
+    by_cpu: bool = False
+    """Durations are CPU seconds (`bill.time: cpu`)."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
         """Decide; I_max until a round with at least two timed actors. While there is none in the window, because rounds
         have one actor, the variation of the decision before stands.
         """
-        rounds = [each.acting_s for each in newest_times(history, self.config.window) if len(each.acting_s) > 1]
+        times = newest_times(history, self.config.window, by_cpu=self.by_cpu)
+        rounds = [each.acting_s for each in times if len(each.acting_s) > 1]
         known = remembered(history, "variance").get("variation")
         if not rounds and known is None:
             when = "no round has two timed actors yet" if history else "first round"
@@ -127,7 +130,7 @@ class VarianceKind(ScalingKind):
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> VarianceScaling:
         own = VarianceConfig.model_validate(config)
-        return VarianceScaling(own.bounds(context), own)
+        return VarianceScaling(own.bounds(context), own, context.by_cpu)
 
 
 SCALING = VarianceKind()

@@ -1,5 +1,7 @@
 """ECHO-2's capacity rule, against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ ONE = groups("a")
 
 
 def policy(most=50, **settings):
-    job = {name: settings.pop(name) for name in ("drawn", "learned_at_once") if name in settings}
+    job = {name: settings.pop(name) for name in ("drawn", "learned_at_once", "by_cpu") if name in settings}
     return EchoKind().make(EchoConfig(**settings), context("a", most=most, **job))
 
 
@@ -62,6 +64,20 @@ def test_learners_that_take_a_fixed_number_of_rollouts_are_given_as_many():
     assert policy(learned_at_once=16, staleness=4).decide(history, ONE).actors == 21  # 16 · 0.65 / 0.5 = 20.8
     few = policy(20, learned_at_once=16).decide(history, ONE)
     assert (few.actors, few.reason[-16:]) == (20, "the most allowed")
+
+
+def test_by_cpu_seconds_what_waited_for_a_core_does_not_count():
+    # on a machine that is busy with other things, all takes twice as long, and computes as long as before
+    alone = timed(0, [0.5] * 10, fixed_s=0.1, learning_s=0.4)
+    busy = timed(0, [1.0] * 10, fixed_s=0.2, learning_s=0.8)
+    busy = replace(busy, invocations=tuple(replace(each, vcpu_s=each.vcpu_s / 2) for each in busy.invocations))
+    calm, found = policy(by_cpu=True).decide([alone], ONE), policy(by_cpu=True).decide([busy], ONE)
+    assert found.inputs == pytest.approx(calm.inputs)
+    assert (found.inputs["acting_s"], found.inputs["update_actor_s"]) == pytest.approx((0.5, 0.04))
+    unknown = replace(busy, invocations=tuple(replace(each, vcpu_s=0.0) for each in busy.invocations))
+    assert policy(by_cpu=True).decide([unknown], ONE).inputs["acting_s"] == 1.0
+    several = replace(busy, invocations=tuple(replace(each, vcpu_s=9.0) for each in busy.invocations))
+    assert policy(by_cpu=True).decide([several], ONE).inputs["acting_s"] == 1.0
 
 
 def test_all_actors_until_a_round_is_timed():

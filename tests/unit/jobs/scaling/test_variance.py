@@ -73,6 +73,13 @@ def test_newer_rounds_weigh_more_by_the_window():
     assert found.inputs["rounds"] == 2
 
 
+def test_by_cpu_seconds_waiting_for_a_core_is_no_spread():
+    waited = [timed(0, [1.0, 1.5, 2.0, 1.1])]
+    waited = [replace(each, invocations=tuple(replace(one, vcpu_s=1.0) for one in each.invocations)) for each in waited]
+    by_cpu = VarianceKind().make(VarianceConfig(), context("a", by_cpu=True))
+    assert (by_cpu.decide(waited, ONE).actors, policy().decide(waited, ONE).actors < 10) == (50, True)
+
+
 def test_rounds_of_one_actor_keep_what_was_known():
     sparing = policy(time_weight=0.0, window=2)
     found = sparing.decide(UNEQUAL, ONE)
