@@ -87,8 +87,7 @@ def usage(record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "dur
     for each in record.invocations:
         if each.function in (*WHOLE, PARAMETER) or (each.function == HOST and not inner[each.index]):
             size = functions.actor if each.function in WHOLE else functions.learner
-            seconds = _at_most(_wall(each), each.cpu_s) if by_cpu else _wall(each)
-            uses.append(_use(each, seconds, size, each, policies, time))
+            uses.append(_use(each, working_s(each, time), size, each, policies, time))
         elif each.function != HOST:
             # They are in the order of the record, in which this loop takes them: the next one is this function's.
             seconds = next(inner_s[each.index])
@@ -96,6 +95,11 @@ def usage(record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "dur
             host = max(starting, key=attrgetter("cold", "init_s"), default=each)
             uses.append(_use(each, seconds, functions.learner, host, policies, time))
     return tuple(uses)
+
+
+def working_s(each: InvocationRecord, time: BilledTime) -> float:
+    """Seconds that a whole execution of a worker works: its duration, or its CPU seconds, which are at most that."""
+    return _at_most(_wall(each), each.cpu_s) if time == "cpu" else _wall(each)
 
 
 def waiting(records: Iterable[RoundRecord]) -> float:

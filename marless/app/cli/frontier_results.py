@@ -82,6 +82,7 @@ def results(
         env_steps=asked.job.stop.env_steps or 0,
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         slots=asked.slots,
+        time=asked.job.bill.time,
         goal=goal,
         contenders=contenders,
     )
@@ -92,6 +93,7 @@ def _seed_run(asked: FrontierRequest, run: Run) -> SeedRun:
     from marless.cost.frontier.goal import SeedRun
     from marless.cost.frontier.progress import progress
     from marless.jobs import prices
+    from marless.jobs.usage import waiting
 
     recorded = asked.place.read(run)
     last = recorded.records[-1] if recorded.records else None
@@ -111,6 +113,7 @@ def _seed_run(asked: FrontierRequest, run: Run) -> SeedRun:
         random=recorded.random.mean,
         greedy=last.newest_evaluation.mean,
         actors=fmean(record.actors for record in recorded.records),
+        waiting=waiting(recorded.records),
     )
 
 

@@ -13,11 +13,12 @@ from statistics import median
 
 from marless.core.errors import SpecError
 from marless.cost.simulation.asynchronous import SimulatedRun, SlotCounts, SlotSeconds, SpeedSpread, simulate
+from marless.jobs.prices import BilledTime
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import made
 from marless.jobs.schedules.overlapping import OverlappingConfig
 from marless.jobs.spec import JobSpec
-from marless.jobs.usage import ACTOR, HOST, PARAMETER
+from marless.jobs.usage import ACTOR, HOST, PARAMETER, working_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +59,21 @@ def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None
                 "learners (--set schedule.learners=N)"
             )
         actors = min(actors, left)
-    given = SlotCounts(actors=actors, learners=config.learners), recorded(records), SpeedSpread()
+    durations = recorded(records, spec.bill.time)
+    given = SlotCounts(actors=actors, learners=config.learners), durations, SpeedSpread()
     course = simulate(made(config), *given, gradients=gradients, seed=seed)
     return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
 
 
-def recorded(records: Sequence[RoundRecord]) -> SlotSeconds:
-    """The durations of a run's functions, without cold starts; a gradient of several scopes takes as long as the
-    longest of them.
+def recorded(records: Sequence[RoundRecord], time: BilledTime = "duration") -> SlotSeconds:
+    """The durations of a run's functions, or their CPU seconds, without cold starts.
+
+    A gradient of several scopes takes as long as the longest of them.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     gradients: defaultdict[str, float] = defaultdict(float)
     for each in (invocation for record in records for invocation in record.invocations):
-        seconds = max(each.end_s - each.start_s, 0.0)
+        seconds = working_s(each, time)
         if each.function == HOST:
             learner = each.id.rpartition("/")[0]
             gradients[learner] = max(gradients[learner], seconds)

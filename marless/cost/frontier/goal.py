@@ -28,6 +28,8 @@ class SeedRun:
     """Greedy return at the end, per agent."""
     actors: float
     """Mean over rounds."""
+    waiting: float = 0.0
+    """Seconds that actors waited while they ran, as a fraction of their CPU seconds; see `marless.jobs.usage`."""
 
     def arrival(self, goal: float) -> int | None:
         """Index of the first round at whose end the smoothed return is at least `goal`; None if there is none."""

@@ -64,7 +64,9 @@ def equal_job(job: JobSpec) -> JobSpec:
     """The job that ends after its env steps, and evaluates at its end alone.
 
     The env steps are `stop.env_steps`, or else those of `stop.rounds` rounds with `actors.count` actors. Other stop
-    rules are left out, because they would end some runs earlier than others. Raises SpecError for a job without both.
+    rules are left out, because they would end some runs earlier than others. Functions are charged by CPU seconds,
+    unless the job sets `bill.time`: so a run is not dearer for running beside another. Raises SpecError for a job
+    without a length.
     """
     stop, actors = job.stop, job.actors
     if (steps := stop.env_steps) is None:
@@ -73,6 +75,8 @@ def equal_job(job: JobSpec) -> JobSpec:
         steps = stop.rounds * actors.count * actors.envs * actors.steps
     document = job.model_dump(mode="json", by_alias=True)
     document["stop"], document["evaluation"]["every"] = {"env_steps": steps}, 0
+    if "time" not in job.bill.model_fields_set:
+        document["bill"]["time"] = "cpu"
     return specs.parse(document, "job")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from marless.core.errors import SpecError
 from marless.cost.billing.idle import usable_vcpus
@@ -17,6 +17,7 @@ from marless.cost.simulation.virtual import of_rounds
 from marless.jobs.prices import Accounting, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
+from marless.jobs.usage import ACTOR, HOST
 
 SMOOTHED = 0.05
 """Fraction of the job's env steps over whose episodes a return is averaged."""
@@ -64,6 +65,7 @@ def progress(
 
     Raises SpecError if the slots are too few for a function, or a price is missing.
     """
+    records = tuple(_without_waiting_for_actors(records))
     ends_s = tuple(accumulate(_spans_s(records, spec, slots)))
     costs: dict[Accounting, list[float]] = {each: [] for each in BILLS}
     ledger = Ledger(spec, prices, BILLS)
@@ -95,6 +97,22 @@ def smoothed_returns(records: Sequence[RoundRecord], window: float) -> Iterator[
         episodes = sum(each.episodes for each in known)
         full = record.env_steps >= window
         yield sum(each.mean * each.episodes for each in known) / episodes if full and episodes else None
+
+
+def _without_waiting_for_actors(records: Sequence[RoundRecord]) -> Iterator[RoundRecord]:
+    """The records without the time for which an update waited for actors of the next round in its own process.
+
+    A run in one process does one thing at a time: an update that has ended is recorded only when the actors that were
+    to run beside it have run, too. On slots of their own they hold nothing up.
+    """
+    for record, after in zip_longest(records, records[1:]):
+        learners = [each for each in record.invocations if each.function == HOST]
+        workers, done_s = {each.worker for each in learners}, max((each.end_s for each in learners), default=0.0)
+        ahead = [each for each in after.invocations if each.function == ACTOR] if after and record.ahead else []
+        own = [each for each in ahead if each.worker in workers and done_s < each.end_s <= record.ended_s]
+        waited_s = max(each.end_s for each in own) - max(min(each.start_s for each in own), done_s) if own else 0.0
+        phases = replace(record.phases, update=max(record.phases.update - waited_s, 0.0))
+        yield replace(record, phases=phases) if own else record
 
 
 def _as_modelled(records: Sequence[RoundRecord], ends_s: Sequence[float]) -> Iterator[RoundRecord]:

@@ -14,7 +14,7 @@ from marless.cost.comparison.table import plus_minus
 from marless.cost.frontier.goal import Contender, Goal, SeedRun
 from marless.cost.frontier.progress import BILLS, SMOOTHED
 from marless.cost.frontier.regret import CostPoint, Regret, frontier, function_point, machine_points, regrets
-from marless.jobs.prices import Accounting
+from marless.jobs.prices import Accounting, BilledTime
 
 NOT_REACHED = "not reached"
 HEADER = (
@@ -35,6 +35,8 @@ class Frontier:
     seeds: tuple[int, ...]
     slots: int
     """vCPUs on which functions are modelled."""
+    time: BilledTime
+    """Which seconds of functions are charged, and modelled."""
     goal: Goal
     contenders: tuple[Contender, ...]
     """Static settings first, then presets."""
@@ -125,6 +127,7 @@ def to_json(found: Frontier, statements: Sequence[str]) -> dict[str, Any]:  # An
         "job": found.job,
         "env_steps": found.env_steps,
         "slots": found.slots,
+        "time": found.time,
         "seeds": list(found.seeds),
         "smoothed_over_env_steps": found.window,
         "goal": dataclasses.asdict(found.goal) | {"rule": found.goal.rule},
@@ -168,6 +171,7 @@ def _run(run: SeedRun, goal: float) -> dict[str, Any]:  # Any: JSON
     kept = [index for index in range(last + 1) if (last - index) % step == 0]
     return {
         **{"run": run.run, "seed": run.seed, "rounds": last + 1, "actors": run.actors},
+        "waiting": run.waiting,
         **{"random": run.random, "greedy": run.greedy, "final_return": known.final},
         "to_the_goal": NOT_REACHED if arrival is None else _at(run, arrival),
         "to_the_end": _at(run, last),

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 
+from marless.cost.comparison.report import MUCH_WAITING
 from marless.cost.comparison.statistics import MeanInterval
 from marless.cost.frontier.progress import SMOOTHED
 from marless.cost.frontier.regret import Regret
@@ -20,6 +21,7 @@ def statements(found: Frontier, *, in_process: bool) -> list[str]:
         *(_regret(each, found) for each in found.regrets),
         *_unreached(found),
         *_failed(found),
+        *_waiting(found),
         _returns(found),
         _costs(found, in_process=in_process),
     ]
@@ -63,6 +65,19 @@ def _failed(found: Frontier) -> Iterator[str]:
             yield f"{each.name} is left out of the goal and of regrets: no episode ended in its last env steps."
 
 
+def _waiting(found: Frontier) -> Iterator[str]:
+    crowded = [
+        f"{each.name} ({1 + max(run.waiting for run in each.runs):.1f} times)"
+        for each in found.contenders
+        if found.time == "duration" and any(run.waiting > MUCH_WAITING for run in each.runs)
+    ]
+    if crowded:
+        yield (
+            f"Durations contain waiting for a core: actors took longer than their CPU seconds with "
+            f"{', '.join(crowded)}; leave bill.time out, so that CPU seconds count."
+        )
+
+
 def _returns(found: Frontier) -> str:
     lengths = [run.progress.env_steps[-1] for each in found.contenders for run in each.runs]
     return (
@@ -79,11 +94,12 @@ def _costs(found: Frontier, *, in_process: bool) -> str:
         f"Costs to the goal are geometric means over {len(found.seeds)} seeds; seconds, env steps and returns are "
         "means ± 95 % Student t intervals; regrets have 95 % intervals of a paired bootstrap over seeds. "
     )
+    seconds = "CPU seconds" if found.time == "cpu" else "durations"
     return (
-        f"{means if len(found.seeds) > 1 else 'One seed: no intervals. '}Modelled: the recorded functions on "
-        f"{found.slots} vCPUs, where they are billed, too. Machines of one's own are paid from the first round to the "
-        f"last at their price per second; all sizes of the family are tried. {starts if in_process else ''}Returns "
-        "differ by the number of actors, because rounds then differ in size."
+        f"{means if len(found.seeds) > 1 else 'One seed: no intervals. '}Modelled: the recorded functions, by their "
+        f"{seconds}, on {found.slots} vCPUs, where they are billed, too. Machines of one's own are paid from the first "
+        "round to the last at their price per second; all sizes of the family are tried. "
+        f"{starts if in_process else ''}Returns differ by the number of actors, because rounds then differ in size."
     )
 
 

@@ -12,7 +12,9 @@ from tests.unit.cost.frontier.synthetic import preset, seed_run, static
 def drawn(monkeypatch, tmp_path, *contenders):
     figures = []
     monkeypatch.setattr(frontier_picture, "write", lambda figure, _: figures.append(figure))
-    known = Frontier(job="tiny", env_steps=2000, seeds=(0,), slots=64, goal=Goal(value=-20.0), contenders=contenders)
+    known = Frontier(
+        job="tiny", env_steps=2000, seeds=(0,), slots=64, time="cpu", goal=Goal(value=-20.0), contenders=contenders
+    )
     frontier_picture.draw_frontier(known, tmp_path / "x.png", "paper")
     return figures[0].axes
 

@@ -1,5 +1,7 @@
 """Recorded asynchronous runs on modelled slots, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from marless.core.errors import SpecError
@@ -38,6 +40,15 @@ def test_durations_are_those_of_functions_and_of_whole_gradients():
     assert found.sample_s == [4.0] * 6
     assert found.learn_s == [2.0] * 6  # the longer of two scopes
     assert found.publish_s == 0.5
+
+
+def test_cpu_seconds_count_where_the_job_charges_them():
+    short = [replace(each, invocations=tuple(replace(one, vcpu_s=0.25) for one in each.invocations)) for each in RUN]
+    found = recorded(short, "cpu")
+    assert (found.sample_s, found.learn_s, found.publish_s) == ([0.25] * 6, [0.25] * 6, 0.25)
+    assert recorded(short) == recorded(RUN)
+    by_cpu = SPEC.model_copy(update={"bill": SPEC.bill.model_copy(update={"time": "cpu"})})
+    assert modelled(short, by_cpu, slots=None, seed=0).course.published_s[0] == pytest.approx(0.75)
 
 
 def test_a_run_is_modelled_with_a_slot_for_each_function():

@@ -50,6 +50,13 @@ def test_rounds_become_the_env_steps_that_they_sample():
     assert equal_job(spec(stop=both, evaluation={"every": 1})).stop.model_dump(exclude_none=True) == {"env_steps": 100}
 
 
+def test_functions_are_charged_by_cpu_seconds_unless_the_job_says_otherwise():
+    assert equal_job(spec(bill={"accounting": "paper"})).bill.time == "cpu"
+    assert equal_job(spec(bill={"time": "duration"})).bill.time == "duration"
+    found = preset_variant(equal_job(spec()), preset("no-sharing")).spec
+    assert (found.bill.time, found.bill.accounting) == ("cpu", "paper")
+
+
 def test_a_job_without_a_length_is_refused():
     with pytest.raises(SpecError, match=r"set stop\.env_steps or stop\.rounds"):
         equal_job(spec(stop={"wall_s": 5.0}))

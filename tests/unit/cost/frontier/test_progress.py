@@ -6,7 +6,7 @@ import pytest
 
 from marless.cost.frontier.progress import progress, smoothed_returns
 from marless.jobs import prices
-from marless.jobs.record import AggregationRecord, GradientRecord
+from marless.jobs.record import AggregationRecord, GradientRecord, PhaseSeconds
 from tests.unit.cost.comparison.synthetic import record, returns, spec
 
 OURS = prices.merged(None)
@@ -60,6 +60,57 @@ def test_an_interruption_in_between_costs_nothing():
         progress([record(0), each], spec(), OURS, slots=64, env_steps=200, machines=False) for each in (apart, late)
     )
     assert one == other
+
+
+def test_cpu_seconds_are_modelled_and_billed_where_the_job_charges_them():
+    """Actors that computed for half a second of their two; learners that computed all the time."""
+    slow = record(0)
+    invocations = tuple(
+        dataclasses.replace(each, vcpu_s=0.5) if each.function == "actor" else each for each in slow.invocations
+    )
+    slow = dataclasses.replace(slow, invocations=invocations)
+    found = progress([slow], spec(bill={"time": "cpu"}), OURS, slots=64, env_steps=200, machines=True)
+    assert found.functions["paper"].seconds == pytest.approx((1.5,))
+    assert found.functions["paper"].usd == pytest.approx(((4 * 0.5 + 8) * 0.0000166667,))
+    assert found.machines["c6a.large"].seconds == pytest.approx((3.0,))
+    slow_ = progress([slow], spec(bill={"time": "duration"}), OURS, slots=64, env_steps=200, machines=True)
+    assert slow_.functions["paper"].seconds == pytest.approx((3.0,))
+
+
+@pytest.mark.parametrize(("worker", "ends_s"), [("in-process", (3.0, 5.0)), ("elsewhere", (11.0, 12.0))])
+def test_an_update_does_not_wait_for_actors_of_its_own_process(worker, ends_s):
+    """The learner takes 1 s of an update of 9 s; then 4 actors of the next round run for 2 s each.
+
+    In one process the update only waits for them. So the first round takes 2 s and 1 s, and the second, whose actors
+    begin with the first update and end 1 s later than that, 1 s and 1 s. Elsewhere the 8 s are the update's own.
+    """
+    job = spec(schedule={"name": "pipelined"})
+    found = progress([pipelined(number, worker) for number in (0, 1)], job, OURS, slots=64, env_steps=9, machines=False)
+    assert found.functions["paper"].seconds == pytest.approx(ends_s)
+
+
+def pipelined(number: int, worker: str):
+    one = record(number)
+    begin_s = 1000.0 + 9.0 * number
+    learner = dataclasses.replace(
+        one.invocations[-1], id="learner", function="learner", worker="in-process", queued_s=begin_s, start_s=begin_s,
+        end_s=begin_s + 1.0,
+    )  # fmt: skip
+    actors = tuple(
+        dataclasses.replace(each, worker=worker, queued_s=at_s, start_s=at_s, end_s=at_s + 2.0)
+        for index, each in enumerate(one.invocations[:4])
+        for at_s in [begin_s - 8.0 + 2.0 * index]
+    )
+    inner = tuple(
+        dataclasses.replace(each, start_s=begin_s, queued_s=begin_s, end_s=begin_s + 1.0, vcpu_s=1.0)
+        for each in one.invocations[4:]
+    )
+    update_s = 1.0 if number else 9.0
+    phases = PhaseSeconds(rollout=0.0 if number else 8.0, update=update_s, evaluation=0.0)
+    return dataclasses.replace(
+        one, invocations=(*actors, learner, *inner), phases=phases, ahead=0 if number else 4, started_s=begin_s,
+        ended_s=begin_s + update_s,
+    )  # fmt: skip
 
 
 def test_few_slots_take_longer_and_cost_the_same_by_paper():

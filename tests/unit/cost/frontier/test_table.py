@@ -28,7 +28,9 @@ def found() -> Frontier:
         both(lambda *runs: preset("quick", *runs), (-20.0,), (-20.0,), s=0.1),
         both(lambda *runs: preset("late", *runs), (-30.0,), (-20.0,)),
     )
-    return Frontier(job="tiny", env_steps=2000, seeds=(0, 1), slots=64, goal=Goal(value=-20.0), contenders=contenders)
+    return Frontier(
+        job="tiny", env_steps=2000, seeds=(0, 1), slots=64, time="cpu", goal=Goal(value=-20.0), contenders=contenders
+    )
 
 
 def test_each_contender_has_a_row_and_none_is_dropped(found):
@@ -73,11 +75,26 @@ def test_regrets_are_said_in_words(found):
     assert not any("no starts" in each for each in words.statements(found, in_process=False))
 
 
+def test_durations_that_contain_waiting_are_marked(found):
+    crowded = preset("crowded", *(dataclasses.replace(run, waiting=0.5) for run in found.presets[0].runs))
+    by_duration = dataclasses.replace(found, contenders=(*found.contenders, crowded), time="duration")
+    said = [each for each in words.statements(by_duration, in_process=True) if "waiting for a core" in each]
+    assert len(said) == 1 and "with crowded (1.5 times); leave" in said[0]
+    by_cpu = words.statements(dataclasses.replace(by_duration, time="cpu"), in_process=True)
+    assert not any("waiting" in each for each in by_cpu) and any("by their CPU seconds" in each for each in by_cpu)
+
+
 def test_less_is_said_with_its_ends_in_order():
     cheaper = both(lambda *runs: preset("frugal", *runs), (-20.0,), (-20.0,), s=5.0, paper=0.25)
     static_ = both(lambda *runs: static(4, *runs), (-30.0, -20.0), (-20.0, -20.0), paper=0.5)
     small = Frontier(
-        job="tiny", env_steps=2000, seeds=(0, 1), slots=64, goal=Goal(value=-20.0), contenders=(static_, cheaper)
+        job="tiny",
+        env_steps=2000,
+        seeds=(0, 1),
+        slots=64,
+        time="cpu",
+        goal=Goal(value=-20.0),
+        contenders=(static_, cheaper),
     )
     # a quarter and a half of what the setting costs: 1/√8 in the mean
     assert any(
@@ -104,6 +121,8 @@ def test_json_has_every_run_and_says_what_was_not_reached(found):
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():
     long = static(4, seed_run([float(number) for number in range(999)]))
-    small = Frontier(job="tiny", env_steps=99_900, seeds=(0,), slots=64, goal=Goal(value=5.0), contenders=(long,))
+    small = Frontier(
+        job="tiny", env_steps=99_900, seeds=(0,), slots=64, time="cpu", goal=Goal(value=5.0), contenders=(long,)
+    )
     curve = to_json(small, [])["settings"]["4 shared synchronous"]["runs"][0]["curve"]["return"]
     assert (len(curve), curve[-1], curve[-2]) == (200, 998.0, 993.0)
