@@ -113,6 +113,12 @@ class RedisPrices(_Section):
     nodes: dict[str, Usd] = Field(description="USD per hour")
 
 
+class ServicesPrices(_Section):
+    """The host of the coordinator, the pools and the parameter store, which functions and machines need alike."""
+
+    usd_h: Usd = Field(description="USD per hour; only comparisons count it, on both sides")
+
+
 class Prices(Strict):
     """The whole price table: everything that a bill depends on besides a job's records and spec."""
 
@@ -124,6 +130,7 @@ class Prices(Strict):
     fargate: FargatePrices
     ec2: Ec2Prices
     redis: RedisPrices
+    services: ServicesPrices
     machines: MachinePrices
     _file: str = PrivateAttr("")
 

@@ -143,8 +143,8 @@ def _costs(comparison: Comparison) -> Iterator[str]:
                     f"{column.variant} costs {less(counted)} than {reference.variant} ({column.counts} against "
                     f"{reference.counts})"
                 )
-                if (column.counts, reference.counts) != (column.honest, reference.honest):
-                    said += f"; as charged, {less(charged)} ({column.honest} against {reference.honest})"
+                if (column.counts, reference.counts) != (column.honest, reference.honest):  # else it has been said
+                    said += f"; as charged, both modelled, {less(charged)} ({column.honest} against {reference.honest})"
                 yield f"{said}."
 
 
@@ -185,8 +185,10 @@ def _labels(comparison: Comparison) -> str:
     return (
         f"{spread}; ratios are paired by seed (geometric mean). Interquartile means (the mean, with fewer than four "
         "seeds) have 95 % percentile intervals of a bootstrap over seeds (Agarwal et al. 2021). Modelled: the recorded "
-        f"functions' {seconds} scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
-        "Measured: the sum of the rounds' times on the machine that ran them."
+        f"functions' {seconds} scheduled on {comparison.slots} vCPUs; the serverful figure, and what would be "
+        "charged, are for modelled runs too. Measured: times on the machine that ran them, which billed cost holds; a "
+        "measured cost is never divided by a modelled one. Learners invoked are logical functions: those of a shape "
+        "train in one stacked pass of one process."
     )
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from marless.core.errors import CorruptError, SpecError
 from marless.core.limits import check_id
+from marless.cost.billing.charged import ChargedSide, charged
 from marless.cost.billing.ledger import Ledger
 from marless.cost.estimates import overlapping
 from marless.cost.simulation.cluster import modelled_run
@@ -141,6 +142,9 @@ class Figures:
     """For competitive environments, by agent class: its greedy return against random opponents, minus the return of a
     random policy against them."""
     cost_usd: dict[Accounting, float]
+    charged_usd: dict[ChargedSide, float] = field(default_factory=dict)
+    """What a provider would charge for the run as functions ("billed") and on a machine ("serverful"), both modelled,
+    and with the services that both need: see `marless.cost.billing.charged`."""
     modelled_s: float
     """Wall-clock seconds of the run, modelled for the given number of slots."""
     measured_s: float
@@ -168,9 +172,9 @@ class Figures:
         return fmean(known) if known else None
 
 
-def curves(records: Sequence[RoundRecord], spec: JobSpec) -> RunCurves:
-    """The values of a run per round, at the job's prices."""
-    ledger = Ledger(spec, price_tables.merged(spec.bill.prices))
+def curves(records: Sequence[RoundRecord], spec: JobSpec, ledger: Ledger | None = None) -> RunCurves:
+    """The values of a run per round, at the job's prices; `ledger` is a new one of the job."""
+    ledger = ledger or Ledger(spec, price_tables.merged(spec.bill.prices))
     costs: dict[Accounting, list[float]] = {accounting: [] for accounting in ACCOUNTINGS}
     for record in records:
         ledger.add(record)
@@ -210,7 +214,9 @@ def figures(
     last = records[-1] if records else None
     if last is None or last.evaluation is None or random is None:
         raise CorruptError(f"run of {variant}, seed {spec.seed}: it has no final evaluation; run the comparison again")
-    line = curves(records, spec)
+    prices = price_tables.merged(spec.bill.prices)
+    ledger = Ledger(spec, prices)
+    line = curves(records, spec, ledger)
     if spec.schedule.overlapping:  # the time of overlapping rollouts follows from their rule, not from rounds
         modelled_s = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
     else:
@@ -227,6 +233,7 @@ def figures(
         random_wins=random.win_rate,
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
+        charged_usd=dict(charged(records, spec, prices, ledger.machine)),
         modelled_s=modelled_s,
         measured_s=sum(record.took_s for record in records),
         learners=fmean(line.learners),

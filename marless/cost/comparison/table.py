@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from marless.cost.billing.charged import ChargedSide
 from marless.cost.comparison import statistics
 from marless.cost.comparison.controls import Control, ControlKind
 from marless.cost.comparison.profiles import Profile, profile
@@ -18,7 +19,7 @@ from marless.jobs.sections import EnvSpec
 
 REFERENCES = ("vanilla", "marless-minus")
 """Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""
-_COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
+_COSTS = ("paper cost, $", "billed cost, $, measured", "serverful cost, $, modelled")
 MARGIN = 0.05
 _IQM = "interquartile mean"
 _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
@@ -105,9 +106,14 @@ class VariantColumn:
         }
 
     @property
-    def honest(self) -> Accounting:
-        """The accounting by which a provider would charge for it: of the machine, or of its functions."""
+    def honest(self) -> ChargedSide:
+        """What a provider would charge for: the machine, or its functions."""
         return "serverful" if self.counts == "serverful" else "billed"
+
+    @property
+    def charges(self) -> list[float]:
+        """What a provider would charge for every seed's run, modelled, in US dollars."""
+        return self.values(lambda each: each.charged_usd[self.honest])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +215,19 @@ def equivalences(comparison: Comparison, column: VariantColumn) -> dict[str, Equ
 
 
 def cost_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
-    """Ratio of the costs by each variant's own accounting, paired over seeds."""
+    """Ratio of the costs by each variant's own accounting, paired over seeds.
+
+    *paper* and *serverful* follow from the seconds of functions alone. *billed* holds times that were measured, so that
+    it is never divided by *serverful*, nor the other way round: what a provider would charge stands for both then.
+    """
+    if {column.counts, reference.counts} == {"billed", "serverful"}:
+        return honest_ratio(column, reference)
     return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
 
 
 def honest_ratio(column: VariantColumn, reference: VariantColumn) -> MeanInterval:
-    """Ratio of what a provider would charge for each, paired over seeds."""
-    return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
+    """Ratio of what a provider would charge for each, modelled alike, paired over seeds."""
+    return statistics.ratio(column.charges, reference.charges)
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -244,13 +256,15 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     table.append(("cost that counts", *(column.counts for column in columns)))
     for other in references:
         table.append((f"that / {other.variant}'s", *(cost_ratio(column, other).text(".2f") for column in columns)))
-    # Costs that count as they are charged have been told by now.
+    if {column.counts for column in columns} != {"billed"}:  # else what is charged is what counts, and was measured
+        charges = (plus_minus(statistics.interval(each.charges), 4) for each in columns)
+        table.append(("as charged, $, modelled", *charges))
     for other in references if any(column.counts != column.honest for column in columns) else ():
         name = f"as charged / {other.variant}'s ({other.honest})"
         table.append((name, *(honest_ratio(column, other).text(".2f") for column in columns)))
     mean(f"wall-clock modelled on {comparison.slots} slots, s", "modelled_s", 4)
     mean("wall-clock measured, s", "measured_s", 4)
-    mean("learners invoked per round", "learners", 3)
+    mean("learners invoked per round (logical functions of stacked passes)", "learners", 3)
     mean("actors per round", "actors", 3)
     mean("cold starts per run", "cold_starts", 3)
     return table
@@ -345,6 +359,7 @@ def _column(comparison: Comparison, column: VariantColumn) -> dict[str, Any]:  #
         "settings": list(column.settings),
         **{name: _plain(column.estimate(attrgetter(name))) for name in _MEANS},
         "cost_usd": {accounting: _plain(statistics.interval(column.costs(accounting))) for accounting in ACCOUNTINGS},
+        "charged_usd": _plain(statistics.interval(column.charges)),
         "cost_ratio": {other.variant: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
         "charged_ratio": {other.variant: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
         "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},

@@ -168,11 +168,11 @@ def control_rows(verdict: Verdict) -> list[tuple[str, ...]]:
     if all(each.exploring for each in columns):
         exploring = [statistics.interval(each.exploring or ()) for each in columns]
         table.append(("return while exploring, last tenth", *(plus_minus(each, 4) for each in exploring)))
-    for accounting in dict.fromkeys((column.counts, column.honest)):
-        cells = (plus_minus(statistics.interval(each.costs(accounting)), 4) for each in columns)
-        table.append((f"{accounting} cost, $", *cells))
+    cells = (plus_minus(statistics.interval(each.costs(column.counts)), 4) for each in columns)
+    table.append((f"{column.counts} cost, $", *cells))
+    table.append(("as charged, $, modelled", *(plus_minus(statistics.interval(each.charges), 4) for each in columns)))
     mean("actors per round", "actors", 3)
-    mean("learners invoked per round", "learners", 3)
+    mean("learners invoked per round (logical functions of stacked passes)", "learners", 3)
     table.append((f"cost, {column.variant} / control", "", *(each.cost.text(".2f") for each in verdict.controls)))
     for what in column.results:
         cells = (spanned(each.returns[what], 3) for each in verdict.controls)
