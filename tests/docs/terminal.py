@@ -10,7 +10,7 @@ import struct
 import subprocess
 import termios
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 COLUMNS, ROWS = 80, 200
@@ -81,13 +81,17 @@ def _wrapped(line: str) -> str:
 
 def shown(script: Path, place: Path, environment: Mapping[str, str], between: str) -> list[str]:
     """Run a script of bash in a terminal; what is seen of it, parted where the script prints `between` on a line."""
+    printed = printed_by(("bash", str(script)), place, environment)
+    return [_seen(part) for part in printed.split(f"{between}\n")]
+
+
+def printed_by(command: Sequence[str], place: Path, environment: Mapping[str, str], columns: int = COLUMNS) -> str:
+    """Run a command in a terminal; all that it prints there, control characters included."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    command = ("bash", str(script))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     with subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs):
         os.close(theirs)
-        printed = _all(ours)
-    return [_seen(part) for part in printed.replace("\r\n", "\n").split(f"{between}\n")]
+        return _all(ours).replace("\r\n", "\n")
 
 
 def _seen(printed: str) -> str:

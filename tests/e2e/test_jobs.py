@@ -1,6 +1,7 @@
 """Jobs that can be left alone, as a user meets them: services that are killed, and commands that do not notice."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,22 @@ def test_nobody_notices_that_the_coordinator_was_killed(running):
     kept = contents(folder)
     assert contents(running.path / "here") == {name: kept[name] for name in contents(running.path / "here")}
     assert {"job.json", "spec.yaml", "rounds.jsonl", "log.jsonl"} <= set(contents(running.path / "here"))
+
+
+def test_who_watches_a_job_in_a_terminal_sees_its_curves_and_its_cost(running):
+    assert running.type("submit", "job.yaml", "--job", "watched")[:2] == (0, "watched")
+    drawn = running.seen("watch", "watched", columns=60, LANG="C.UTF-8", NO_COLOR="1")
+    assert re.search(r"return  [▁▂▃▄▅▆▇█]+  -[\d.]+ → -[\d.]+", drawn)
+    assert re.search(r"actors  ▄{20,}  (\d) → \1", drawn)
+    assert re.search(r"cost    0\.\d{6} USD \(billed\)", drawn)
+    assert "state" in drawn and "SUCCEEDED" in drawn
+    assert "\x1b[3" not in drawn
+    again = running.seen("watch", "watched", columns=60, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert re.search(r"return  [-_.:=+*#]+  -[\d.]+ -> -[\d.]+", again)
+    _, records, _ = running.type("watch", "watched", "-o", "jsonl")
+    assert records == (running.path / "runs" / "watched" / "rounds.jsonl").read_text().strip()
+    assert running.seen("watch", "watched", "-o", "jsonl", columns=60).count("actors  ") == 0
+    assert running.type("delete", "watched")[0] == 0
 
 
 def test_a_job_from_submission_to_deletion(running):

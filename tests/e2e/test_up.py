@@ -18,6 +18,7 @@ import yaml
 from marless.app.cli.background import StackFolder
 from marless.rpc.roles import Role
 from marless.storage.round_file import read
+from tests.docs.terminal import printed_by
 from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS, WITNESS
 
 GONE_S = 30.0
@@ -62,6 +63,11 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def seen(self, *words: str, columns: int, **environment: str) -> str:
+        """What a command prints in a terminal."""
+        here = {name: value for name, value in self._environment.items() if name != "COLUMNS"}
+        return printed_by((*COMMAND, *words), self.path, here | {"TERM": "xterm"} | environment, columns)
 
     @property
     def endless(self) -> tuple[str, ...]:

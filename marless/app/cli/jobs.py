@@ -44,9 +44,12 @@ from marless.storage.places import is_address
 if TYPE_CHECKING:
     from marless.app.client import Client, Job, LogLine
     from marless.jobs.sections import StopSpec
+    from marless.jobs.spec import JobSpec
 
 RECENT_ROUNDS = 50
 """Number of past rounds that `watch` reads at its start, to compute the present rate."""
+SHOWN_ROUNDS = 2000
+"""The same on a terminal, for curves and the cost."""
 ALL = sys.maxsize
 LOOK_S = 2.0
 """Seconds between two polls while waiting for several jobs; the first running one is watched without delay."""
@@ -397,8 +400,13 @@ def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int =
     """Show one job's progress to its end, and exit with the code for its state."""
     from marless.app.cli.progress import TrainingProgress
 
-    job, first = found.job, max(found.rounds - past_rounds, 0)
-    progress = TrainingProgress(console(stderr=True), job, _stop_rules_of(client, job), "waiting …")
+    job, screen, spec, below = found.job, console(stderr=True), _spec_of(client, found.job), None
+    if screen.is_terminal and output is not Output.jsonl:
+        from marless.app.cli.sparklines import Course
+
+        below, past_rounds = Course(spec), max(past_rounds, SHOWN_ROUNDS)
+    first = max(found.rounds - past_rounds, 0)
+    progress = TrainingProgress(screen, job, spec.stop if spec else None, "waiting …", below=below)
     with detachable(job), progress as shown:
         for event in client.watch(job, cursor=max(first - 1, 0)):  # one more, because a rate needs two rounds
             if event.record and event.cursor <= first:
@@ -416,11 +424,16 @@ def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int =
 
 
 def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
-    """The job's stop rules; None if its spec cannot be read here, e.g. because its algorithm is not installed."""
+    spec = _spec_of(client, job)
+    return spec.stop if spec else None
+
+
+def _spec_of(client: Client, job: str) -> JobSpec | None:
+    """The job's spec; None if it cannot be read here, e.g. because its algorithm is not installed."""
     from marless.jobs import spec as specs
 
     with suppress(SpecError, NotFoundError, ValueError):
-        return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
+        return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec")
     return None
 
 

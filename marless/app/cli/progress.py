@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
@@ -19,6 +19,7 @@ from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
+    from marless.app.cli.sparklines import Course
     from marless.jobs.sections import StopSpec
 
 _RATE_ROUNDS = 50
@@ -79,11 +80,22 @@ class _Lines:
                 self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+class _Bar(Progress):
+    """A bar, and rows below it if there are any."""
+
+    below: Course | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below:
+            yield self.below
+
+
 class TrainingProgress:
     """Shows a bar on a terminal; elsewhere a line for each evaluation, and one every few seconds.
 
     `stop` holds the stop rules, if known, by which progress is measured. `status` is shown before the first round; if
-    there is no terminal, after `first_s` seconds.
+    there is no terminal, after `first_s` seconds. `below` is shown below the bar.
     """
 
     def __init__(
@@ -95,8 +107,10 @@ class TrainingProgress:
         *,
         first_s: float = QUIET_S,
         lively: bool = True,
+        below: Course | None = None,
     ) -> None:
         self._console = console
+        self._below = below
         self._lively = lively
         self._in_place = lively and console.is_terminal
         self._stop = stop
@@ -113,7 +127,7 @@ class TrainingProgress:
         half = _LONGEST_TITLE // 2
         shortened = title if len(title) <= _LONGEST_TITLE else f"{title[: half - 1]}…{title[-half:]}"
         self._title = title if self._wide else shortened
-        self._bar = Progress(
+        self._bar = _Bar(
             *_columns(wide=self._wide),
             console=console,
             expand=True,
@@ -121,6 +135,7 @@ class TrainingProgress:
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # data for a file or pipe must stay there
         )
+        self._bar.below = below
         self._task = self._bar.add_task(self._title, total=1.0, status=status)
 
     def __enter__(self) -> TrainingProgress:
@@ -162,11 +177,16 @@ class TrainingProgress:
         self._recent.append(record)
         self._greedy = record.newest_evaluation or self._greedy
         self._course.append((fraction_done(self._stop, record, self._trained_s), self._trained_s))
+        if self._below:
+            self._below.add(record)
 
     def show(self, record: RoundRecord) -> None:
         """Process and show a round that has just been recorded."""
         self.look_back(record)
-        self._bar.update(self._task, completed=self._course[-1][0], status=self._status(record))
+        status = self._status(record)
+        if self._below:
+            self._below.left = "".join(left for left in self._left() if left not in status)
+        self._bar.update(self._task, completed=self._course[-1][0], status=status)
         self._now = self._whole(record)
         if record.evaluations and not self._in_place:
             self._lines.printed()
