@@ -402,9 +402,9 @@ def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int =
 
     job, screen, spec, below = found.job, console(stderr=True), _spec_of(client, found.job), None
     if screen.is_terminal and output is not Output.jsonl:
-        from marless.app.cli.sparklines import Course
+        from marless.app.cli.sparklines import WatchedCourse
 
-        below, past_rounds = Course(spec), max(past_rounds, SHOWN_ROUNDS)
+        below, past_rounds = WatchedCourse(spec), max(past_rounds, SHOWN_ROUNDS)
     first = max(found.rounds - past_rounds, 0)
     progress = TrainingProgress(screen, job, spec.stop if spec else None, "waiting …", below=below)
     with detachable(job), progress as shown:

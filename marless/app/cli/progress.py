@@ -19,7 +19,7 @@ from marless.jobs.record import RoundRecord
 from marless.learning.data.returns import EpisodeReturns
 
 if TYPE_CHECKING:
-    from marless.app.cli.sparklines import Course
+    from marless.app.cli.sparklines import WatchedCourse
     from marless.jobs.sections import StopSpec
 
 _RATE_ROUNDS = 50
@@ -83,7 +83,7 @@ class _Lines:
 class _Bar(Progress):
     """A bar, and rows below it if there are any."""
 
-    below: Course | None = None
+    below: WatchedCourse | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -107,7 +107,7 @@ class TrainingProgress:
         *,
         first_s: float = QUIET_S,
         lively: bool = True,
-        below: Course | None = None,
+        below: WatchedCourse | None = None,
     ) -> None:
         self._console = console
         self._below = below

@@ -108,7 +108,7 @@ class RunningCost:
         return f"{self._usd:.6f}{of} USD ({self._accounting}{since})"
 
 
-class Course:
+class WatchedCourse:
     """What `marless watch` shows of the rounds that it was told, in rows of text."""
 
     def __init__(self, spec: JobSpec | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from marless.app.cli.progress import TrainingProgress
-from marless.app.cli.sparklines import Course, Series, sparkline
+from marless.app.cli.sparklines import Series, WatchedCourse, sparkline
 from marless.cost.billing.ledger import Ledger
 from marless.jobs import prices, spec
 from tests.docs.terminal import Screen
@@ -27,8 +27,8 @@ def rounds(count: int, first: int = 0, **changes):
         yield replace(record(n, **changes), returns=returns, actors=min(2 + n, 9))
 
 
-def course(given=SPEC, **which) -> Course:
-    found = Course(given)
+def course(given=SPEC, **which) -> WatchedCourse:
+    found = WatchedCourse(given)
     for each in rounds(**which):
         found.add(each)
     return found
@@ -118,7 +118,7 @@ def test_a_cost_that_is_unknown_is_not_shown(given):
 
 
 def test_before_the_first_round_nothing_is_shown():
-    assert Course(SPEC).rows(80, ascii_only=False) == []
+    assert WatchedCourse(SPEC).rows(80, ascii_only=False) == []
 
 
 class Ascii(io.StringIO):
@@ -128,7 +128,7 @@ class Ascii(io.StringIO):
 @pytest.mark.parametrize("out", [io.StringIO(), Ascii()])
 def test_the_rows_stand_below_the_bar_and_go_at_the_end(out):
     screen, console = Screen(), Console(file=out, force_terminal=True, width=44, no_color=True)
-    with TrainingProgress(console, "job", SPEC.stop, "", below=Course(SPEC)) as progress:
+    with TrainingProgress(console, "job", SPEC.stop, "", below=WatchedCourse(SPEC)) as progress:
         for each in rounds(6, idle_s=0.5):
             progress.show(each)
         progress._bar.refresh()
