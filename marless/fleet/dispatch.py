@@ -35,6 +35,7 @@ from marless.fleet.workers import (
 )
 from marless.rpc.admission import FairQueue
 from marless.rpc.errors import by_name
+from marless.rpc.tracing import Attributes, header, present, traced
 from marless.rpc.v1 import common_pb2 as pb
 
 QUEUE_LIMIT = 16 * MAX_ACTORS
@@ -156,7 +157,7 @@ class Dispatcher:
             waited_s, started = queued.seconds, Stopwatch.start()
             sent = pb.Task(id=task, attempt=attempt, payload=payload(), timeout_s=timeout_s)
             try:
-                result = await self._run_on(worker, sent)
+                result = await self._traced_on(worker, sent)
             except WorkerLostError as error:
                 self.attempts["lost"] += 1
                 hung += isinstance(error, WorkerHungError)
@@ -281,6 +282,23 @@ class Dispatcher:
         self._closed = reason
         self.renewal.stop()
         self.fail_waiting(reason, UnreachableError)
+
+    async def _traced_on(self, worker: Worker, task: pb.Task) -> pb.TaskResult:
+        """Run an attempt, as a span of its own if the caller is traced."""
+        scope = present()
+        if scope is None or not scope.trace:
+            return await self._run_on(worker, task)
+        facts: Attributes = {
+            "marless.task": task.id,
+            "marless.attempt": task.attempt,
+            "marless.worker": worker.hello.worker,
+        }
+        with traced("invocation", facts) as told:
+            if inner := present():
+                task.traceparent = header(inner)
+            result = await self._run_on(worker, task)
+            told |= {"marless.cold": result.invocation.cold, "marless.vcpu_s": result.invocation.vcpu_s}
+            return result
 
     async def _run_on(self, worker: Worker, task: pb.Task) -> pb.TaskResult:
         running = worker.running

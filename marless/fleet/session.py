@@ -25,6 +25,7 @@ from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.worker_process import Watchdog, WorkerOptions
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
+from marless.rpc.tracing import scope_of, within
 from marless.rpc.v1 import common_pb2 as pb
 
 DETAIL_BYTES = 4096
@@ -170,7 +171,8 @@ class _OneAtATime:
         self._task, began = task, (Stopwatch.start(), time.process_time())
         if task.timeout_s:
             self._watchdog.arm(task.timeout_s + OVERDUE_S)
-        self._work = asyncio.ensure_future(self._handle(task.payload))
+        with within(scope_of(task.traceparent, None)):  # the calls of this task tell of it
+            self._work = asyncio.ensure_future(self._handle(task.payload))
         self._answering = asyncio.create_task(self._answer(task, self._work, began))
 
     def cancel(self, cancel: pb.Cancel) -> None:

@@ -21,6 +21,7 @@ from marless.rpc.addresses import is_local
 from marless.rpc.admission import JOB_KEY
 from marless.rpc.errors import from_rpc
 from marless.rpc.security import Security
+from marless.rpc.tracing import metadata as trace_metadata
 
 CLIENT_FILES = 64
 """Files that a process with clients must be allowed to have open: twice as many as `marless train` has."""
@@ -103,8 +104,8 @@ class Peer:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """gRPC metadata of the next call: the bearer token, if there is one."""
-        return self._security.metadata()
+        """gRPC metadata of the next call: the bearer token and the present span of a trace, if there are any."""
+        return (*self._security.metadata(), *trace_metadata())
 
     async def call(
         self,

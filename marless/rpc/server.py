@@ -13,15 +13,17 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client.metrics_core import Metric
 
 from marless.core.errors import MarlessError, SpecError
 from marless.core.log import structlog
@@ -37,7 +39,8 @@ from marless.rpc.client import (
     check_process_limits,
 )
 from marless.rpc.errors import ErrorInterceptor
-from marless.rpc.metrics import Figures, Metrics
+from marless.rpc.metrics import Figures, Metrics, counter
+from marless.rpc.otlp import tracing
 from marless.rpc.process import (
     add_option,
     add_process_options,
@@ -49,6 +52,8 @@ from marless.rpc.process import (
 from marless.rpc.requests import Method
 from marless.rpc.roles import Role
 from marless.rpc.security import Security, TokenInterceptor, check_served
+from marless.rpc.traced_calls import TraceInterceptor
+from marless.rpc.tracing import Scope, present
 
 MAX_OPEN_RPCS = 20_000
 """RPCs that a service has open, whatever they do; beyond it gRPC itself refuses more. Most wait: see `admission`."""
@@ -171,7 +176,8 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     faulthandler.register(signal.SIGUSR1, file=_STDERR)  # writes where each thread is, for whoever asks why it hangs
     try:
         check_process_limits(files=SERVICE_FILES)
-        asyncio.run(_run(service, options, build))
+        with tracing(service):
+            asyncio.run(_run(service, options, build))
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1
@@ -204,13 +210,14 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
 
     On exit it reports NOT_SERVING, drains the service, and stops the server with a grace period of `DRAIN_S`.
     """
-    metrics, admission = Metrics() if options.metrics else None, AdmissionInterceptor()
+    metrics, admission, scope = Metrics() if options.metrics else None, AdmissionInterceptor(), present()
     # In this order: strangers take no turn from others, and requests are received and parsed by the last one, after the
     # call was admitted.
     server = grpc.aio.server(
         interceptors=(
             TokenInterceptor(options.security),
             *((metrics.interceptor,) if metrics else ()),
+            *((TraceInterceptor(scope.tracer),) if scope and scope.tracer else ()),
             admission,
             ErrorInterceptor(),
         ),
@@ -227,7 +234,8 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     async with build(address) as service, AsyncExitStack() as stack:
         admission.set(service.limits)
         if metrics:
-            await stack.enter_async_context(metrics.served(options.metrics, options.security, service.figures))
+            figures = partial(_figures, service, scope)
+            await stack.enter_async_context(metrics.served(options.metrics, options.security, figures))
         service.register(server)
         if options.reflection:
             names = (f"{PACKAGE}.{service.name}", health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -250,6 +258,14 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
             await healthy.enter_graceful_shutdown()
             await service.drain()
             await server.stop(grace=DRAIN_S)
+
+
+def _figures(service: ServedService, scope: Scope | None) -> Iterable[Metric]:
+    dropped = scope.tracer.dropped if scope and scope.tracer else 0
+    return (
+        *service.figures(),
+        counter("trace_spans_dropped", "Spans of traces that the collector did not get.", dropped),
+    )
 
 
 async def _report(healthy: health.aio.HealthServicer, service: ServedService) -> None:

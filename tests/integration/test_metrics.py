@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from marless.app.cli.stack import LocalStack
 from marless.app.client import AsyncClient
@@ -23,6 +24,7 @@ from marless.services.coordinator.jobs.view import EXECUTED
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.round_file import read
 from tests.e2e.test_train import JOB
+from tests.queries import OF_SCRAPES, grouped, queries, selected
 from tests.unit.jobs.sinks.test_tensorboard import points
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -67,15 +69,29 @@ async def counted(client, place) -> list[Samples]:
     return await asyncio.gather(*(asyncio.to_thread(scrape, log) for log in logs))
 
 
-def scrape(log: Path) -> Samples:
-    """What the service with this log says now, histograms without their buckets."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def known(counted, place) -> dict[str, set[str]]:
+    """The labels of each metric of the four services."""
+    found: dict[str, set[str]] = {}
+    for name in SERVICES:
+        for sample in await asyncio.to_thread(exported, place / "logs" / f"{name}.log"):
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def exported(log: Path) -> list[Sample]:
+    """What the service with this log says now."""
     addresses = [json.loads(line)["address"] for line in log.read_text().splitlines() if '"metrics"' in line]
     with urllib.request.urlopen(f"http://{addresses[-1]}/metrics", timeout=SOON_S) as answer:
         text = answer.read().decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def scrape(log: Path) -> Samples:
+    """The same by name and labels, histograms without their buckets."""
     return {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for sample in exported(log)
         if "le" not in sample.labels
     }
 
@@ -146,6 +162,18 @@ async def test_every_service_tells_prometheus_what_it_did(counted, place):
     assert store["marless_rpc_seconds_count", "OK", "ParamStoreService/Publish"] >= ROUNDS
     assert store["marless_redis_restarts_total",] == 0
     assert all(samples["process_resident_memory_bytes",] > 2**20 for samples in (coordinator, actors, learners, store))
+
+
+@pytest.mark.parametrize("title", queries())
+async def test_what_the_dashboard_and_the_alerts_ask_for_is_exported(counted, known, title):
+    """Red for a metric or a label that no service has, and for one whose name changes."""
+    query = queries()[title]
+    labels = set(OF_SCRAPES)
+    for each in selected(query):
+        assert each.metric in known
+        assert each.labels <= known[each.metric] | OF_SCRAPES
+        labels |= known[each.metric]
+    assert grouped(query) <= labels
 
 
 async def test_a_killed_coordinator_leaves_one_whole_curve(stack, client, counted, place):

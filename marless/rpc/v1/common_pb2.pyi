@@ -671,12 +671,15 @@ class Task(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     attempt: _builtins.int
     payload: _builtins.bytes
     """a task message of the pool's own proto"""
     timeout_s: _builtins.float
     """then the pool gives it to another worker, and this worker ends itself"""
+    traceparent: _builtins.str
+    """the span of this attempt, as in W3C Trace Context; "" without a trace"""
     def __init__(
         self,
         *,
@@ -684,10 +687,11 @@ class Task(_message.Message):
         attempt: _builtins.int = ...,
         payload: _builtins.bytes = ...,
         timeout_s: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "payload", b"payload", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "payload", b"payload", "timeout_s", b"timeout_s", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,11 +19,13 @@ from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.overlapping import OverlappingConfig
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
+from marless.rpc.tracing import within
 from marless.services.coordinator.execution import recording
 from marless.services.coordinator.execution.backoff import PASSING, Backoff, doing
 from marless.services.coordinator.execution.cancellation import CANCELLED, Cancellation, Steps
 from marless.services.coordinator.execution.evaluations import Baseline
 from marless.services.coordinator.execution.executor import Executor
+from marless.services.coordinator.execution.job_trace import JobTrace
 from marless.services.coordinator.execution.planning import Planner, RoundPlan, ending, may_end
 from marless.services.coordinator.execution.pools import JobContext, Pools
 from marless.services.coordinator.execution.recording import RoundRecorder
@@ -99,6 +101,7 @@ class JobRun:
         )
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._fenced = 0
+        self._trace = JobTrace(status)
         self.status = status
         self.detail = ""
         """The end of a traceback, if the job failed by an internal error."""
@@ -125,7 +128,8 @@ class JobRun:
         """
         try:
             self._folder.keep_beating()
-            await self._end(*await self._live())
+            with within(self._trace.scope):
+                await self._end(*await self._live())
         except FencedError as error:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
@@ -234,6 +238,7 @@ class JobRun:
         """Log what a recorded round has changed, and notify watchers once it is durable."""
         record = self._journal.last
         assert record is not None  # just recorded
+        self._trace.recorded(record)
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
         self._flusher.begin(partial(self._changed, record))
@@ -345,6 +350,7 @@ class JobRun:
     async def _finish(self, status: JobStatus) -> None:
         """Write the final status, and notify watchers once it is durable, or cannot be written (`LiveJob.saved`)."""
         self.status = status
+        self._trace.ended(status)
         try:
             self._folder.write_status(status)
             await self._flusher.all()

@@ -19,6 +19,7 @@ from marless.learning.data.returns import returns_of
 from marless.learning.envs.base import agents_checksum
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.tracing import phase
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
@@ -129,7 +130,8 @@ class ServicePools:
             if each.lane < actors
         )
         request.groups.extend(groups_of(groups, versions))
-        return await self._run(request)
+        with phase("rollout", round_):
+            return await self._run(request)
 
     async def evaluate(
         self, job_id: str, job: PreparedJob, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
@@ -139,7 +141,8 @@ class ServicePools:
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
         request.settings.relative_error = job.spec.evaluation.relative_error
         request.groups.extend(groups_of(groups, versions))
-        return await self._run(request)
+        with phase("evaluation", round_ - 1, recorded=True):  # of the policies that this round published
+            return await self._run(request)
 
     async def play_randomly(
         self, job_id: str, job: PreparedJob, batch: int, episodes: int, *, background: bool = True
@@ -150,7 +153,8 @@ class ServicePools:
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
         if background:
             request.settings.timeout_s = min(BACKGROUND_FACTOR * job.spec.actors.timeout_s, MAX_TIMEOUT_S)
-        reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
+        with phase("baseline", None):
+            reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
         return Played(reply.receipts[0], reply.receipts[0].played_s)
 
     async def update(  # noqa: PLR0913  # the fields of one request
@@ -181,7 +185,8 @@ class ServicePools:
             oldest=oldest,
             keep=keep,
         )
-        reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
+        with phase("update", round_):
+            reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
         return Update(
             versions={version.policy: version.version for version in reply.versions},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
@@ -196,7 +201,8 @@ class ServicePools:
         request = self._rollout(job_id, job, rollout, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors = 1
         request.groups.extend(groups_of(groups, versions))
-        reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
+        with phase("rollout", None):
+            reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
         [receipt] = reply.receipts
         return RolloutResult(receipt.env_steps, receipt, invocations_of(reply.invocations))
 
@@ -224,7 +230,8 @@ class ServicePools:
             measure=measure_of(measure),
             oldest=oldest,
         )
-        reply = await self._learner_pool.call(self._learners.Gradient, request, timeout_s=CALL_TIMEOUT_S)
+        with phase("gradient", None):
+            reply = await self._learner_pool.call(self._learners.Gradient, request, timeout_s=CALL_TIMEOUT_S)
         return GradientResult(
             parts={each.policy: each.version for each in reply.gradients},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
