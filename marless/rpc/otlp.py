@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 from marless.core.log import structlog
-from marless.rpc.tracing import Scope, TracedSpan, Tracer, within
+from marless.rpc.tracing import TracedSpan, Tracer, TraceScope, within
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -58,7 +58,7 @@ def tracing(service: str) -> Iterator[OtlpTracer | None]:
     for name in SECRETS:
         os.environ.pop(name, None)  # what runs in this process and its workers needs no key of the collector
     try:
-        with within(Scope(tracer=tracer)):
+        with within(TraceScope(tracer=tracer)):
             yield tracer
     finally:
         tracer.close()

@@ -53,7 +53,7 @@ from marless.rpc.requests import Method
 from marless.rpc.roles import Role
 from marless.rpc.security import Security, TokenInterceptor, check_served
 from marless.rpc.traced_calls import TraceInterceptor
-from marless.rpc.tracing import Scope, present
+from marless.rpc.tracing import TraceScope, present
 
 MAX_OPEN_RPCS = 20_000
 """RPCs that a service has open, whatever they do; beyond it gRPC itself refuses more. Most wait: see `admission`."""
@@ -260,7 +260,7 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
             await server.stop(grace=DRAIN_S)
 
 
-def _figures(service: ServedService, scope: Scope | None) -> Iterable[Metric]:
+def _figures(service: ServedService, scope: TraceScope | None) -> Iterable[Metric]:
     dropped = scope.tracer.dropped if scope and scope.tracer else 0
     return (
         *service.figures(),

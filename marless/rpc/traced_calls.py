@@ -10,7 +10,7 @@ import grpc
 
 from marless.rpc.client import PACKAGE
 from marless.rpc.requests import Handler, Method, wrapped
-from marless.rpc.tracing import NAME_KEY, TRACE_KEY, Attributes, Scope, Tracer, called, scope_of, traced, within
+from marless.rpc.tracing import NAME_KEY, TRACE_KEY, Attributes, Tracer, TraceScope, called, scope_of, traced, within
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
@@ -35,14 +35,14 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
         coroutine, generator = (partial(each, name, facts, scope) for each in (self._coroutine, self._generator))
         return wrapped(handler, coroutine, generator)
 
-    def _coroutine(self, name: str, facts: Attributes, scope: Scope, inner: Method) -> Method:
+    def _coroutine(self, name: str, facts: Attributes, scope: TraceScope, inner: Method) -> Method:
         async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
             with within(scope), traced(name, facts, serves=True):
                 return await inner(request, context)
 
         return call
 
-    def _generator(self, name: str, facts: Attributes, scope: Scope, inner: Method) -> Method:
+    def _generator(self, name: str, facts: Attributes, scope: TraceScope, inner: Method) -> Method:
         async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
             with within(scope), traced(name, facts, serves=True):
                 async for response in inner(request, context):

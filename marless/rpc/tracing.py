@@ -61,7 +61,7 @@ class Tracer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class TraceScope:
     """The present span. Its process emits spans if it has a tracer, and else only tells others of the present one."""
 
     tracer: Tracer | None
@@ -73,7 +73,7 @@ class Scope:
     rounds: dict[int, float] = field(default_factory=dict)
     """Rounds of the job that are begun and not recorded, with their starts in Unix seconds."""
 
-    def of_job(self, job: str, accepted_s: float, request: str) -> Scope:
+    def of_job(self, job: str, accepted_s: float, request: str) -> TraceScope:
         """The scope of a job's trace, from when it was accepted, or from the request that resumed it after an end."""
         trace = _digest(job, accepted_s, request)
         return replace(self, trace=trace[:32], span=_digest(trace, "job")[:16], rounds={})
@@ -88,10 +88,10 @@ class Scope:
             self.tracer.emit(span)
 
 
-_scope: ContextVar[Scope | None] = ContextVar("marless-trace", default=None)
+_scope: ContextVar[TraceScope | None] = ContextVar("marless-trace", default=None)
 
 
-def present() -> Scope | None:
+def present() -> TraceScope | None:
     """The present scope; None if this process traces nothing, and was called by none that does."""
     return _scope.get()
 
@@ -105,15 +105,15 @@ def metadata() -> tuple[tuple[str, str], ...]:
     return (parent, (NAME_KEY, f"marless={scope.calls}")) if scope.calls else (parent,)
 
 
-def header(scope: Scope) -> str:
+def header(scope: TraceScope) -> str:
     """The present span as `traceparent`."""
     return f"00-{scope.trace}-{scope.span}-01"
 
 
-def scope_of(text: str, tracer: Tracer | None) -> Scope | None:
+def scope_of(text: str, tracer: Tracer | None) -> TraceScope | None:
     """The scope that a `traceparent` names; None for text that is none."""
     found = _HEADER.fullmatch(text)
-    return Scope(tracer=tracer, trace=found[1], span=found[2]) if found else None
+    return TraceScope(tracer=tracer, trace=found[1], span=found[2]) if found else None
 
 
 def called(text: str) -> str:
@@ -123,7 +123,7 @@ def called(text: str) -> str:
 
 
 @contextmanager
-def within(scope: Scope | None) -> Iterator[None]:
+def within(scope: TraceScope | None) -> Iterator[None]:
     """Make a scope the present one; tasks that are created meanwhile keep it."""
     before = _scope.set(scope)
     try:

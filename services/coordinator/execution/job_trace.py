@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from marless.jobs.record import RoundRecord
-from marless.rpc.tracing import Attributes, Scope, TracedSpan, present
+from marless.rpc.tracing import Attributes, TracedSpan, TraceScope, present
 from marless.services.coordinator.state.status import JobStatus
 
 
@@ -14,7 +14,7 @@ class JobTrace:
 
     def __init__(self, status: JobStatus) -> None:
         process = present()
-        self.scope: Scope | None = None
+        self.scope: TraceScope | None = None
         """In which the job runs."""
         if process and process.tracer:
             self.scope = process.of_job(status.job, status.accepted_s, status.resume_request_id)

@@ -12,7 +12,18 @@ import pytest
 
 from marless.rpc import otlp, tracing
 from marless.rpc.otlp import OtlpTracer
-from marless.rpc.tracing import Scope, TracedSpan, called, header, metadata, phase, present, scope_of, traced, within
+from marless.rpc.tracing import (
+    TracedSpan,
+    TraceScope,
+    called,
+    header,
+    metadata,
+    phase,
+    present,
+    scope_of,
+    traced,
+    within,
+)
 from tests.otlp_collector import collecting
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -36,7 +47,7 @@ def test_outside_of_a_trace_calls_carry_nothing():
     assert (present(), metadata()) == (None, ())
     with phase("rollout", 3), traced("x", {}):
         assert (present(), metadata()) == (None, ())
-    with within(Scope(tracer=Kept())), phase("rollout", 3):
+    with within(TraceScope(tracer=Kept())), phase("rollout", 3):
         assert metadata() == ()
 
 
@@ -65,7 +76,7 @@ def test_a_callee_is_named_by_a_word_and_nothing_else():
 
 
 def test_the_same_job_continues_its_trace_and_a_resumed_one_begins_another():
-    process = Scope(tracer=Kept())
+    process = TraceScope(tracer=Kept())
     first, again = (process.of_job("j", 5.0, "") for _ in range(2))
     assert (first.trace, first.span, first.id_of("round", 2)) == (again.trace, again.span, again.id_of("round", 2))
     others = [process.of_job("j", 5.0, "request"), process.of_job("k", 5.0, ""), process.of_job("j", 6.0, "")]
@@ -75,7 +86,7 @@ def test_the_same_job_continues_its_trace_and_a_resumed_one_begins_another():
 
 
 def test_a_phase_is_below_its_round_and_is_named_to_its_callee():
-    job = Scope(tracer=Kept()).of_job("j", 5.0, "")
+    job = TraceScope(tracer=Kept()).of_job("j", 5.0, "")
     with within(job):
         with phase("rollout", 2):
             assert dict(metadata()) == {
@@ -199,7 +210,7 @@ def test_without_the_extra_a_service_starts_and_says_so(monkeypatch):
 
 
 def test_a_job_that_fails_at_once_leaves_few_rounds_behind():
-    job = Scope(tracer=Kept()).of_job("j", 5.0, "")
+    job = TraceScope(tracer=Kept()).of_job("j", 5.0, "")
     with within(job):
         for number in range(3 * tracing.MOST_ROUNDS):
             with phase("rollout", number):
