@@ -38,10 +38,7 @@ export class Bills {
       const before = this.about?.priced;
       this.about = found;
       this.progress.textContent = found.problem || (found.priced < found.rounds ? `priced ${found.priced} of ${found.rounds} rounds` : "");
-      if (found.budget_usd && !this.chart.constants.budget) {
-        this.chart.constants = { [`budget (${found.accounting})`]: found.budget_usd };
-        this.chart.drawLegend();
-      }
+      this.chart.setConstant(`budget (${found.accounting})`, found.budget_usd);
       if (found.priced !== before && this.chart.appeared) await this.chart.load();
     }
     this.asked = true;

@@ -1,7 +1,7 @@
 // A chart of some curves over an axis: live, zoomable, with marks of faults. Draws with uPlot, which is loaded once.
 
 import { get, pathOf } from "./api.js";
-import { DASHES, colour, cssValue, h, number, replace } from "./dom.js";
+import { colour, cssValue, dashes, h, number, replace } from "./dom.js";
 import { baseOptions, drawMarks, loadLibrary, sample } from "./plotting.js";
 
 const HEIGHT = 210;
@@ -13,8 +13,8 @@ export class Chart {
    * `names` are curves, `labels` how people call them, `constants` are horizontal lines by name.
    * The page calls `setAxis`, `update` with new rounds, `setMarks`; and `close`.
    */
-  constructor(job, { title, names, labels = {}, constants = {}, note = "" }) {
-    Object.assign(this, { job, names, labels, constants, title, marks: [], range: null, hidden: new Set(), axis: "env-steps", rounds: [], xs: [], columns: {} });
+  constructor(job, { title, names, labels = {}, constants = {}, note = "", range = null }) {
+    Object.assign(this, { job, names, labels, constants, title, marks: [], range: null, hidden: new Set(), axis: "env-steps", yRange: range, rounds: [], xs: [], columns: {} });
     this.legend = h("div", { class: "legend" });
     this.plotPlace = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (event) => this.key(event) });
     this.values = h("span", { class: "quiet" });
@@ -57,6 +57,14 @@ export class Chart {
     Object.assign(this, { names, labels });
     this.drawLegend();
     if (this.appeared) this.load();
+  }
+
+  /** A horizontal line that is known only now. */
+  setConstant(name, value) {
+    if (value === null || value === undefined || this.constants[name] === value) return;
+    this.constants = { [name]: value };
+    this.drawLegend();
+    this.redraw();
   }
 
   setMarks(marks) {
@@ -138,16 +146,17 @@ export class Chart {
     this.plot?.destroy();
     const options = baseOptions(this.plotPlace.clientWidth || 400, HEIGHT, { select: (low, high) => this.select(low, high) });
     const series = this.names.map((name, index) => ({
-      label: this.labels[name] || name, stroke: colour(index), dash: DASHES[index % 8], width: 1.5, spanGaps: true, show: !this.hidden.has(name),
+      label: this.labels[name] || name, stroke: colour(index), dash: dashes(index), width: 1.5, spanGaps: true, show: !this.hidden.has(name),
       points: { show: (this.columns[name] || []).filter((each) => each !== null).length < 60, size: 4 },
     }));
-    const constants = Object.keys(this.constants).map((name, index) => ({ label: name, stroke: cssValue("--quiet"), dash: DASHES[(index + 1) % 8], width: 1.2, points: { show: false } }));
+    const constants = Object.keys(this.constants).map((name, index) => ({ label: name, stroke: cssValue("--quiet"), dash: dashes(index + 1), width: 1.2, points: { show: false } }));
     options.series = [{}, ...series, ...constants];
     options.hooks.draw = [(plot) => {
       const marks = this.marks.slice(-MOST_MARKS);
       drawMarks(plot, marks, marks.map((mark) => this.xs[this.rounds.findIndex((round) => round >= mark.round)]));
     }];
     options.hooks.setCursor = [(plot) => this.point(plot.cursor.idx)];
+    if (this.yRange) options.scales.y = { range: this.yRange };
     if (this.range) options.scales.x.range = [this.range[0], this.range[1]];
     replace(this.plotPlace);
     this.plot = new window.uPlot(options, this.data(), this.plotPlace);

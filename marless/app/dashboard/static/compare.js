@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { baseOptions, loadLibrary, sample } from "./plotting.js";
 import { problems } from "./dialogs.js";
-import { DASHES, colour, fixed, h, number, replace, usd } from "./dom.js";
+import { colour, dashes, fixed, h, number, replace, usd } from "./dom.js";
 import { scatter } from "./scatter.js";
 
 const AXES = { "env-steps": "env steps", rounds: "rounds", seconds: "seconds", usd: "US dollars, billed" };
@@ -153,7 +153,7 @@ class ComparePage {
     const data = [xs];
     groups.forEach(({ label, line }, index) => {
       data.push(column(line.places, line.center));
-      options.series.push({ label, stroke: colour(index), dash: DASHES[index % 8], width: 2, spanGaps: true, points: { show: line.places.length < 40, size: 5 } });
+      options.series.push({ label, stroke: colour(index), dash: dashes(index), width: 2, spanGaps: true, points: { show: line.places.length < 40, size: 5 } });
       if (!line.low.length) return;
       const edge = { stroke: colour(index), width: 0.5, spanGaps: true, points: { show: false } };
       data.push(column(line.places, line.high), column(line.places, line.low));

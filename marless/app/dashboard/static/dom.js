@@ -88,9 +88,14 @@ export function cssValue(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-export const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 4], [12, 4], [6, 2, 2, 2]];
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 4], [12, 4], [6, 2, 2, 2]];
 
-/** The colour of the n-th line; lines differ in their dashes, too. */
+/** The dashes of the n-th line; of the ninth and later ones, colour and dashes together are new. */
+export function dashes(index) {
+  return DASHES[(index + Math.floor(index / 8)) % 8];
+}
+
+/** The colour of the n-th line. */
 export function colour(index) {
   return cssValue(`--line-${index % 8}`);
 }

@@ -73,7 +73,8 @@ class JobPage {
     this.metrics = this.metricChart(has("metric/"));
     const parts = [this.returns, this.agentReturns, this.actors, this.metrics.chart];
     if (has("won/").length) {
-      parts.splice(1, 0, this.chart({ title: "Episodes won", names: ["won/greedy", "won/exploring"], labels: { "won/greedy": "greedy", "won/exploring": "exploring" }, constants: found.job.random_win_rate === null ? {} : { "random policy": found.job.random_win_rate } }));
+      this.won = this.chart({ range: [0, 1], title: "Episodes won", names: ["won/greedy", "won/exploring"], labels: { "won/greedy": "greedy", "won/exploring": "exploring" }, constants: found.job.random_win_rate === null ? {} : { "random policy": found.job.random_win_rate } });
+      parts.splice(1, 0, this.won);
     }
     if (has("staleness/").length) parts.push(this.chart({ title: "Staleness of gradients", names: ["staleness/mean", "staleness/most"], labels: { "staleness/mean": "mean", "staleness/most": "most" }, note: "versions" }));
     this.bills = new Bills(this.name, (chart) => this.adopt(chart));
@@ -143,6 +144,9 @@ class JobPage {
     this.job = job;
     this.rounds = Math.max(this.rounds || 0, job.rounds);
     replace(this.head, h("h1", {}, job.job), stateBadge(job.state), h("span", { class: "quiet" }, job.reason), actions(job, this.about.writable));
+    this.returns.setConstant("random policy", job.random_return);
+    this.agentReturns.setConstant("random policy", job.random_return);
+    this.won?.setConstant("random policy", job.random_win_rate);
     this.tellFacts();
   }
 

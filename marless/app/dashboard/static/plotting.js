@@ -1,6 +1,6 @@
 // What charts share: the library, which is loaded once, their look, and the marks of faults.
 
-import { DASHES, cssValue, h, number } from "./dom.js";
+import { cssValue, dashes, h, number } from "./dom.js";
 
 let library = null;
 
@@ -19,7 +19,7 @@ export function sample(index) {
   svg.setAttribute("height", "8");
   svg.setAttribute("aria-hidden", "true");
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  const values = { x1: 0, x2: 22, y1: 4, y2: 4, stroke: `var(--line-${index % 8})`, "stroke-width": 2, "stroke-dasharray": DASHES[index % 8].join(" ") };
+  const values = { x1: 0, x2: 22, y1: 4, y2: 4, stroke: `var(--line-${index % 8})`, "stroke-width": 2, "stroke-dasharray": dashes(index).join(" ") };
   Object.entries(values).forEach(([name, value]) => line.setAttribute(name, value));
   svg.append(line);
   return svg;
