@@ -78,6 +78,10 @@ class ScriptedSharingKind:
         """Not needed."""
         return False
 
+    def gradients(self, config: SharingConfig) -> bool:
+        """Not needed."""
+        return False
+
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
         """Not needed."""
         return None
