@@ -171,16 +171,21 @@ def _metric(spec: JobSpec) -> str:
 def _mean(spec: JobSpec, runs: _Runs) -> _Plan:
     mean = fmean(fmean(decided_actors(records)) for records in runs.values())
     count = max(math.floor(mean + 0.5), 1)
-    scaling = {"name": "fixed", "within_budget": spec.scaling.within_budget}
+    scaling = {"name": "fixed", **_limits(spec)}
     return f"{count} actors in every round", {seed: {"scaling": scaling, "actors": {"count": count}} for seed in runs}
 
 
 def _shuffled(spec: JobSpec, runs: _Runs) -> _Plan:
     own = {seed: shuffled(decided_actors(records), seed) for seed, records in runs.items()}
-    kept = {"name": "given", "within_budget": spec.scaling.within_budget}
+    kept = {"name": "given", **_limits(spec)}
     return "its own numbers of actors in shuffled order", {
         seed: {"scaling": {**kept, "actors": numbers}} for seed, numbers in own.items()
     }
+
+
+def _limits(spec: JobSpec) -> Mapping[str, Any]:  # Any: what a job file can hold
+    """The fields that limit a policy's numbers by a budget or a deadline, which hold for controls as well."""
+    return spec.scaling.model_dump(include={"within_budget", "deadline_s"})
 
 
 def _final(spec: JobSpec, runs: _Runs) -> _Plan:

@@ -135,10 +135,9 @@ def _verdict(column: VariantColumn, control: ControlColumn) -> ControlVerdict:
 
 
 def _reference(comparison: Comparison, column: VariantColumn) -> VariantColumn | None:
-    """The last of the cost references whose cost counts by the same accounting, else the first; not the column."""
+    """The cost reference whose cost counts by the same accounting, else the first; not the column itself."""
     others = [each for each in comparison.cost_references if each is not column]
-    alike = [each for each in others if each.counts == column.counts]
-    return next(iter(alike[-1:] or others), None)
+    return next((each for each in others if each.counts == column.counts), next(iter(others), None))
 
 
 def _control_sentence(name: str, found: ControlVerdict) -> str:

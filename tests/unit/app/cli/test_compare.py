@@ -391,3 +391,20 @@ def test_a_coordinator_may_run_it(place, machine, unseen, marless, tmp_path):
         code, _, err = marless("compare", "job.yaml", *there, "--out", "other", "--set", "env.options.agents=3")
         assert code == 2
         assert "the coordinator's job tiny-vanilla-seed0 was run with other settings (env)" in err
+
+
+def test_a_coordinator_may_run_the_controls_too(place, machine, unseen, marless, tmp_path):
+    chosen = ("--presets", "no-sharing", "--seeds", 1)
+    assert marless("compare", "job.yaml", *chosen, "--out", "here")[0] == 0
+    made, machine.begun[:] = list(machine.begun), []
+    folders = {each.name: each for folder in ("runs", "controls") for each in (tmp_path / "here" / folder).iterdir()}
+    assert set(made) == set(folders) and len(made) == 3
+    with ScriptedCoordinator(tmp_path) as coordinator:
+        for name, folder in folders.items():
+            coordinator.add(name, "SUCCEEDED")
+            files = {file: (folder / file).read_bytes() for file in ("spec.yaml", "job.json", "rounds.jsonl")}
+            coordinator.servicer.jobs[name].files = files
+        code, out, _ = marless("compare", "job.yaml", *chosen, "--coordinator", coordinator.address, "--out", "there")
+        assert (code, machine.begun) == (0, [])
+        assert "no-sharing~mean" in out
+        assert {each.name for each in (tmp_path / "there/controls").iterdir()} == set(made[1:])

@@ -227,6 +227,18 @@ def test_where_policies_decide_the_range_is_wider(marless, job_file, calibrated)
     assert "as few as the policies may choose" in free["assumed"][-1]
 
 
+def test_a_list_of_actors_is_estimated_by_its_mean(marless, job_file, calibrated):
+    """Of 2, 1, and then 3 to the end of four rounds: 2.25, rounded to 2."""
+    usual = ["submit", job_file, "--dry-run", "-o", "json", "--set", "stop.rounds=4"]
+    lists = ("[2, 1, 3]", "[2]", "[3]")
+    found, two, three = (
+        json.loads(marless(*usual, "--set", f"scaling={{name: given, actors: {each}}}")[1]) for each in lists
+    )
+    assert found["usd"]["paper"] == two["usd"]["paper"]
+    assert found["usd"]["paper"]["likely"] < three["usd"]["paper"]["likely"]
+    assert found["assumed"][-1] == "assumed: each round has as many actors as a round of the list has on average"
+
+
 def test_a_calibration_that_fails_is_one_sentence(marless, job_file, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: out of luck\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)

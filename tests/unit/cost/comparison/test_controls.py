@@ -143,10 +143,13 @@ def test_the_noise_scale_is_what_gns_reads():
     assert planned(own, {0: rounds})["placebo"].spec.scaling.placebo.median == 50.0
 
 
-def test_a_budget_holds_for_controls_too():
-    limited = {"scaling": {"name": "marless", "within_budget": True}, "stop": {"rounds": 3, "cost_usd": 1.0}}
+def test_a_budget_and_a_deadline_hold_for_controls_too():
+    limits = {"within_budget": True, "deadline_s": 60.0}
+    limited = {"scaling": {"name": "marless", **limits}, "stop": {"rounds": 3, "cost_usd": 1.0}}
     made = planned(variant(**limited), {0: run(4, 2)})
+    assert len(made) == 4
     assert all(each.spec.scaling.within_budget for each in made.values())
+    assert all(each.spec.scaling.deadline_s == 60.0 for each in made.values())
     assert all(each.spec.stop.cost_usd == 1.0 for each in made.values())
 
 

@@ -26,6 +26,8 @@ SCALING = [
     {"name": "echo", "window": 3},
     {"name": "variance", "window": 4},
     {"name": "nitro", "deadline_s": 30.0},
+    {"name": "given", "actors": [4, 2, 3, 1]},
+    {"name": "marless", "window": 3, "placebo": {"median": 1.0, "deviation": 0.4}},
 ]
 SHARING = [{"name": "fixed"}, {"name": "fixed", "groups": "shared"}, {"name": "marless", "window": 3}]
 """A short window, so that runs of a dozen rounds share and split."""
@@ -279,6 +281,16 @@ def test_a_replay_ends_where_its_stop_rules_say():
     spent = simulate(records, spec, asked)
     assert len(spent.steps) == 2
     assert spent.ending.startswith("0.0")
+
+
+def test_a_list_and_a_placebo_are_asked_what_if():
+    spec = spec_of(**BOTH)
+    records = run_of(spec, 8)
+    listed = simulate(records, spec, changed(spec, "given", "", "scaling.actors=[3, 1, 2]"))
+    assert [step.replayed.actors for step in listed.steps] == [3, 1, 2, 2, 2, 2, 2, 2]
+    drawn = simulate(records, spec, changed(spec, "", "", "scaling.placebo={median: 1.0, deviation: 0.4}"))
+    reasons = [step.replayed.decisions[0].reason for step in drawn.steps]
+    assert all(reason.startswith("with random numbers for curvature: ") for reason in reasons)
 
 
 def test_costs_of_steps_add_up_to_the_totals():
