@@ -20,7 +20,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-browser test-kubernetes faults security fuzz check format protos lock audit sbom release docs
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-browser test-kubernetes faults security fuzz check format protos lock audit sbom release docs results
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -66,6 +66,12 @@ test-browser: .venv/.browser
 # The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
 test-kubernetes: .venv/.kubernetes
 	.venv/kubernetes/bin/python -m tests.kubernetes_schemas
+
+# What deciding is worth: bench/plans/decisions.md. Some hours on two cores; can be stopped and started again.
+results: .venv/.dev
+	$(BIN)/python -m bench.frontiers --runs runs --seeds 5 --processes 2 --json runs/frontiers.json
+	$(BIN)/python -m bench.noise_law --runs-folder runs --json runs/noise_law.json
+	$(BIN)/python -m bench.report runs/frontiers.json runs/noise_law.json
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of tests/faults/RESULTS.md,
 # and then simulates the whole system under faults.

@@ -1,6 +1,7 @@
 """Runs `marless frontier` on the tasks of bench/plans/decisions.md, which say what a user pays who sets nothing.
 
-    python -m bench.frontiers --runs runs --seeds 5 --processes 2 --document docs/results.md
+    python -m bench.frontiers --runs runs --seeds 5 --processes 2 --json frontiers.json
+    python -m bench.report frontiers.json
 
 Finished runs are not repeated, so that it can be stopped and started again.
 """
@@ -8,10 +9,17 @@ Finished runs are not repeated, so that it can be stopped and started again.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench import harness
+from bench.harness import Row
 
 PRESETS = "auto,marless,marless-frugal"
 
@@ -80,6 +88,36 @@ def command(task: Task, options: argparse.Namespace) -> list[str]:
     return words + (["--document", str(options.document)] if options.document else [])
 
 
+def summary(task: str, frontier: Mapping[str, Any]) -> list[Row]:  # Any: JSON
+    """A row for each preset: actors, the return at the end, and regrets by both accountings."""
+    found: list[Row] = []
+    for preset, known in frontier["presets"].items():
+        runs = known["runs"]
+        row: Row = {
+            "task": task,
+            "preset": preset,
+            "actors": f"{fmean(each['actors'] for each in runs):.3g}",
+            "final return": f"{fmean(each['final_return'] for each in runs):.4g}",
+            "goal": f"{frontier['goal']['value']:.4g}",
+            "reached": f"{known['seeds_reached']} of {len(runs)}",
+        }
+        for each in frontier["regrets"]:
+            if each["preset"] == preset:
+                where = "with own machines" if each["own_machines"] else "functions"
+                row[f"regret, {each['accounting']}, {where}"] = regret(each)
+                row[f"best, {each['accounting']}, {where}"] = each["against"] or ""
+        found.append(row)
+    return found
+
+
+def regret(known: Mapping[str, Any]) -> str:  # Any: JSON
+    """A regret with its interval, in per cent, or why there is none."""
+    if known["ratio"] is None:
+        return "not reached" if not known["reached"] else "faster than all"
+    ends = [100 * (known["ratio"][end] - 1) for end in ("low", "high") if known["ratio"][end] is not None]
+    return f"{100 * known['regret']:.0f} %" + (f" ({ends[0]:.0f} to {ends[1]:.0f})" if ends else "")
+
+
 def main() -> int:
     """Make the frontier of each chosen task; returns the first exit code that is not 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,10 +125,16 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="directory of the run folders")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each setting")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--json", type=Path, help="write the summary here too")
     parser.add_argument("--document", type=Path, help="page whose blocks get the tables")
     options = parser.parse_args()
-    chosen = options.tasks.split(",")
-    codes = [subprocess.call(command(task, options)) for task in TASKS if task.name in chosen]
+    tasks = [task for task in TASKS if task.name in options.tasks.split(",")]
+    about = harness.machine()
+    codes = [subprocess.call(command(task, options)) for task in tasks]
+    files = {task.name: options.runs / f"frontier-{task.name}" / "frontier.json" for task in tasks}
+    known = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
+    rows = [row for name, frontier in known.items() for row in summary(name, frontier)]
+    harness.report("frontiers", about, rows, {}, options.json)
     return next((code for code in codes if code), 0)
 
 

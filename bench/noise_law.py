@@ -52,7 +52,7 @@ def arrivals(settings: Mapping[str, Any], groups: str, samples: int) -> dict[int
 def measured(records: Sequence[RoundRecord], until: float) -> float:
     """The median of K, in actors, over `auto`'s rounds before so many env steps."""
     inputs = [record.decisions[0].inputs for record in records if record.env_steps <= until]
-    return median(each["noise_actors"] for each in inputs if "noise_actors" in each)
+    return float(median(each["noise_actors"] for each in inputs if "noise_actors" in each))
 
 
 def share_of_measuring(records: Sequence[RoundRecord]) -> float:
