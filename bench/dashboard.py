@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import aiohttp
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 from bench.harness import percentile
 from bench.jobs import stack
@@ -46,7 +48,7 @@ algorithm: ippo
 actors: {count: 100}
 stop: {rounds: 10000}
 """
-TRAINED = {
+TRAINED: dict[str, Any] = {  # Any: YAML
     "name": "watched",
     "env": {"name": "mpe/simple_spread"},
     "algorithm": "ippo",
@@ -107,14 +109,14 @@ def write_long_run(runs: Path) -> int:
 
 
 @contextmanager
-def dashboard(*words: str) -> Iterator[tuple[str, str]]:
-    """Run a dashboard; yields its address and its token."""
+def dashboard(*words: str) -> Iterator[tuple[str, str, psutil.Process]]:
+    """Run a dashboard; yields its address, its token and its process."""
     command = [sys.executable, "-P", "-m", "marless", "dashboard", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         address, _, token = process.stdout.readline().strip().partition("/#token=")
         try:
-            yield address, token
+            yield address, token, psutil.Process(process.pid)
         finally:
             process.terminate()
 
@@ -148,8 +150,6 @@ async def pages(address: str, token: str) -> dict[str, Any]:  # Any: JSON
         total = 0
         while total < ROUNDS:
             async with browser.get(f"/api/jobs/long/series?{query}") as answer:
-                import gzip
-
                 data = await answer.read()
                 if answer.headers.get("Content-Encoding") == "gzip":
                     data = gzip.decompress(data)
@@ -168,9 +168,13 @@ async def pages(address: str, token: str) -> dict[str, Any]:  # Any: JSON
     }
 
 
-async def follow(browser: aiohttp.ClientSession, job: str, late_s: list[float]) -> None:
+async def follow(browser: aiohttp.ClientSession, job: str, late_s: list[float] | None) -> None:
     """Follow a job as a page does; adds for each round the seconds from its end until the page has it."""
     async with browser.get(f"/api/jobs/{job}/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+        if late_s is None:
+            while await answer.content.readany():  # most only read: their work would be that of other machines
+                pass
+            return
         async for line in answer.content:
             if line.startswith(b"data: [{"):
                 late_s.append(time.time() - json.loads(line[6:])[-1]["ended_s"])
@@ -181,7 +185,7 @@ async def trained(runs: Path, number: int, address: str, token: str, browsers: i
     late_s: list[float] = []
     async with AsyncClient(runs=runs) as client, session(address, token) as browser:
         job = (await client.submit(TRAINED | {"seed": number}, job=f"watched-{number}")).job
-        followers = [asyncio.create_task(follow(browser, job, late_s)) for _ in range(browsers)]
+        followers = [asyncio.create_task(follow(browser, job, None if each else late_s)) for each in range(browsers)]
         rounds = [event.record.took_s async for event in client.watch(job) if event.record]
         for each in followers:
             each.cancel()
@@ -192,17 +196,21 @@ async def trained(runs: Path, number: int, address: str, token: str, browsers: i
 async def crowd(runs: Path, repeats: int) -> dict[str, Any]:  # Any: JSON
     """How much slower rounds are with BROWSERS pages open, and how late those have each round."""
     alone, watched, late_s = list[float](), list[float](), list[float]()
-    with dashboard("--runs", str(runs)) as (address, token):
+    used_s = []
+    with dashboard("--runs", str(runs)) as (address, token, process):
         await trained(runs, 0, address, token, 1)  # workers are warm now
         for number in range(1, 2 * repeats + 1):
-            browsers = BROWSERS if number % 2 else 0
+            browsers, before = (BROWSERS if number % 2 else 0), sum(process.cpu_times()[:2])
             took_s, late = await trained(runs, number, address, token, browsers)
             (watched if browsers else alone).append(took_s)
+            if browsers:
+                used_s.append(sum(process.cpu_times()[:2]) - before)
             late_s += late
     return {
         "round_ms_alone": 1e3 * median(alone),
         "round_ms_watched": 1e3 * median(watched),
         "slower": median(watched) / median(alone) - 1,
+        "dashboard_cpu_ms_per_round": 1e3 * median(used_s) / TRAINED["stop"]["rounds"],
         "event_ms": 1e3 * median(late_s),
         "event_ms_95": 1e3 * percentile(late_s, 95),
         "events": len(late_s),
@@ -241,9 +249,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="marless-") as place:
         runs = Path(place, "runs")
         figures: dict[str, Any] = {"records_mb": write_long_run(runs) / 1e6}  # Any: JSON
-        with dashboard(str(runs)) as (address, token):
+        with dashboard(str(runs)) as (address, token, _):
             figures |= asyncio.run(pages(address, token))
-        with dashboard(str(runs)) as (address, token):
+        with dashboard(str(runs)) as (address, token, _):
             figures |= browser_figures(address, token)
     with suppress(KeyboardInterrupt), stack() as runs:
         figures |= asyncio.run(crowd(runs, given.repeats))

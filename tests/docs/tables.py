@@ -135,14 +135,6 @@ TREATMENTS: Mapping[str, Treatment] = {
         slow=True,
     ),
     "docs/deploying.md": Treatment(parts=_DEPLOYING),
-    "docs/operating.md": Treatment(
-        before=(*_EMPTY, "marless down"),
-        shortened={
-            "sleep 4": "sleep 2",
-            "stop.rounds=120": "stop.rounds=120 --set stop.env_steps=1e6",
-        },
-        slow=True,
-    ),
     "docs/explain.md": Treatment(
         before=(
             f"marless train examples/spread.yaml --job four {_BY_ROUNDS} --set stop.rounds=24 "

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -174,6 +175,40 @@ def assert_listed(place: Place, family: list[psutil.Process]) -> None:
     _, table, _ = place.type("ps")
     [row] = [row for row in table.splitlines() if str(coordinator["pid"]) in row]
     assert row.split()[:3] == ["coordinator", str(coordinator["pid"]), "runs/walk-away"]
+
+
+def test_a_dashboard_is_kept_beside_the_services_and_ends_with_them(place):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code, _, said = place.type("up", "--dashboard", str(port))
+    assert code == 0
+    [address] = [line.partition(": ")[2][len("dashboard: ") :] for line in said.splitlines() if "dashboard: " in line]
+    assert address == f"http://127.0.0.1:{port}/#token={place.stack.dashboard_token.read_text().strip()}"
+    first = shown_by(place, address)
+    first.kill()
+    second = shown_by(place, address, instead_of=first.pid)
+    family = place.family()
+    assert second.pid in {each.pid for each in family}
+    assert place.type("down")[0] == 0
+    place.assert_nothing_left(family)
+
+
+def shown_by(place: Place, address: str, instead_of: int = 0) -> psutil.Process:
+    """The dashboard's process, once its page is answered."""
+    base, _, token = address.partition("/#token=")
+    request = urllib.request.Request(f"{base}/api/fleet", headers={"Authorization": f"Bearer {token}"})
+    give_up_s = time.monotonic() + GONE_S
+    while True:
+        found = [each for each in place.family() if each.pid != instead_of and "dashboard" in each.cmdline()]
+        try:
+            with urllib.request.urlopen(request, timeout=GONE_S) as answer:
+                if found:
+                    assert {each["name"] for each in json.load(answer)["services"]} >= {"actor_pool"}
+                    return found[0]
+        except OSError:
+            assert time.monotonic() < give_up_s, "nobody answers"
+        time.sleep(0.1)
 
 
 def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):

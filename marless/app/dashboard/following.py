@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from marless.app.client import Job, LogLine
@@ -44,8 +44,10 @@ class JobFollower:
         self.loaded = asyncio.Event()
         """Set when what was recorded at the start has been read, or cannot be."""
         self.log: deque[LogLine] = deque(maxlen=MOST_LOG_LINES)
+        self.changes = 0
+        """Changes so far."""
         self.watchers = 0
-        self.used_s = time.monotonic()
+        self.used_s = self._began_s = time.monotonic()
         self._source = source
         self._changed = asyncio.Event()
         self._tasks = [asyncio.create_task(self._follow_rounds()), asyncio.create_task(self._follow_log())]
@@ -58,6 +60,7 @@ class JobFollower:
     def announce(self) -> None:
         """Wake all who wait for a change."""
         event, self._changed = self._changed, asyncio.Event()
+        self.changes += 1
         event.set()
 
     async def stop(self) -> None:
@@ -67,12 +70,13 @@ class JobFollower:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def known(self, timeout_s: float) -> None:
-        """Wait until the recorded rounds are read, or the time is over; raises NotFoundError if there is no job."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.loaded.wait()
-        except TimeoutError:
-            pass
+        """Wait until the recorded rounds are read, or `timeout_s` after following began; raises NotFoundError if there
+        is no job.
+        """
+        if not self.loaded.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._began_s + timeout_s - time.monotonic()):
+                    await self.loaded.wait()
         if self.missing:
             raise NotFoundError(f"there is no job {self.name!r} in {self._source.place}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -24,7 +25,7 @@ ALIVE_S = 10.0
 """Seconds after which a silent stream says that it is alive."""
 BATCH = 64
 """Rounds of one event."""
-FASTEST_S = 0.05
+FASTEST_S = 0.1
 """Seconds between two events of a stream: quick rounds come several at a time."""
 LOADING_S = 0.5
 """The same while a long job is being read, of which pages show more each time."""
@@ -36,6 +37,8 @@ class EventStreams:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._open = 0
+        self._states: WeakKeyDictionary[JobFollower, tuple[int, bytes]] = WeakKeyDictionary()
+        """The newest state of each job as JSON, and at which of its changes it was made."""
 
     async def jobs(self, request: web.Request) -> web.StreamResponse:
         """The list of jobs, whole, whenever it has changed."""
@@ -63,7 +66,7 @@ class EventStreams:
                 told, marked = b"", 0
                 while True:
                     changed = follower.changed
-                    state = state_json(follower)
+                    state = self._state(follower)
                     if state != told:
                         told = state
                         await send("state", position.id, state)
@@ -77,6 +80,14 @@ class EventStreams:
             finally:
                 follower.watchers -= 1
         return send.response
+
+    def _state(self, follower: JobFollower) -> bytes:
+        """The state of a job, encoded once for all streams."""
+        changes, state = self._states.get(follower, (-1, b""))
+        if changes != follower.changes:
+            state = state_json(follower)
+            self._states[follower] = follower.changes, state
+        return state
 
     @asynccontextmanager
     async def _opened(self, request: web.Request) -> AsyncIterator[Send]:

@@ -10,6 +10,7 @@ const PAGES = {
   fleet: () => import("./fleet.js"),
 };
 const main = document.getElementById("main");
+const PRELOAD_MS = 500;
 let shown = null;
 let turn = 0;
 
@@ -46,6 +47,7 @@ async function show() {
     document.getElementById("place").textContent = about.place;
     document.title = name ? `${name} · marless` : `${page} · marless`;
     shown = module.open(main, { name, query, about, tellLink });
+    if (page === "jobs") setTimeout(() => PAGES.job(), PRELOAD_MS); // likely next
   } catch (error) {
     if (number !== turn || error.status === 401) return;
     replace(main, h("p", { class: "problem", role: "alert" }, error.message),
