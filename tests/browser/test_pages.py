@@ -69,7 +69,7 @@ def test_a_job_grows_on_its_page(coordinator, opened):
     coordinator.happen("tiny", rounds=3, log=('{"level": "error", "event": "worker.lost", "round": 13}',))
     opened.see("15 of 50")
     opened.page.locator(".log li", has_text="worker.lost").wait_for()
-    opened.page.get_by_text("1 faults").wait_for()
+    opened.page.get_by_text("16 faults").wait_for()  # in each of these records an invocation was repeated
     opened.page.get_by_text("Checkpoints and other files").click()
     with opened.page.expect_download() as download:
         opened.page.get_by_role("button", name="Save spec.yaml").click()

@@ -25,7 +25,7 @@ ALIVE_S = 10.0
 """Seconds after which a silent stream says that it is alive."""
 BATCH = 64
 """Rounds of one event."""
-FASTEST_S = 0.1
+FASTEST_S = 0.2
 """Seconds between two events of a stream: quick rounds come several at a time."""
 LOADING_S = 0.5
 """The same while a long job is being read, of which pages show more each time."""
