@@ -31,6 +31,8 @@ ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 ALL_ACCOUNTINGS: tuple[Accounting, ...] = (*ACCOUNTINGS, "machines")
 BilledTime: TypeAlias = Literal["duration", "cpu"]
 """Which seconds of a function are charged; see `marless.jobs.usage`."""
+BilledStart: TypeAlias = Literal["function", "process"]
+"""Who starts: each function, as in a container of its own, or each process in which functions ran."""
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"
 """The field of a job with its own prices."""

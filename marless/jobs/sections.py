@@ -87,6 +87,10 @@ class BillSpec(Strict):
         description="charged seconds of functions: durations, as by providers, or CPU seconds, which other programs "
         "hardly change",
     )
+    starts: price_tables.BilledStart = Field(
+        "function",
+        description="a start is charged for each function, as in a container of its own (printed), or each process",
+    )
     prices: dict[str, JsonValue] | None = Field(
         None, description="prices in place of marless's; in a job file also the path of a file"
     )

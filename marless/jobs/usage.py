@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from marless.core.settings import FunctionSize, FunctionsSpec
-from marless.jobs.prices import BilledTime
+from marless.jobs.prices import BilledStart, BilledTime
 from marless.jobs.record import InvocationRecord, RoundRecord
 
 HOST = "learner"
@@ -64,13 +64,20 @@ class FunctionUse:
     end_s: float
 
 
-def usage(record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "duration") -> tuple[FunctionUse, ...]:
+def usage(
+    record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "duration", starts: BilledStart = "function"
+) -> tuple[FunctionUse, ...]:
     """The uses of all functions of a round, in the order of its record, by their durations or their CPU seconds.
 
-    A critic, mixer or policy inside a cold learner is cold too, with the learner's whole start-up time, because as a
-    separate function it would have needed a start of its own. Post-processing and measurements run before or after them
-    in the same containers, and have no start. The parameter function has the size of a learner. Failed attempts count,
-    if the record has them. Negative durations, from a clock that was set back, count as 0.
+    By default, `starts` is "function": every actor that ran in this round on a worker which started in it is cold, and
+    so is every critic, mixer or policy inside a cold learner, each with the whole start-up time of that process:
+    each would have needed a start of its own. (The papers run each in a container of its own, and charge for the starts
+    of the first round.) With "process", a worker starts once: for its first actor, or in equal parts for the critics,
+    mixers and policies inside a learner. Evaluations run in the containers of actors, and post-processing and
+    measurements before or after the others in the same containers: they have no start.
+
+    The parameter function has the size of a learner. Failed attempts count, if the record has them. Negative durations,
+    from a clock that was set back, count as 0.
     """
     policies = {group.policy for group in record.groups}
     inner: defaultdict[int, list[InvocationRecord]] = defaultdict(list)
@@ -84,16 +91,20 @@ def usage(record: RoundRecord, functions: FunctionsSpec, time: BilledTime = "dur
         for index, each in inner.items()
     }
     uses = []
+    start_of = {each.worker: each for each in record.invocations if each.function == ACTOR and each.cold}
     for each in record.invocations:
         if each.function in (*WHOLE, PARAMETER) or (each.function == HOST and not inner[each.index]):
             size = functions.actor if each.function in WHOLE else functions.learner
-            uses.append(_use(each, working_s(each, time), size, each, policies, time))
+            shared = each.function == ACTOR and not each.cold and starts == "function"
+            host = start_of.get(each.worker, each) if shared else each
+            uses.append(_use(each, working_s(each, time), size, host, policies, time))
         elif each.function != HOST:
             # They are in the order of the record, in which this loop takes them: the next one is this function's.
             seconds = next(inner_s[each.index])
             starting = hosts[each.index] if each.function in STARTED else ()
             host = max(starting, key=attrgetter("cold", "init_s"), default=each)
-            uses.append(_use(each, seconds, functions.learner, host, policies, time))
+            sharing = 1 if starts == "function" else sum(other.function in STARTED for other in inner[each.index])
+            uses.append(_use(each, seconds, functions.learner, host, policies, time, max(sharing, 1)))
     return tuple(uses)
 
 
@@ -178,6 +189,7 @@ def _use(
     host: InvocationRecord,
     policies: set[str],
     time: BilledTime,
+    sharing: int = 1,
 ) -> FunctionUse:
     return FunctionUse(
         function=each.function,
@@ -187,7 +199,7 @@ def _use(
         vcpus=size.vcpus,
         memory_mb=size.memory_mb,
         cold=host.cold,
-        init_s=start_s(host, time),
+        init_s=start_s(host, time) / sharing,
         start_s=each.start_s,
         end_s=each.end_s,
     )

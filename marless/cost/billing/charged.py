@@ -42,7 +42,7 @@ def charged(
     for record in records:
         phases = rounds.phases(record, (machine.vcpus, _ENOUGH))
         span = functions.span(record, total(phases[_ENOUGH]))
-        uses = usage(record, spec.functions, spec.bill.time)
+        uses = usage(record, spec.functions, spec.bill.time, spec.bill.starts)
         picos["billed"] += sum(charge.picos for charge in bill.charges(record, uses, span)) + functions.services(span)
         span = rented.span(record, total(phases[machine.vcpus]))
         picos["serverful"] += serverful_picos(span.length_ms, machine) + rented.services(span)

@@ -153,6 +153,7 @@ class Ledger:
         Raises SpecError for functions that the backend cannot run, and for a missing price.
         """
         self._functions, self._prices, self._time = spec.functions, prices, spec.bill.time
+        self._starts = spec.bill.starts
         self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
         self.machines = MachineMeter(prices)
         """Of the machines that the workers ran on."""
@@ -179,7 +180,7 @@ class Ledger:
 
     def add(self, record: RoundRecord) -> RoundCost:
         """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
-        uses, span = usage(record, self._functions, self._time), self._clock.span(record)
+        uses, span = usage(record, self._functions, self._time, self._starts), self._clock.span(record)
         self._need |= need_of(record, uses, self._functions)
         cost = RoundCost(record.round, {each: self._charges(each, record, uses, span) for each in self._totals})
         for accounting in self._totals:

@@ -86,7 +86,10 @@ def bill_with_own(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices,
     functions, redis = meter(spec.functions, prices), RedisMeter(prices)
     own_s, billed_s = Counter[str](), Counter[str]()
     for record in records:
-        span, (here, elsewhere) = clock.span(record), slots.split(usage(record, spec.functions, spec.bill.time))
+        span, (here, elsewhere) = (
+            clock.span(record),
+            slots.split(usage(record, spec.functions, spec.bill.time, spec.bill.starts)),
+        )
         own_s.update(_vcpu_s(here))
         billed_s.update(_vcpu_s(elsewhere))
         actors = sum(use.function == ACTOR for use in elsewhere)

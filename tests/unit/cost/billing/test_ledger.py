@@ -59,6 +59,22 @@ def test_paper_counts_work_and_starts_by_the_millisecond_and_nothing_else():
     assert cost.usd("paper") == pytest.approx(float(GB_S) * 2.502)
 
 
+def test_a_job_says_whether_functions_or_processes_start():
+    """The small round with two policies: a start of 2 s of their learner each, or of 1 s."""
+    one = small_round(policies=("p", "q"))
+    cold = replace(
+        one,
+        invocations=tuple(
+            replace(each, cold=True, init_s=2.0) if each.function == "learner" else each for each in one.invocations
+        ),
+    )
+    found = {
+        starts: Ledger(job(bill={"starts": starts}), PLAIN).add(cold).picos("paper")
+        for starts in ("function", "process")
+    }
+    assert found["function"] - found["process"] == pytest.approx(picos(GB_S * 2 * 2), abs=2)
+
+
 def test_lambda_charges_the_memory_that_a_vcpu_comes_with_and_each_request():
     cost = Ledger(job(), PLAIN).add(small_round())
     assert lines(cost, "billed") == {

@@ -109,13 +109,31 @@ def test_a_cold_learner_starts_a_container_per_critic_mixer_and_policy():
     )
     assert [(use.function, use.cold, use.init_s) for use in found] == [
         ("actor", True, 0.25),
-        ("actor", False, 0.0),
+        ("actor", True, 0.25),
         ("post_process", False, 0.0),
         ("policy", True, 2.0),
         ("critic", True, 2.0),
         ("mixer", True, 2.0),
         ("curvature", False, 0.0),
     ]
+
+
+def test_a_start_is_charged_for_each_function_or_for_each_process():
+    """Two workers, of which one is cold, ran two actors each; a cold learner ran a critic and a policy."""
+    record = round_of(
+        invocation("actor", 0.0, 1.0, worker="a", cold=True, init_s=0.25),
+        invocation("actor", 1.0, 2.0, worker="a"),
+        invocation("evaluation", 2.0, 3.0, worker="a"),
+        invocation("actor", 0.0, 1.0, worker="b"),
+        invocation("actor", 1.0, 2.0, worker="b"),
+        invocation("learner", 0.0, 1.0, cold=True, init_s=2.0),
+        *(invocation(each, 0.0, 1.0, name="p") for each in ("post_process", "policy", "critic")),
+        policies=("p",),
+    )
+    found = {starts: [use.init_s for use in usage(record, SMALL, starts=starts)] for starts in ("function", "process")}
+    #                             actors, evaluation and actors, then post-processing, policy and critic
+    assert found["function"] == [0.25, 0.25, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0]
+    assert found["process"] == [0.25, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
 
 
 def test_a_clock_that_was_set_back_makes_nothing_negative():
