@@ -21,6 +21,7 @@ from marless.jobs.usage import ACTOR, HOST
 
 SMOOTHED = 0.05
 """Fraction of the job's env steps over whose episodes a return is averaged."""
+_HOUR_S = 3600
 BILLS: tuple[Accounting, ...] = ("paper", "billed")
 """The accountings of functions; machines of one's own have a price per second."""
 
@@ -44,7 +45,9 @@ class RunProgress:
     functions: Mapping[Accounting, Spending]
     """As functions on the slots, by accounting."""
     machines: Mapping[str, Spending]
-    """On a machine of one's own, by its type; without those that are too small for a function."""
+    """On a machine of one's own, by its type; without those that are too small for a function, and without services."""
+    services_usd_s: float = 0.0
+    """US dollars per second of the Redis node and the host of the services, which both sides need."""
 
     @property
     def final(self) -> float | None:
@@ -69,15 +72,18 @@ def progress(
     ends_s = tuple(accumulate(_spans_s(records, spec, slots)))
     costs: dict[Accounting, list[float]] = {each: [] for each in BILLS}
     ledger = Ledger(spec, prices, BILLS)
-    for record in _as_modelled(records, ends_s):
+    for record, end_s in zip(_as_modelled(records, ends_s), ends_s, strict=True):
         ledger.add(record)
         for accounting, line in costs.items():
-            line.append(ledger.total_usd(accounting))
+            # What is billed has the Redis node already; the papers count neither.
+            host_usd = float(prices.services.usd_h) * end_s / _HOUR_S if accounting == "billed" else 0.0
+            line.append(ledger.total_usd(accounting) + host_usd)
     return RunProgress(
         env_steps=tuple(record.env_steps for record in records),
         returns=tuple(smoothed_returns(records, SMOOTHED * env_steps)),
         functions={each: Spending(seconds=ends_s, usd=tuple(line)) for each, line in costs.items()},
         machines=_on_machines(records, spec, prices) if machines else {},
+        services_usd_s=float(prices.redis_h() + prices.services.usd_h) / _HOUR_S,
     )
 
 

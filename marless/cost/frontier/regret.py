@@ -6,7 +6,7 @@ The regret of a preset is its cost over that of the cheapest static setting in h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
 
 from marless.cost.comparison import statistics
@@ -49,13 +49,20 @@ def function_point(contender: Contender, goal: float, accounting: Accounting) ->
     return _point(contender, goal, [each.progress.functions[accounting] for each in contender.runs])
 
 
-def machine_points(contender: Contender, goal: float) -> tuple[CostPoint, ...]:
-    """The same on each machine of one's own that can run it, the cheapest first; none unless every seed reaches it."""
+def machine_points(contender: Contender, goal: float, accounting: Accounting) -> tuple[CostPoint, ...]:
+    """The same on each machine of one's own that can run it, the cheapest first; none unless every seed reaches it.
+
+    Beside *billed* functions, a machine pays for the Redis node and the services' host, as they do.
+    """
     types = dict.fromkeys(name for each in contender.runs for name in each.progress.machines)
     found = []
     for name in types:
         spent = [each.progress.machines[name] for each in contender.runs if name in each.progress.machines]
         point = _point(contender, goal, spent, name) if len(spent) == len(contender.runs) else None
+        if point and accounting == "billed":
+            rates = [each.progress.services_usd_s for each in contender.runs]
+            paid = zip(point.usd, point.seconds, rates, strict=True)
+            point = replace(point, usd=tuple(dollars + seconds * rate for dollars, seconds, rate in paid))
         found += [point] if point else []
     return tuple(sorted(found, key=lambda each: (each.mean_usd, each.mean_s)))
 
@@ -119,13 +126,13 @@ def regret(preset: CostPoint, static: Sequence[CostPoint]) -> tuple[CostPoint | 
 def regrets(contenders: Sequence[Contender], goal: float, accountings: Sequence[Accounting]) -> Iterator[Regret]:
     """The regret of each preset, by each accounting, against functions alone and with machines of one's own."""
     static = [each for each in contenders if each.static]
-    machines = [point for each in static for point in machine_points(each, goal)]
+    machines = {bill: [point for each in static for point in machine_points(each, goal, bill)] for bill in accountings}
     for preset in (each for each in contenders if each.static is None):
         for accounting in accountings:
             functions = [point for each in static if (point := function_point(each, goal, accounting))]
             own = function_point(preset, goal, accounting)
             for with_machines in (False, True):
-                against = [*functions, *machines] if with_machines else functions
+                against = [*functions, *machines[accounting]] if with_machines else functions
                 best, ratio = regret(own, against) if own else (None, None)
                 yield Regret(
                     preset=preset.name,

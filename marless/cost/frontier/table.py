@@ -63,14 +63,14 @@ class Frontier:
 
     @cached_property
     def machines(self) -> dict[str, tuple[CostPoint, ...]]:
-        """Static setting → what the goal costs it on each machine of one's own, the cheapest first."""
-        return {each.name: machine_points(each, self.goal.value) for each in self.static}
+        """Static setting → what the goal costs it on each machine of one's own, with services, the cheapest first."""
+        return {each.name: machine_points(each, self.goal.value, "billed") for each in self.static}
 
     def best(self, accounting: Accounting, *, own_machines: bool) -> tuple[CostPoint, ...]:
         """The frontier of the static settings, by cost and time to the goal."""
         known = self.functions(accounting)
         points = [known[each.name] for each in self.static if each.name in known]
-        machines = [point for each in self.machines.values() for point in each]
+        machines = [point for each in self.static for point in machine_points(each, self.goal.value, accounting)]
         return frontier([*points, *machines] if own_machines else points)
 
     @cached_property

@@ -46,7 +46,7 @@ def test_functions_are_modelled_and_billed_on_the_slots_whatever_the_recording_t
     assert found.functions["paper"].usd == pytest.approx((16 * 0.0000166667, 32 * 0.0000166667))
     vcpu_gb, learner_gb = 1769 / 1024, 2048 / 1024
     work = 4 * 2 * vcpu_gb * 0.0000097222 + 4 * 1 * learner_gb * 0.0000166667 + 8 * 0.0000002
-    kept = 4 * 3 * vcpu_gb * 0.0000041667 + 3 * 0.032 / 3600
+    kept = 4 * 3 * vcpu_gb * 0.0000041667 + 3 * (0.032 + 0.0168) / 3600
     assert found.functions["billed"].usd == pytest.approx((work + kept, 2 * (work + kept)))
     assert found.functions["billed"].seconds == found.functions["paper"].seconds
     assert (found.env_steps, found.returns, found.final) == ((100, 200), (-20.0, -20.0), -20.0)

@@ -1,6 +1,7 @@
 """Frontiers and regrets against numbers from a pocket calculator."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -55,13 +56,20 @@ def test_a_point_is_what_was_spent_when_the_goal_was_reached():
 def test_machines_are_points_of_their_own_the_cheapest_first():
     machines = {"big": (1.0, 7.0), "small": (5.0, 3.0)}
     one = static(4, seed_run([-30.0, -20.0], machines=machines))
-    found = machine_points(one, -20.0)
+    found = machine_points(one, -20.0, "paper")
     assert [(each.words, each.usd, each.seconds) for each in found] == [
         ("4 shared synchronous on small", (6.0,), (10.0,)),
         ("4 shared synchronous on big", (14.0,), (2.0,)),
     ]
     partly = static(4, seed_run([-20.0], machines=machines), seed_run([-20.0], seed=1, machines={"big": (1.0, 1.0)}))
-    assert [each.machine for each in machine_points(partly, -20.0)] == ["big"]
+    assert [each.machine for each in machine_points(partly, -20.0, "paper")] == ["big"]
+
+
+def test_beside_billed_functions_a_machine_pays_for_services_too():
+    one = static(4, seed_run([-30.0, -20.0], machines={"small": (5.0, 3.0)}))
+    run = replace(one.runs[0], progress=replace(one.runs[0].progress, services_usd_s=0.5))
+    (found,) = machine_points(replace(one, runs=(run,)), -20.0, "billed")
+    assert (found.usd, found.seconds) == ((6.0 + 10.0 * 0.5,), (10.0,))
 
 
 def test_each_preset_has_a_regret_by_each_accounting_without_and_with_machines():
