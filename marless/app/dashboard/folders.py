@@ -57,8 +57,7 @@ class FolderSource:
         reader, told = RoundReader(self._runs / job / "rounds.jsonl"), None
         while True:
             found = await self.get(job)
-            if found != told:
-                told = found
+            if told is None:
                 yield found
             try:
                 while lines := await asyncio.to_thread(reader.batch, cursor):
@@ -68,6 +67,9 @@ class FolderSource:
                 # The whole batch is refused because of one line: who follows finds which, after the rounds before it.
                 yield await asyncio.to_thread(self._raw_lines, job, cursor)
                 raise
+            if told is not None and found != told:  # after the rounds: nothing follows the end of a job
+                yield found
+            told = found
             if found.state.ended or found.state is JobState.INTERRUPTED:
                 return
             await asyncio.sleep(POLL_S)

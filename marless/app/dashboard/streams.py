@@ -67,14 +67,15 @@ class EventStreams:
                 while True:
                     changed = follower.changed
                     state = self._state(follower)
-                    if state != told:
-                        told = state
-                        await send("state", position.id, state)
                     if marked != follower.series.marked:
                         marked = follower.series.marked
                         await send("marks", position.id, msgspec.json.encode(list(follower.series.marks)))
                     await position.send_rounds(send)
                     await position.send_log(send)
+                    # Last, so that a page has all rounds of a job that it is told has ended.
+                    if state != told:
+                        told = state
+                        await send("state", position.id, state)
                     await asyncio.sleep(FASTEST_S if follower.loaded.is_set() else LOADING_S)
                     await _wait(changed, send)
             finally:
