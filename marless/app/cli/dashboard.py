@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 """Seconds for which a call waits for a coordinator; after that, pages say that it is gone, and it is asked again."""
 LISTEN = "127.0.0.1:0"
+NICE = 10
+"""Added to the niceness of the process: where jobs train on the same machine, pages wait for them."""
 CertificateOption = Annotated[
     str, typer.Option(envvar="MARLESS_TLS_CERT", metavar="FILE", help="PEM file of the certificate to show.")
 ]
@@ -92,6 +95,7 @@ def dashboard(
         with suppress(asyncio.CancelledError):
             await serving
 
+    os.nice(NICE)
     with suppress(KeyboardInterrupt):
         asyncio.run(run())
 
