@@ -37,6 +37,12 @@ def asked(address: str, path: str, *, token: str | None = None, context=None) ->
         return json.load(answer)
 
 
+@pytest.fixture(autouse=True)
+def _priority_of_tests(monkeypatch):
+    """Commands that run in the tests' own process leave its priority as it is; those of `started` lower theirs."""
+    monkeypatch.setattr("os.nice", lambda by: 0)
+
+
 @pytest.fixture
 def runs(tmp_path):
     (tmp_path / "runs").mkdir()
