@@ -61,11 +61,12 @@ class GradientEvidence:
     def noise_scale(self) -> float | None:
         """B = tr Σ / |G|² in samples; None with too few measurements, or if all gradients were 0.
 
-        A mean |G|² below its standard error counts as the latter.
+        |G|² is the mean and its standard error: few measurements in which noise drowns the gradient are no evidence of
+        a noise that would be worth many samples.
         """
         if self.count < FEWEST:
             return None
-        signal = max(self.signal / self.weight, self._error("signal"))
+        signal = max(self.signal / self.weight, 0.0) + self._error("signal")
         return max(self.trace / self.weight, 0.0) / signal if signal > 0 else None
 
     @property

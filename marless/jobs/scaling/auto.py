@@ -10,12 +10,12 @@ costs C(n) dollars, fitted to the bill so far (`marless.jobs.scaling.round_costs
 minimises S(n) · C(n). If C were fixed + each · n, that is n = √(K · fixed / each): more actors for noisier gradients,
 and where the fixed part of a round is dear.
 
-- At least K/8 actors: with fewer, the cosine between the gradient of a round and the true one, √(n/(n + K)), is below
-  a third, and steps whose length does not depend on it mostly wander. The law above holds for steps that would be
+- At least K/15 actors: with fewer, the cosine between the gradient of a round and the true one, √(n/(n + K)), is below
+  a quarter, and steps whose length does not depend on it mostly wander. The law above holds for steps that would be
   shortened for small batches, as optimizers with a given rate do not.
 - With several policies, K is the mean of theirs [inference].
-- B is the ratio of means over the measurements so far, whose weights halve every eight measurements. A mean |G|² below
-  its own standard error cannot be told from it, and counts as that.
+- B is the ratio of means over the measurements so far, whose weights halve every eight measurements. The standard error
+  of |G|² is added to it, so that actors are added on evidence alone: too many cost more than too few.
 - Trials: the first eight rounds have 1, 2 and ½ times the geometric mean of the least and the most actors, and every
   eighth round after has √2 times as many as decided, or as few, in turn: without differences, no cost can be fitted.
 - Where rounds cost nothing, such as on capacity that is paid anyway, a round gets `actors.count`.
@@ -49,7 +49,7 @@ from marless.jobs.scaling.round_costs import FunctionRates, RoundCostModel, Roun
 
 _FIRST_TRIALS = (1.0, 2.0, 0.5)
 _TRIAL = math.sqrt(2.0)
-_LEAST_SHARE = 1 / 8
+_LEAST_SHARE = 1 / 15
 """A round has at least this part of K."""
 _WORTHWHILE = 0.02
 """The number of actors stays unless this fraction of the cost is saved, because a change is not free either."""

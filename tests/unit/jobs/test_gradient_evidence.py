@@ -24,10 +24,16 @@ def test_the_noise_scale_is_a_ratio_of_means_and_needs_three_measurements():
     assert found.noise_scale == pytest.approx(mean / 2)
 
 
-def test_a_signal_below_its_standard_error_counts_as_that():
-    """Signals 3, −3, 3, −3 with nearly equal weights: the mean is about 0, and its error about 3/√3."""
+def test_the_standard_error_of_the_signal_is_added_to_it():
+    """Signals 3, −3, 3, −3 with nearly equal weights: a mean below 0 counts as 0, and its error is about 3/√3."""
     noise_scale = evidence(*({"signal": sign * 3.0} for sign in (1, -1, 1, -1)), trace=30.0).noise_scale
     assert noise_scale == pytest.approx(30 / math.sqrt(3), rel=0.02)
+    d = 0.5 ** (1 / 8)
+    w, v = d**2 + d + 1, d**4 + d**2 + 1
+    mean = (2 * d**2 + 4 * d + 6) / w
+    error = math.sqrt(((4 * d**2 + 16 * d + 36) / w - mean**2) / (w * w / v - 1))
+    found = evidence(*({"signal": value} for value in (2.0, 4.0, 6.0)), trace=30.0).noise_scale
+    assert found == pytest.approx(30 / (mean + error))
 
 
 def test_rounds_without_measurement_and_invalid_ones_change_nothing():
