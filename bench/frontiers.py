@@ -21,7 +21,7 @@ from typing import Any
 from bench import harness
 from bench.harness import Row
 
-PRESETS = "auto,marless,marless-frugal"
+PRESETS = "auto,examples/presets/auto.yaml:auto-apart,examples/presets/auto.yaml:auto-shared,marless,marless-frugal"
 
 
 @dataclass(frozen=True, kw_only=True)
