@@ -35,6 +35,7 @@ class Task:
     settings: tuple[str, ...]
     schedules: str = "synchronous"
     groups: str = "independent,shared"
+    presets: str = PRESETS
 
 
 TASKS = (
@@ -60,6 +61,7 @@ TASKS = (
         settings=("actors.count=32", "actors.envs=8", "actors.steps=64"),
         schedules="synchronous,pipelined",
         groups="independent",
+        presets="auto",  # rules for groups are refused with one agent
     ),
     Task(
         name="mappo",
@@ -83,7 +85,16 @@ def command(task: Task, options: argparse.Namespace) -> list[str]:
     words = [sys.executable, "-m", "marless", "frontier", task.job, "--resume"]
     for setting in settings:
         words += ["--set", setting]
-    words += ["--actors", task.actors, "--groups", task.groups, "--schedules", task.schedules, "--presets", PRESETS]
+    words += [
+        "--actors",
+        task.actors,
+        "--groups",
+        task.groups,
+        "--schedules",
+        task.schedules,
+        "--presets",
+        task.presets,
+    ]
     words += ["--seeds", str(options.seeds), "--processes", str(options.processes), "--runs", str(options.runs)]
     return words + (["--document", str(options.document)] if options.document else [])
 
