@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from marless.jobs.kept_sums import KeptSums
 
 EARLY = 8
 """Gradients are measured in so many first rounds, and then once in so many rounds."""
 DECAY = 0.5 ** (1 / 8)
 """What a measurement keeps of its weight with each later one: half of it after eight."""
 FEWEST = 3
-"""Measurements before which nothing is concluded."""
+"""Measurements before which nothing is concluded about noise."""
+DOUBT = 2.0
+"""Standard errors beyond which agents are opposed, because a split is for good."""
 LARGEST = 1e100
 """Larger measurements come from a net that diverges."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientEvidence:
+class GradientEvidence(KeptSums):
     """Decayed sums of measurements, and of their squares."""
 
     count: float = 0.0
@@ -36,15 +39,6 @@ class GradientEvidence:
     own_square: float = 0.0
     common: float = 0.0
     common_square: float = 0.0
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> GradientEvidence:  # Any: JSON
-        """The sums that a decision kept as JSON; those of no measurement if it kept none."""
-        return cls(**{field.name: float(kept.get(field.name, 0.0)) for field in fields(cls)})
-
-    def to_json(self) -> dict[str, float]:
-        """The form that `read` reads."""
-        return asdict(self)
 
     def after(self, metrics: Mapping[str, float]) -> GradientEvidence:
         """The evidence with a round's measurements of the policy; the same without, or if they are not finite."""
@@ -71,15 +65,15 @@ class GradientEvidence:
 
     @property
     def opposed(self) -> bool:
-        """True if the gradients of the policy's agents point in opposite directions, beyond doubt.
+        """True if the gradients of the policy's agents point in opposite directions.
 
-        That is, the mean product over pairs of agents is below 0 by more than its standard error, while agents have
-        gradients of their own that are above 0 by more than theirs.
+        That is, after all early measurements, the mean product over pairs of agents is below 0 by more than `DOUBT`
+        standard errors, while agents have gradients of their own that are above 0 by more than as many.
         """
         return (
-            self.count >= FEWEST
-            and self.common / self.weight + self._error("common") < 0
-            and self.own / self.weight - self._error("own") > 0
+            self.count >= EARLY
+            and self.common / self.weight + DOUBT * self._error("common") < 0
+            and self.own / self.weight - DOUBT * self._error("own") > 0
         )
 
     def _error(self, name: str) -> float:

@@ -20,15 +20,16 @@ and where the fixed part of a round is dear.
   eighth round after has √2 times as many as decided, or as few, in turn: without differences, no cost can be fitted.
 - Where rounds cost nothing, such as on capacity that is paid anyway, a round gets `actors.count`.
 - A round has at most twice and at least half the actors of the one before.
-- Where nothing is known of gradients after the first trials, a round gets `actors.count`: with algorithms that do not
-  measure them, and with those that draw batches from a replay buffer, whose size does not depend on the actors.
+- Where nothing is known of gradients after the first trials, as with algorithms that do not measure them, a round gets
+  `actors.count`; so it does where the size of a batch does not depend on the actors: with batches from a replay buffer,
+  and under schedule `stellaris`, whose learners take a fixed number of rollouts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marless.core.group import Group
@@ -70,33 +71,37 @@ class CheapestScaling:
     rates: FunctionRates
     pooled: bool
     """True if a shared policy trains on the samples of all its members."""
-    drawn: bool
-    """True if learners draw batches from a replay buffer."""
+    fixed_batch: bool
+    """True if an update has as many samples whatever the number of actors."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        if self.drawn:
-            why = f"batches are drawn from a replay buffer, whatever the number of actors: all {self.bounds.high}"
-            return ScalingDecision(self.bounds.high, why)
+        most = self.bounds.high
+        if self.fixed_batch:
+            return ScalingDecision(
+                most, f"updates have batches of a fixed size, whatever the number of actors: all {most}"
+            )
         if not history:
             start = self._start
             return ScalingDecision(start, f"first round: {start} actors, between the fewest and the most", {})
         kept = _Kept.read(remembered(history, "auto"), history[-1], groups)
-        sums = kept.sums.after(history[-1], self.functions, self.rates.time) if history[-1].round else kept.sums
         evidence = {
             group.policy: kept.evidence[group.policy].after(history[-1].metrics.get(group.policy, {}))
             for group in groups
         }
-        number = history[-1].round + 1
-        decided, why, facts = self._decided(history, groups, sums, evidence, kept.decided or self._start)
-        actors = self._tried(decided, number)
-        if actors != decided:
-            why = f"{why}; {actors} in this round, as a trial"
+        # The first round loads libraries.
+        sums = kept.sums.after(history[-1], self.functions, self.rates.time) if history[-1].round else kept.sums
+        before = kept.decided or self._start
+        chosen = self._without_evidence(history[-1], sums, evidence, before)
+        chosen = chosen or self._chosen(_noise_actors(history, groups, evidence, self.pooled), sums, before)
+        actors = self._tried(chosen.actors, history[-1].round + 1) if chosen.tries else chosen.actors
+        why = chosen.why if actors == chosen.actors else f"{chosen.why}; {actors} in this round, as a trial"
         inputs = {
-            "decided": decided,
+            "decided": chosen.actors,
             "groups": _named(groups),
             "sums": sums.to_json(),
+            "noise_scale": {policy: each.noise_scale for policy, each in evidence.items()},
             "evidence": {policy: each.to_json() for policy, each in evidence.items()},
-            **facts,
+            **chosen.facts,
         }
         return ScalingDecision(actors, why, inputs)
 
@@ -104,48 +109,38 @@ class CheapestScaling:
     def _start(self) -> int:
         return self.bounds.whole(self.bounds.clip(math.sqrt(self.bounds.low * self.bounds.high)))
 
-    def _decided(
-        self,
-        history: Sequence[RoundRecord],
-        groups: Sequence[Group],
-        sums: RoundSums,
-        evidence: Mapping[str, GradientEvidence],
-        before: int,
-    ) -> tuple[int, str, dict[str, Any]]:  # Any: JSON
-        """The number of actors without trials, why, and the numbers that it follows from."""
-        known = {policy: each.noise_scale for policy, each in evidence.items()}
-        newest = history[-1]
-        if not sums.rounds or None in known.values():
+    def _without_evidence(
+        self, newest: RoundRecord, sums: RoundSums, evidence: Mapping[str, GradientEvidence], before: int
+    ) -> _Choice | None:
+        """The choice while noise or costs are not known, or if they never will be; None if they are known."""
+        most = self.bounds.high
+        if not sums.rounds or any(each.noise_scale is None for each in evidence.values()):
             if newest.round + 1 < EARLY or any(each.count for each in evidence.values()):
-                return before, f"too little is known of gradients and costs: {before} actors", {}
-            return self.bounds.high, f"no gradients are measured: all {self.bounds.high} actors", {}
-        steps = newest.env_steps - (history[-2].env_steps if len(history) > 1 else 0)
-        of_actor = steps / max(newest.actors, 1)  # samples per agent
-        scale = sum(
-            (known[each.policy] or 0.0) / (of_actor * (len(each.agents) if self.pooled else 1)) for each in groups
-        ) / len(groups)
-        cost = sums.cost(self.rates)
-        if cost.usd(before) <= 0:
-            return self.bounds.high, f"rounds cost nothing: all {self.bounds.high} actors", {}
-        near = self._near(before)
+                return _Choice(before, f"too little is known of gradients and costs: {before} actors")
+            return _Choice(most, f"no gradients are measured: all {most} actors", tries=False)
+        if sums.cost(self.rates).usd(before) <= 0:
+            return _Choice(most, f"rounds cost nothing: all {most} actors", tries=False)
+        return None
+
+    def _chosen(self, scale: float, sums: RoundSums, before: int) -> _Choice:
+        """The number of actors with the least cost of progress, if noise is worth `scale` actors."""
+        cost, near = sums.cost(self.rates), self._near(before)
         enough = min(math.ceil(scale * _LEAST_SHARE), near[-1])
         best = min((n for n in near if n >= enough), key=lambda n: (_progress_usd(n, scale, cost), n))
         saved = 1 - _progress_usd(best, scale, cost) / _progress_usd(before, scale, cost)
-        chosen = before if before >= enough and saved <= _WORTHWHILE else best
+        actors = before if before >= enough and saved <= _WORTHWHILE else best
+        why = (
+            f"noise is worth {scale:.3g} actors, and a round costs {cost.usd(actors):.3g} USD with {actors}, "
+            f"{cost.usd(0):.2g} without any: progress costs least with {best}"
+        )
         facts = {
-            "noise_scale": known,
             "noise_actors": scale,
             "usd_fixed": cost.usd(0),
             "usd": {str(n): cost.usd(n) for n in sorted({before, best})},
             "saved": saved,
         }
-        why = (
-            f"noise is worth {scale:.3g} actors, and a round costs {cost.usd(chosen):.3g} USD with {chosen}, "
-            f"{cost.usd(0):.2g} without any: progress costs least with {best}"
-        )
-        if chosen != best:
-            why = f"{why}, but hardly less than with {chosen}: {chosen} actors"
-        return chosen, why, facts
+        hardly_less = "" if actors == best else f", but hardly less than with {actors}: {actors} actors"
+        return _Choice(actors, why + hardly_less, facts)
 
     def _near(self, before: int) -> range:
         """The numbers of actors that may follow `before`."""
@@ -159,6 +154,33 @@ class CheapestScaling:
         elif number % EARLY == 0:
             factor = _TRIAL if number // EARLY % 2 else 1 / _TRIAL
         return self.bounds.whole(self.bounds.clip(decided * factor))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A number of actors without trials, and why."""
+
+    actors: int
+    why: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+    """The numbers that it follows from."""
+    tries: bool = True
+    """False if there is nothing to learn from other numbers of actors."""
+
+
+def _noise_actors(
+    history: Sequence[RoundRecord], groups: Sequence[Group], evidence: Mapping[str, GradientEvidence], pooled: bool
+) -> float:
+    """K: the noise scale in actors, the mean over policies, each by the samples that an actor of the newest round
+    brought it.
+    """
+    newest = history[-1]
+    steps = newest.env_steps - (history[-2].env_steps if len(history) > 1 else 0)
+    of_agent = steps / max(newest.actors, 1)
+    found = [
+        (evidence[each.policy].noise_scale or 0.0) / (of_agent * (len(each.agents) if pooled else 1)) for each in groups
+    ]
+    return math.fsum(found) / len(found)
 
 
 def _progress_usd(actors: int, scale: float, cost: RoundCostModel) -> float:
@@ -204,7 +226,7 @@ class AutoKind(ScalingKind):
             functions=context.functions or FunctionsSpec(),
             rates=context.rates or FunctionRates(actor_work=1.0, actor_ready=0.0, learner_work=1.0, learner_ready=0.0),
             pooled=context.samples == "pooled",
-            drawn=context.drawn,
+            fixed_batch=context.drawn or context.learned_at_once is not None,
         )
 
 

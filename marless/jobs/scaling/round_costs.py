@@ -7,12 +7,11 @@ no longer in the thousandth round than in the first. A round lasts as long as if
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from marless.core.settings import FunctionsSpec
+from marless.jobs.kept_sums import KeptSums
 from marless.jobs.prices import Accounting, BilledTime, Prices, lambda_memory_mb
 from marless.jobs.record import RoundRecord
 from marless.jobs.usage import STARTED, WHOLE, usage
@@ -87,7 +86,7 @@ class LinearCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundSums:
+class RoundSums(KeptSums):
     """Decayed sums over the rounds so far, from which costs are fitted; n is a round's number of actors."""
 
     rounds: float = 0.0
@@ -100,15 +99,6 @@ class RoundSums:
     learner_s_n: float = 0.0
     learners: float = 0.0
     """Number of functions that train."""
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> RoundSums:  # Any: JSON
-        """The sums that a decision kept as JSON; those of no round if it kept none."""
-        return cls(**{field.name: float(kept.get(field.name, 0.0)) for field in fields(cls)})
-
-    def to_json(self) -> dict[str, float]:
-        """The form that `read` reads."""
-        return asdict(self)
 
     def after(self, record: RoundRecord, functions: FunctionsSpec, time: BilledTime) -> RoundSums:
         """The sums with one more round."""
@@ -124,7 +114,7 @@ class RoundSums:
             learner_s_n=learner_s * n,
             learners=sum(use.function in STARTED for use in uses),
         )
-        return RoundSums(**{key: DECAY * mine + getattr(added, key) for key, mine in asdict(self).items()})
+        return RoundSums(**{key: DECAY * mine + getattr(added, key) for key, mine in self.to_json().items()})
 
     def cost(self, rates: FunctionRates) -> RoundCostModel:
         """What a round costs, as fitted; needs at least one round."""

@@ -1,10 +1,13 @@
 """Sharing policy `auto`: all agents of a class share a policy until their gradients point in opposite directions. Ours.
 
-A shared policy learns from all its agents' samples and pays for one learner, which is hard to beat while its agents
-want the same. Whether they do is measured where it matters, in the gradient: the mean over pairs of agents of the
-product of their gradients ("gradient_common" of `marless.learning.algos.training.gradient_statistics`). If it is below
-0 beyond doubt while agents still have gradients of their own, the policy is a compromise that no agent wants: its
-agents go on apart, each with a copy. They do not come together again, since their policies differ from then on.
+A shared policy learns from all its agents' samples and pays for one learner. Whether its agents want the same is
+measured in the gradient: the mean over pairs of agents of the product of their gradients ("gradient_common" of
+`marless.learning.algos.training.gradient_statistics`). If it is below 0 by more than two standard errors while agents
+still have gradients of their own, the policy is a compromise that no agent wants: its agents go on apart, each with a
+copy. They do not come together again, since their policies differ from then on.
+
+That gradients agree does not show that sharing pays: with a central critic, three agents of `mpe/simple_spread` learn
+far more apart, though their gradients agree (docs/results.md).
 """
 
 from __future__ import annotations
@@ -69,12 +72,16 @@ class AutoSharing:
 def _reason(split: Sequence[str], evidence: dict[str, GradientEvidence]) -> str:
     if split:
         return f"splits: the gradients of the agents of {', '.join(split)} point in opposite directions"
-    agreeing = [
-        f"{policy} {each.common / each.own:.2g}" for policy, each in evidence.items() if each.count and each.own > 0
-    ]
-    if not agreeing:
-        return "stays: nothing is known of how far agents agree" if evidence else "independent: no policy is shared"
+    if not evidence:
+        return "independent: no policy is shared"
+    agreeing = [f"{policy} {_agreement(each)}" for policy, each in evidence.items()]
     return f"shares: agreement of agents' gradients (1: the same, below 0: opposed): {', '.join(agreeing)}"
+
+
+def _agreement(evidence: GradientEvidence) -> str:
+    if not evidence.count:
+        return "not measured"
+    return f"{evidence.common / evidence.own:.2g}" if evidence.own > 0 else "drowned in noise"
 
 
 class AutoSharingKind(SharingKind):

@@ -50,16 +50,17 @@ def test_gradients_of_nothing_have_no_noise_scale():
 @pytest.mark.parametrize(
     ("common", "own", "opposed"),
     [
-        ([-1.0, -1.2, -0.8], [2.0, 2.1, 1.9], True),
-        ([-1.0, 1.5, -1.0], [2.0, 2.0, 2.0], False),  # not beyond doubt
-        ([-1.0, -1.2, -0.8], [1.0, -1.0, 0.1], False),  # no agent has a gradient of its own
-        ([0.1, 0.2, 0.1], [2.0, 2.0, 2.0], False),
-        ([-1.0, -1.0], [2.0, 2.0], False),  # too few
+        ([-1.0, -1.2, -0.8, -1.0], [2.0, 2.1, 1.9, 2.0], True),
+        ([-1.0, 1.5, -1.0, -1.2], [2.0, 2.0, 2.0, 2.0], False),  # its error is as large as it
+        ([-1.0, 0.5, -1.0, 0.4], [2.0, 2.0, 2.0, 2.0], False),  # more than one error below 0, but not two
+        ([-1.0, -1.2, -0.8, -1.0], [1.0, -1.0, 0.1, 0.0], False),  # no agent has a gradient of its own
+        ([0.1, 0.2, 0.1, 0.1], [2.0, 2.0, 2.0, 2.0], False),
     ],
 )
-def test_agents_are_opposed_only_beyond_doubt(common, own, opposed):
-    rounds = [{"common": c, "own": o} for c, o in zip(common, own, strict=True)]
+def test_agents_are_opposed_only_beyond_two_standard_errors(common, own, opposed):
+    rounds = [{"common": c, "own": o} for c, o in zip(common, own, strict=True)] * 2
     assert evidence(*rounds, trace=1.0, signal=1.0).opposed is opposed
+    assert not evidence(*rounds[:7], trace=1.0, signal=1.0).opposed  # not all early measurements
 
 
 def test_a_resumed_job_reads_the_same():

@@ -56,6 +56,17 @@ def test_agents_that_are_opposed_go_on_apart_with_copies():
 
 
 def test_all_apart_there_is_nothing_to_decide():
-    decisions = played(SIX, lambda policy, number: -1.0, 8)
-    assert [len(each.groups) for each in decisions] == [1, 1, 1, 6, 6, 6, 6, 6]
+    decisions = played(SIX, lambda policy, number: -1.0, 12)
+    assert [len(each.groups) for each in decisions] == [1] * 8 + [6] * 4
     assert decisions[-1].reason == "independent: no policy is shared"
+
+
+def test_what_is_not_known_is_said():
+    drowned = SHARING.make(SHARING.config_type.model_validate({}), initial_groups("shared", SIX), SIX)
+    first = drowned.decide([])
+    made = record(0, first, None)
+    kept = Decision(kind="sharing", rule="auto", outcome="", reason=first.reason, inputs=first.inputs)
+    made = replace(made, decisions=(made.decisions[0], kept))
+    assert drowned.decide([made]).reason.endswith(": agent not measured")
+    statistics = {"gradient_trace": 9.0, "gradient_signal": -1.0, "gradient_own": -1.0, "gradient_common": 0.5}
+    assert drowned.decide([replace(made, metrics={"agent": statistics})]).reason.endswith(": agent drowned in noise")
