@@ -112,10 +112,12 @@ def test_a_coordinator_that_is_gone_is_told_and_comes_back(coordinator, opened):
     gone = opened.page.locator("#link .gone")
     gone.wait_for()
     opened.see("12 of 50")  # what was known stays
+    assert gone.is_visible()
     coordinator.start()
     gone.wait_for(state="detached")
     coordinator.happen("tiny", rounds=1)
     opened.see("13 of 50")
+    assert opened.page.locator("#link .gone").count() == 0
 
 
 def test_without_the_token_nothing_is_shown(coordinator, opened):

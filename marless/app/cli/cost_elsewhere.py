@@ -120,7 +120,7 @@ def _idle(found: Recorded, table: Prices) -> tuple[Document, Columns, list[str]]
     from marless.cost.billing.idle import BUSY, own_machines
 
     made = own_machines(found.records, found.spec, table)
-    on_functions = made[0].functions_picos / 1e12
+    on_functions = made[0].functions_usd
     document: Document = {
         "functions_usd": on_functions,
         "machines": [

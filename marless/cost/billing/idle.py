@@ -6,8 +6,9 @@ between runs. So functions are cheaper below
 
     u* = price · t / cost of functions
 
-and from an idle share of 1 − u* on. t is modelled: the run's rounds on the machine's vCPUs, as for accounting
-`serverful`.
+and from an idle share of 1 − u* on. Both sides are modelled: t is that of the run's rounds on the machine's vCPUs, as
+for accounting `serverful`, and functions have a slot each. With "billed" functions, both pay for the Redis node and the
+services' host (`marless.cost.billing.charged`); the machine's are there all the time, as it is.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from dataclasses import dataclass
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionsSpec
 from marless.cost.billing.bill import bill
-from marless.cost.billing.ledger import ModelledRounds, ReservedMachines, serverful_picos
-from marless.cost.pricing import GB_MB, milliseconds, usd
+from marless.cost.billing.charged import charged
+from marless.cost.billing.ledger import ModelledRounds, ReservedMachines
+from marless.cost.pricing import GB_MB, usd
 from marless.cost.simulation.cluster import total
 from marless.cost.simulation.virtual import of_rounds
 from marless.jobs.prices import Accounting, InstancePrice, Prices
 from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 
+_HOUR_S = 3600
 BUSY = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Fractions of the time in which a machine works, for which the curve has a point."""
 
@@ -40,19 +43,19 @@ class OwnMachine:
     """Those that the run's functions can use: fewer than the machine has, if its memory holds fewer functions."""
     seconds: float
     """Modelled, of all rounds."""
-    picos: int
-    """Picodollars of the machine for these seconds."""
-    functions_picos: int
-    """Picodollars of the run on functions."""
+    busy_usd: float
+    """US dollars of the machine for these seconds."""
+    functions_usd: float
+    """US dollars of the run on functions."""
 
     def usd(self, busy: float) -> float:
         """US dollars of a run if the machine works for this fraction of the time, in (0, 1]."""
-        return usd(self.picos) / busy
+        return self.busy_usd / busy
 
     @property
     def break_even(self) -> float:
         """The busy fraction at which both cost the same; above 1 if functions are cheaper even than a busy machine."""
-        return self.picos / self.functions_picos if self.functions_picos else math.inf
+        return self.busy_usd / self.functions_usd if self.functions_usd else math.inf
 
     @property
     def idle(self) -> float:
@@ -72,20 +75,26 @@ def own_machines(
     """
     if not records:
         raise SpecError("there is nothing to bill: no round has been recorded yet")
-    functions_picos = bill(records, spec, prices).picos(accounting)
     sizes = {name: usable_vcpus(spec.functions, price) for name, price in prices.family()}
     largest = max(spec.functions.actor.vcpus, spec.functions.learner.vcpus)
     fitting = {name: vcpus for name, vcpus in sizes.items() if vcpus >= largest}
     if not fitting:
         raise SpecError(f"no machine {prices.ec2.serverful}.* holds a function of {largest:g} vCPUs; make it smaller")
     seconds = _seconds(records, spec, tuple(sorted(set(fitting.values()))))
+    services_usd_s = 0.0
+    if accounting == "billed":
+        smallest = ReservedMachines(next(iter(fitting)), 1, prices.instance(next(iter(fitting))))
+        functions_usd = charged(records, spec, prices, smallest)["billed"]
+        services_usd_s = float(prices.redis_h() + prices.services.usd_h) / _HOUR_S
+    else:
+        functions_usd = usd(bill(records, spec, prices).picos(accounting))
     return tuple(
         OwnMachine(
             instance=name,
             vcpus=vcpus,
             seconds=seconds[vcpus],
-            picos=serverful_picos(milliseconds(seconds[vcpus]), ReservedMachines(name, 1, prices.instance(name))),
-            functions_picos=functions_picos,
+            busy_usd=seconds[vcpus] * (float(prices.instance(name).usd_h) / _HOUR_S + services_usd_s),
+            functions_usd=functions_usd,
         )
         for name, vcpus in fitting.items()
     )

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -359,8 +358,12 @@ def test_whatever_stands_in_a_field_is_a_job_or_a_spec_error(path, value):
 def test_whatever_an_environment_is_told_is_an_environment_or_a_spec_error(option, value):
     assume(not isinstance(value, int) or value < 9)  # an environment of any size is an environment
     broken = document() | {"env": {"name": "mpe/simple_spread", "options": {option: value}}}
-    with suppress(SpecError):
-        prepare(spec.parse(broken, "job.yaml"))
+    try:
+        prepared = prepare(spec.parse(broken, "job.yaml"))
+    except SpecError as error:
+        assert str(error)
+    else:
+        assert prepared.spaces.agents
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """Bills of a recorded run on spot machines, with slots of one's own, and on a machine that is idle at times."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.core.errors import SpecError
 from marless.cost.billing.bill import bill
+from marless.cost.billing.charged import charged
 from marless.cost.billing.idle import BUSY, own_machines, usable_vcpus
+from marless.cost.billing.ledger import ReservedMachines
 from marless.cost.billing.own import bill_with_own
 from marless.cost.billing.spot import SpotSeries
 from marless.cost.pricing import usd
@@ -138,9 +142,19 @@ def test_a_machine_that_is_idle_at_times_costs_its_idle_time_too():
 
 def test_at_break_even_both_cost_the_same():
     for each in own_machines(RECORDS, SPEC, TABLE):
-        assert each.usd(each.break_even) == pytest.approx(usd(each.functions_picos))
-        cheaper = [busy for busy in BUSY if usd(each.functions_picos) < each.usd(busy)]
+        assert each.usd(each.break_even) == pytest.approx(each.functions_usd)
+        cheaper = [busy for busy in BUSY if each.functions_usd < each.usd(busy)]
         assert cheaper == [busy for busy in BUSY if busy < each.break_even]
+
+
+def test_both_sides_are_modelled_and_pay_for_services_beside_billed_functions():
+    """Rounds of any measured length cost the same: 205 modelled seconds of a c6a.large, and services' machines."""
+    small = own_machines(RECORDS, SPEC, TABLE)[0]
+    assert small.usd(1.0) == pytest.approx(205 * (0.0765 + 0.032 + 0.0168) / 3600)
+    longer = [replace(record, ended_s=record.ended_s + 500.0) for record in RECORDS]
+    assert own_machines(longer, SPEC, TABLE)[0].functions_usd == pytest.approx(small.functions_usd)
+    machine = ReservedMachines("c6a.large", 1, TABLE.instance("c6a.large"))
+    assert small.functions_usd == pytest.approx(charged(RECORDS, SPEC, TABLE, machine)["billed"])
 
 
 def test_memory_limits_what_runs_at_once():
