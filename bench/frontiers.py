@@ -21,7 +21,15 @@ from typing import Any
 from bench import harness
 from bench.harness import Row
 
-PRESETS = "auto,examples/presets/auto.yaml:auto-apart,examples/presets/auto.yaml:auto-shared,marless,marless-frugal"
+_FILE = "examples/presets/auto.yaml"
+PRESETS = ("auto", f"{_FILE}:auto-apart", f"{_FILE}:auto-shared", "marless", "marless-frugal")
+RULES = ("nitro", "gns", "echo", "variance")
+"""Scaling policies of other papers, for which a task's groups are chosen in hindsight."""
+
+
+def presets(groups: str) -> str:
+    """The presets of a task, with the rules of other papers in these groups: "apart" or "shared"."""
+    return ",".join((*PRESETS, *(f"{_FILE}:{rule}-{groups}" for rule in RULES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +43,7 @@ class Task:
     settings: tuple[str, ...]
     schedules: str = "synchronous"
     groups: str = "independent,shared"
-    presets: str = PRESETS
+    presets: str = presets("shared")
 
 
 TASKS = (
@@ -69,6 +77,17 @@ TASKS = (
         env_steps=600_000,
         actors="1,2,4,8,16,32",
         settings=("actors.count=32", "actors.envs=20"),
+        presets=presets("apart"),
+    ),
+    Task(
+        name="schedules",
+        job="examples/spread6-long.yaml",
+        env_steps=1_000_000,
+        actors="4,8,16",
+        settings=(),
+        schedules="synchronous,pipelined",
+        groups="shared",
+        presets="",
     ),
 )
 

@@ -2,9 +2,9 @@
 
     python -m bench.idle_shares --runs-folder runs --json idle_shares.json
 
-A machine that is rented all the time costs the same whether it works or not; functions cost nothing between runs. A cell
-is the part of the time for which the machine must be idle for functions to be cheaper, the median of the seeds and their
-range (`marless.cost.billing.idle`); "always": they are, even beside a machine that always works.
+A machine that is rented all the time costs the same whether it works or not; functions cost nothing between runs. A
+cell is the part of the time for which the machine must be idle for functions to be cheaper, the median of the seeds and
+their range (`marless.cost.billing.idle`); "always": they are, even beside a machine that always works.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     rows = []
     for task in TASKS:
         folder = args.runs_folder / f"frontier-{task.name}"
-        if (folder / "frontier.json").exists():
+        if task.presets and (folder / "frontier.json").exists():
             frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
             runs = [folder / "runs" / each["run"] for each in frontier["presets"]["auto"]["runs"]]
             rows.append(row(task.name, shares_of(runs)))

@@ -92,7 +92,7 @@ def rows(runs: Path) -> list[Row]:
     found: list[Row] = []
     for task in TASKS:
         folder = runs / f"frontier-{task.name}"
-        if not (folder / "frontier.json").exists():
+        if not task.presets or not (folder / "frontier.json").exists():
             continue
         frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
         autos = [
