@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -218,6 +219,34 @@ async def crowd(runs: Path, repeats: int) -> dict[str, Any]:  # Any: JSON
     }
 
 
+FRAMES = """async () => {
+  const chart = document.querySelector(".plot");
+  chart.focus();
+  const times = [];
+  let going = true;
+  const frame = (now) => { times.push(now); if (going) requestAnimationFrame(frame); };
+  requestAnimationFrame(frame);
+  const keys = ["+", "ArrowRight", "+", "ArrowLeft", "-", "+", "ArrowRight", "-", "ArrowLeft", "0"];
+  for (let number = 0; number < 60; number += 1) {
+    chart.dispatchEvent(new KeyboardEvent("keydown", {key: keys[number % keys.length], bubbles: true}));
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  going = false;
+  return times;
+}"""
+"""Zooms and moves a chart by its keys for three seconds, 20 times a second; returns the times of frames in ms."""
+
+
+def zooming(page: Any) -> dict[str, float]:  # Any: playwright's page
+    """Frames per second while a chart of the long run is zoomed and moved, and the slowest in twenty."""
+    times = page.evaluate(FRAMES)
+    gaps = sorted(after - before for before, after in pairwise(times))
+    return {
+        "zoom_frames_a_second": 1000 * len(gaps) / (times[-1] - times[0]),
+        "zoom_frame_ms_95": percentile(gaps, 95),
+    }
+
+
 def browser_figures(address: str, token: str) -> dict[str, Any]:  # Any: JSON
     """What a real browser measures; {} without one."""
     if find_spec("playwright") is None or not Path(CHROMIUM).exists():
@@ -236,6 +265,7 @@ def browser_figures(address: str, token: str) -> dict[str, Any]:  # Any: JSON
         page.wait_for_selector(".plot canvas")
         found["first_curve_shown_ms"] = 1e3 * (time.perf_counter() - started_s)
         page.wait_for_timeout(5000)
+        found |= zooming(page)
         found["heap_mb"] = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
         chromium.close()
     return found
