@@ -37,6 +37,8 @@ class Preset:
     accounting: Accounting = "paper"
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: what a job file can hold
     """Section of the job → fields that the preset sets there."""
+    noun: str = "preset"
+    """What messages call it."""
 
     def applied(self, job: JobSpec) -> JobSpec:
         """The job with this preset applied; raises SpecError, naming the preset, if the result is invalid."""
@@ -47,7 +49,7 @@ class Preset:
             other = section in _NAMED and own["name"] != fields.get("name", own["name"])
             document[section] = {**(own if isinstance(own, dict) and not other else {}), **fields}
         document["bill"]["accounting"] = self.accounting
-        return specs.parse(document, f"preset {self.name}")
+        return specs.parse(document, f"{self.noun} {self.name}")
 
 
 _FIXED = {"scaling": {"name": "fixed"}}

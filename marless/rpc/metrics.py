@@ -25,7 +25,7 @@ from marless.core.errors import SpecError
 from marless.core.log import structlog
 from marless.rpc.addresses import is_local
 from marless.rpc.client import PACKAGE
-from marless.rpc.requests import Handler, Method, wrapped
+from marless.rpc.requests import Context, Handler, surrounded
 from marless.rpc.security import Security
 
 SCRAPE_TIMEOUT_S = 5.0
@@ -145,25 +145,10 @@ class _RpcTimer(grpc.aio.ServerInterceptor):
         """Wrap the method's handler."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method).removeprefix("/").removeprefix(f"{PACKAGE}.")
-        return handler and wrapped(handler, partial(self._coroutine, method), partial(self._generator, method))
-
-    def _coroutine(self, method: str, inner: Method) -> Method:
-        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
-            with self._timed(method, context):
-                return await inner(request, context)
-
-        return call
-
-    def _generator(self, method: str, inner: Method) -> Method:
-        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
-            with self._timed(method, context):
-                async for response in inner(request, context):
-                    yield response
-
-        return call
+        return handler and surrounded(handler, partial(self._timed, method))
 
     @contextmanager
-    def _timed(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+    def _timed(self, method: str, context: Context) -> Iterator[None]:
         started_s = time.perf_counter()
         code = ""
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -40,6 +41,27 @@ def wrapped(
             make = getattr(grpc, f"{kind}_rpc_method_handler")
             return make(wrap(inner), deserializer or handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
     return handler
+
+
+def surrounded(handler: Handler, surround: Callable[[Context], AbstractContextManager[None]]) -> Handler:
+    """The same handler whose calls each run within a block of their own, which `surround` makes of their context."""
+
+    def coroutine(inner: Method) -> Method:
+        async def call(request: object, context: Context) -> object:
+            with surround(context):
+                return await inner(request, context)
+
+        return call
+
+    def generator(inner: Method) -> Method:
+        async def call(request: object, context: Context) -> AsyncIterator[object]:
+            with surround(context):
+                async for response in inner(request, context):
+                    yield response
+
+        return call
+
+    return wrapped(handler, coroutine, generator)
 
 
 def parsing(handler: Handler) -> Handler:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 
 from marless.rpc.client import PACKAGE
-from marless.rpc.requests import Handler, Method, wrapped
-from marless.rpc.tracing import NAME_KEY, TRACE_KEY, Attributes, Tracer, TraceScope, called, scope_of, traced, within
+from marless.rpc.requests import Context, Handler, surrounded
+from marless.rpc.tracing import NAME_KEY, TRACE_KEY, Tracer, called, scope_of, traced, within
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
@@ -32,20 +31,10 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method).removeprefix("/").removeprefix(f"{PACKAGE}.")
         name = called(str(told.get(NAME_KEY, ""))) or method
         facts = {"rpc.system": "grpc", "rpc.method": method}
-        coroutine, generator = (partial(each, name, facts, scope) for each in (self._coroutine, self._generator))
-        return wrapped(handler, coroutine, generator)
 
-    def _coroutine(self, name: str, facts: Attributes, scope: TraceScope, inner: Method) -> Method:
-        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+        @contextmanager
+        def surround(_: Context) -> Iterator[None]:
             with within(scope), traced(name, facts, serves=True):
-                return await inner(request, context)
+                yield
 
-        return call
-
-    def _generator(self, name: str, facts: Attributes, scope: TraceScope, inner: Method) -> Method:
-        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
-            with within(scope), traced(name, facts, serves=True):
-                async for response in inner(request, context):
-                    yield response
-
-        return call
+        return surrounded(handler, surround)

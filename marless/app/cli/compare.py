@@ -29,7 +29,7 @@ from marless.app.cli.options import (
     positive,
     preset_names,
 )
-from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.output import data, say, show_object, show_table
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import MarlessError, SpecError, UnavailableError
@@ -336,22 +336,9 @@ def _show(comparison: Comparison, statements: Sequence[str]) -> None:
     from marless.cost.comparison.table import rows
     from marless.cost.comparison.verdicts import control_rows, verdicts
 
-    _show_table(rows(comparison))
+    show_table(rows(comparison))
     for verdict in verdicts(comparison):
         data("")
-        _show_table(control_rows(verdict))
+        show_table(control_rows(verdict))
     for statement in statements:
         data(f"- {statement}")
-
-
-def _show_table(cells: Sequence[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    header, *body = cells
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column(header[0])
-    for name in header[1:]:
-        shown.add_column(name, justify="right")
-    for row in body:
-        shown.add_row(*row)
-    console().print(shown)

@@ -130,12 +130,19 @@ def _grid(  # as many as options say what to train
     from marless.jobs import spec as specs
 
     job = grid.equal_job(specs.load(job_file, overrides))
-    counts = [whole(each, least=1) for each in _listed(actors)] if actors else grid.usual_actors(job.actors.count)
+    counts = _counts(actors) if actors else grid.usual_actors(job.actors.count)
     static = grid.settings(counts, _listed(groups), _listed(schedules))
     if not static:
         raise SpecError("the grid is empty: give --actors, --groups and --schedules at least one value each")
     known = ways.presets(presets) if presets else ()
     return job, static, (*(each.variant(job) for each in static), *(grid.preset_variant(job, each) for each in known))
+
+
+def _counts(actors: str) -> list[int]:
+    try:
+        return [whole(each, least=1) for each in _listed(actors)]
+    except typer.BadParameter as error:
+        raise SpecError(f"--actors: {error.message}; give numbers of actors, such as 1,4,16") from None
 
 
 def _run(asked: FrontierRequest, output: Output, *, resume: bool) -> None:

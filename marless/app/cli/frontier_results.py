@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from marless.app.cli.comparison_folder import ComparisonFolder
 from marless.app.cli.options import Output
-from marless.app.cli.output import console, data, say, show_object
+from marless.app.cli.output import data, say, show_object, show_table
 from marless.core.errors import CorruptError, MarlessError, UnavailableError
 
 if TYPE_CHECKING:
@@ -153,17 +153,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _show(found: Frontier, statements: Sequence[str]) -> None:
-    from rich.table import Table
-
     from marless.cost.frontier.table import rows
 
-    header, *body = rows(found)
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column(header[0])
-    for name in header[1:]:
-        shown.add_column(name, justify="right")
-    for row in body:
-        shown.add_row(*row)
-    console().print(shown)
+    show_table(rows(found))
     for statement in statements:
         data(f"- {statement}")

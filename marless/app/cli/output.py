@@ -216,6 +216,20 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
+def show_table(cells: Sequence[Sequence[str]]) -> None:
+    """Print a table whose first row is its header; all columns but the first are aligned to the right."""
+    from rich.table import Table
+
+    header, *body = cells
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(header[0])
+    for name in header[1:]:
+        shown.add_column(name, justify="right")
+    for row in body:
+        shown.add_row(*row)
+    console().print(shown)
+
+
 def clock(unix_s: float | None) -> str:
     """A Unix time in local time for display; "" if there is none."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else ""

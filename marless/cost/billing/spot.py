@@ -81,7 +81,9 @@ class SpotSeries:
                 if missing:
                     raise SpecError(f"{path}: has no column {missing[0]!r}; name the columns time,usd_h,killed")
                 found = tuple(_row(row, f"{path}: row {number}") for number, row in enumerate(rows, 1))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read ({error.strerror}); give a file of spot prices") from None
+        except (UnicodeDecodeError, csv.Error) as error:
             raise SpecError(f"{path}: cannot be read as CSV: {error}") from None
         if not found or len(found) > MOST_ROWS:
             raise SpecError(f"{path}: has {len(found):,} rows; give 1 to {MOST_ROWS:,}")

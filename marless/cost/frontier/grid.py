@@ -42,7 +42,7 @@ class StaticSetting:
             "sharing": {"name": "fixed", "groups": self.groups},
             "schedule": {"name": self.schedule},
         }
-        spec = Preset(name=self.name, about="", accounting="billed", sections=sections).applied(job)
+        spec = Preset(name=self.name, about="", accounting="billed", sections=sections, noun="setting").applied(job)
         return Variant(name=self.name, label=self.label, counts="billed", settings=(), spec=spec)
 
 

@@ -298,7 +298,7 @@ def test_from_which_idle_share_functions_pay(marless, folder):
     ("words", "said"),
     [
         (("--idle", "--own", "2"), "--spot, --own and --idle show a table each: give one of them"),
-        (("--spot", "none.csv"), "none.csv: cannot be read as CSV"),
+        (("--spot", "none.csv"), "none.csv: cannot be read (No such file or directory); give a file of spot prices"),
         (("--own", "-1"), "-1 is less than 0"),
     ],
 )
