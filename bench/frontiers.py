@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from bench import harness
 from bench.harness import Row
@@ -25,6 +26,10 @@ _FILE = "examples/presets/auto.yaml"
 PRESETS = ("auto", f"{_FILE}:auto-apart", f"{_FILE}:auto-shared", "marless", "marless-frugal")
 RULES = ("nitro", "gns", "echo", "variance")
 """Scaling policies of other papers, for which a task's groups are chosen in hindsight."""
+
+
+SLOW = Path(__file__).parent / "slow_environment"
+"""A folder with an environment whose steps wait, and its entry point."""
 
 
 def presets(groups: str) -> str:
@@ -44,6 +49,8 @@ class Task:
     schedules: str = "synchronous"
     groups: str = "independent,shared"
     presets: str = presets("shared")
+    time: Literal["cpu", "duration"] = "cpu"
+    """What functions are billed by: durations where environments wait, which need no core for it."""
 
 
 TASKS = (
@@ -80,6 +87,14 @@ TASKS = (
         presets=presets("apart"),
     ),
     Task(
+        name="slow",
+        job="examples/spread.yaml",
+        env_steps=150_000,
+        actors="1,2,4,8,16,32",
+        settings=("env.name=slow_spread", "actors.count=32", "actors.envs=20", "evaluation.episodes=20"),
+        time="duration",
+    ),
+    Task(
         name="schedules",
         job="examples/spread6-long.yaml",
         env_steps=1_000_000,
@@ -96,7 +111,7 @@ def command(task: Task, options: argparse.Namespace) -> list[str]:
     """The command line of one task's frontier."""
     settings = (
         f"name={task.name}",
-        "bill.time=cpu",
+        f"bill.time={task.time}",
         "stop.rounds=null",
         f"stop.env_steps={task.env_steps}",
         *task.settings,
@@ -114,7 +129,9 @@ def command(task: Task, options: argparse.Namespace) -> list[str]:
         "--presets",
         task.presets,
     ]
-    words += ["--seeds", str(options.seeds), "--processes", str(options.processes), "--runs", str(options.runs)]
+    # Environments that wait leave the cores to other runs.
+    processes = options.processes * (3 if task.time == "duration" else 1)
+    words += ["--seeds", str(options.seeds), "--processes", str(processes), "--runs", str(options.runs)]
     return words + (["--document", str(options.document)] if options.document else [])
 
 
@@ -160,7 +177,8 @@ def main() -> int:
     options = parser.parse_args()
     tasks = [task for task in TASKS if task.name in options.tasks.split(",")]
     about = harness.machine()
-    codes = [subprocess.call(command(task, options)) for task in tasks]
+    slow = os.pathsep.join(filter(None, (str(SLOW), os.environ.get("PYTHONPATH"))))
+    codes = [subprocess.call(command(task, options), env=os.environ | {"PYTHONPATH": slow}) for task in tasks]
     files = {task.name: options.runs / f"frontier-{task.name}" / "frontier.json" for task in tasks}
     known = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
     rows = [row for name, frontier in known.items() for row in summary(name, frontier)]
