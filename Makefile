@@ -8,6 +8,8 @@ SIMULATED ?= 100000
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
 QUICK := not slow and not gpu and not containers and not ray and not cloud and not browser
+# In suites that are for one tool, a test that would be skipped fails, and says what is missing.
+WHOLE := --nothing-skipped
 # Tests of the sources themselves, which `make check` runs.
 CHECKED := tests/test_architecture.py tests/test_names.py
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
@@ -16,11 +18,12 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # What is installed is what requirements/ names, file by file; no package is built on the way.
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 TOOLS := .venv/security/bin
+PROMTOOL ?= promtool
 
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-browser test-kubernetes faults security fuzz check format protos lock audit sbom release docs results
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-browser test-metrics test-kubernetes manifests faults security fuzz check format protos lock audit sbom release docs results
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -35,37 +38,54 @@ test: .venv/.dev
 test-slow: .venv/.dev .venv/.sinks .venv/.docs
 	$(BIN)/python -m pytest -m slow
 
+# On the first GPU; `MARLESS_TEST_DEVICE=cpu make test-gpu` tries the tests themselves on a machine without one.
 test-gpu: .venv/.dev
-	$(BIN)/python -m pytest -m gpu
+	OMP_NUM_THREADS=1 CUBLAS_WORKSPACE_CONFIG=:4096:8 $(BIN)/python -m pytest -m gpu tests/gpu -rs
 
 # A job over four hosts, which are network namespaces: their links are cut for up to 30 s. Needs root and `ip`.
 test-hosts: .venv/.dev
-	$(BIN)/python -m pytest -m slow tests/hosts
+	$(BIN)/python -m pytest -m slow $(WHOLE) tests/hosts
 
 # Workers that a Slurm job array starts. Needs root, and `apt-get install --no-install-recommends slurm-wlm munge`.
 test-slurm: .venv/.dev
-	$(BIN)/python -m pytest -m slow tests/slurm -rs
+	$(BIN)/python -m pytest -m slow $(WHOLE) tests/slurm
 
 # Builds the images of deploy/ and kills their containers; needs a container engine (DOCKER_HOST) and docker-compose.
 # MARLESS_PYTHON names another base image.
 test-containers: .venv/.dev
-	$(BIN)/python -m pytest -m containers tests/containers tests/plugins/docker -rs
+	$(BIN)/python -m pytest -m containers $(WHOLE) tests/containers tests/plugins/docker
 
 # Starts clusters of Ray on this machine, of up to three nodes, and kills some.
 test-ray: .venv/.ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/plugins/ray -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray $(WHOLE) tests/plugins/ray
 
-# Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere.
+# Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere. Needs Terraform and its provider for AWS
+# (TF_CLI_ARGS_init=-plugin-dir=DIR where no registry answers), the AWS CLI, and podman with the image that MARLESS_PYTHON names.
 test-cloud: .venv/.cloud .venv/.localstack
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud tests/plugins/ec2 -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud $(WHOLE) tests/cloud tests/plugins/ec2
 
 # The dashboard's pages in Chromium. Needs it, as from `apt-get install --no-install-recommends chromium`; CHROMIUM names another one.
 test-browser: .venv/.browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(WHOLE) tests/browser
 
-# The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
-test-kubernetes: .venv/.kubernetes
-	.venv/kubernetes/bin/python -m tests.kubernetes_schemas
+# The rules of deploy/prometheus and the queries of deploy/grafana, by Prometheus's own promtool. Needs it, as from
+# `apt-get install --no-install-recommends prometheus`; PROMTOOL names another one.
+test-metrics: .venv/.dev
+	@command -v $(PROMTOOL) >/dev/null || { echo "promtool is missing: apt-get install --no-install-recommends prometheus"; exit 1; }
+	$(PROMTOOL) check rules deploy/prometheus/alerts.yaml
+	$(PROMTOOL) test rules tests/metrics/alerts.yaml
+	@mkdir -p .pytest_cache && $(BIN)/python -m tests.queries > .pytest_cache/queries.yaml
+	$(PROMTOOL) check rules .pytest_cache/queries.yaml
+	$(BIN)/python -m pytest tests/unit/rpc/test_queries.py tests/integration/test_metrics.py
+
+# The chart of deploy/helm/ as Helm's engine renders it, the manifests of deploy/kubernetes/ and the launcher's Pods against the schemas of
+# Kubernetes; needs no cluster.
+test-kubernetes: .venv/.dev .venv/.kubernetes
+	$(BIN)/python -m tests.plugins.kubernetes | .venv/kubernetes/bin/python -m tests.kubernetes_schemas -
+
+# Writes deploy/kubernetes/marless.yaml anew after a change of the chart.
+manifests: .venv/.kubernetes
+	.venv/kubernetes/bin/python -m tests.kubernetes_schemas --write
 
 # What deciding is worth: bench/plans/decisions.md. Some hours on two cores; can be stopped and started again.
 results: .venv/.dev
@@ -107,6 +127,7 @@ protos: .venv/.dev
 # Writes requirements/*.txt anew after a change of pyproject.toml; `make lock UPGRADE=1` takes newer versions.
 lock: .venv/.security
 	$(TOOLS)/python -m requirements.lock $(if $(UPGRADE),--upgrade)
+	$(TOOLS)/python -m requirements.platforms
 
 # Known vulnerabilities of everything that is locked; requirements/waivers.toml has those that are borne, and why.
 audit: .venv/.security

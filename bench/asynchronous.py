@@ -41,6 +41,7 @@ from pydantic import TypeAdapter
 from bench import harness
 from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
 from bench.harness import Row, spread
+from bench.kept_rows import KeptRows
 from bench.workers import on_one_thread
 from marless.cost.simulation.asynchronous import SlotCounts, SlotSeconds, SpeedSpread, simulate
 from marless.jobs.schedules.base import Command
@@ -120,24 +121,19 @@ class Runs:
     def __init__(self, setting: Setting, file: Path | None, *, lengths: bool = False) -> None:
         self._setting = setting
         self._lengths = ", lengths differ" if lengths else ""
-        self._file = file
-        self._found: dict[str, Result] = {}
-        for line in file.read_text("utf-8").splitlines() if file and file.exists() else ():
-            row: Row = json.loads(line)
-            self._found[row["run"]] = TypeAdapter(Result).validate_python(row["result"])
+        self._rows = KeptRows(file, harness.machine())
 
     def get(self, name: str, seed: int, lr: float) -> Result:
         """This run, made if it is not known."""
         setting = self._setting
         slots = f"{setting.game.env}, {setting.actors}+{setting.learners} slots, {setting.machines}"
         key = f"{name}, seed {seed}, rate {lr:g}, {slots}, {setting.rollouts} rollouts{self._lengths}"
-        if key not in self._found:
-            self._found[key] = trained(SYSTEMS[name], setting, seed=seed, lr=lr)
-            harness.say(f"{key}: last {setting.game.measure} {last(self._found[key]):.2f}")
-            if self._file:
-                with self._file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"run": key, "result": asdict(self._found[key])}) + "\n")
-        return self._found[key]
+        row = self._rows.get(key)
+        if row is None:
+            result = trained(SYSTEMS[name], setting, seed=seed, lr=lr)
+            harness.say(f"{key}: last {setting.game.measure} {last(result):.2f}")
+            self._rows.put(key, row := {"result": asdict(result)})
+        return TypeAdapter(Result).validate_python(row["result"])
 
 
 def last(result: Result) -> float:

@@ -1,8 +1,8 @@
-"""Measures the dashboard: how soon pages are there, how soon events, and what browsers cost a job that trains.
+"""Measures the dashboard's pages: how soon they are there, and what a long run costs them.
 
 `python -m bench.dashboard --json dashboard.json`. The long run is made here: 10,000 rounds of 100 actors, as records
-are written. Browsers are connections that follow a job as pages do; with Chromium and Playwright (`make test-browser`
-installs it), a real one measures the first paint, the first curve, and the memory of the page.
+are written. With Chromium and Playwright (`make test-browser` installs it), a real browser measures the first paint,
+the first curve, and the memory of the page. What browsers cost a job that trains: `bench.dashboard_crowd`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ import argparse
 import asyncio
 import gzip
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
-import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
+from bench.dashboard_crowd import dashboard
 from bench.harness import percentile
-from bench.jobs import stack
-from marless.app.client import AsyncClient
 from marless.jobs.record import (
     Decision,
     GroupRecord,
@@ -41,7 +35,6 @@ from marless.jobs.record import (
 from marless.learning.data.returns import EpisodeReturns
 
 ROUNDS, ACTORS, AGENTS = 10_000, 100, 8
-BROWSERS = 50
 CHROMIUM = "/usr/bin/chromium"
 PAGES = ("", "style.css", "app.js", "dom.js", "api.js", "jobs.js", "dialogs.js")
 SPEC = """name: long
@@ -50,14 +43,6 @@ algorithm: ippo
 actors: {count: 100}
 stop: {rounds: 10000}
 """
-TRAINED: dict[str, Any] = {  # Any: YAML
-    "name": "watched",
-    "env": {"name": "mpe/simple_spread"},
-    "algorithm": "ippo",
-    "actors": {"count": 2, "envs": 32, "steps": 25},
-    "evaluation": {"every": 20, "episodes": 20, "random_episodes": 20},
-    "stop": {"rounds": 150},
-}
 
 
 def long_record(number: int) -> RoundRecord:
@@ -110,19 +95,6 @@ def write_long_run(runs: Path) -> int:
     return (folder / "rounds.jsonl").stat().st_size
 
 
-@contextmanager
-def dashboard(*words: str) -> Iterator[tuple[str, str, psutil.Process]]:
-    """Run a dashboard; yields its address, its token and its process."""
-    command = [sys.executable, "-P", "-m", "marless", "dashboard", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout
-        address, _, token = process.stdout.readline().strip().partition("/#token=")
-        try:
-            yield address, token, psutil.Process(process.pid)
-        finally:
-            process.terminate()
-
-
 @asynccontextmanager
 async def session(address: str, token: str) -> AsyncIterator[aiohttp.ClientSession]:
     """A browser's connections."""
@@ -167,55 +139,6 @@ async def pages(address: str, token: str) -> dict[str, Any]:  # Any: JSON
         "first_curve_s": curve_s,
         "whole_run_s": whole_s,
         "zoom_s": zoom_s,
-    }
-
-
-async def follow(browser: aiohttp.ClientSession, job: str, late_s: list[float] | None) -> None:
-    """Follow a job as a page does; adds for each round the seconds from its end until the page has it."""
-    async with browser.get(f"/api/jobs/{job}/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
-        if late_s is None:
-            while await answer.content.readany():  # most only read: their work would be that of other machines
-                pass
-            return
-        async for line in answer.content:
-            if line.startswith(b"data: [{"):
-                late_s.append(time.time() - json.loads(line[6:])[-1]["ended_s"])
-
-
-async def trained(runs: Path, number: int, address: str, token: str, browsers: int) -> tuple[float, list[float]]:
-    """Train a job with so many browsers that follow it; returns the median seconds of its rounds, and latencies."""
-    late_s: list[float] = []
-    async with AsyncClient(runs=runs) as client, session(address, token) as browser:
-        job = (await client.submit(TRAINED | {"seed": number}, job=f"watched-{number}")).job
-        followers = [asyncio.create_task(follow(browser, job, None if each else late_s)) for each in range(browsers)]
-        rounds = [event.record.took_s async for event in client.watch(job) if event.record]
-        for each in followers:
-            each.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
-    return median(rounds[20:]), late_s
-
-
-async def crowd(runs: Path, repeats: int) -> dict[str, Any]:  # Any: JSON
-    """How much slower rounds are with BROWSERS pages open, and how late those have each round."""
-    alone, watched, late_s = list[float](), list[float](), list[float]()
-    used_s = []
-    with dashboard("--runs", str(runs)) as (address, token, process):
-        await trained(runs, 0, address, token, 1)  # workers are warm now
-        for number in range(1, 2 * repeats + 1):
-            browsers, before = (BROWSERS if number % 2 else 0), sum(process.cpu_times()[:2])
-            took_s, late = await trained(runs, number, address, token, browsers)
-            (watched if browsers else alone).append(took_s)
-            if browsers:
-                used_s.append(sum(process.cpu_times()[:2]) - before)
-            late_s += late
-    return {
-        "round_ms_alone": 1e3 * median(alone),
-        "round_ms_watched": 1e3 * median(watched),
-        "slower": median(watched) / median(alone) - 1,
-        "dashboard_cpu_ms_per_round": 1e3 * median(used_s) / TRAINED["stop"]["rounds"],
-        "event_ms": 1e3 * median(late_s),
-        "event_ms_95": 1e3 * percentile(late_s, 95),
-        "events": len(late_s),
     }
 
 
@@ -275,7 +198,6 @@ def main() -> None:
     """Measure, and print or write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--repeats", type=int, default=5, help="jobs with and without browsers")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="marless-") as place:
         runs = Path(place, "runs")
@@ -284,9 +206,6 @@ def main() -> None:
             figures |= asyncio.run(pages(address, token))
         with dashboard(str(runs)) as (address, token, _):
             figures |= browser_figures(address, token)
-    with suppress(KeyboardInterrupt), stack() as runs:
-        os.nice(19)  # after the services have started: what browsers take is that of other machines
-        figures |= asyncio.run(crowd(runs, given.repeats))
     text = json.dumps(figures, indent=1)
     if given.json:
         given.json.write_text(text + "\n")

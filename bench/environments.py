@@ -1,8 +1,8 @@
 """Trains IPPO for a short time in every environment of PettingZoo's butterfly, classic and sisl, and of mpe2.
 
-`python -m bench.environments --seconds 60 --json bench/results/environments.json` prints the table of
-docs/environments.md, and `python -m bench.report bench/results/environments.json` puts it there. Environments that the
-file has already are not run again, so an interrupted run goes on, and so does one that ended because of
+`python -m bench.environments --seconds 60 --json bench/results/environments.json` prints the table that
+docs/environments.md sums up ("Which of them train"), and keeps it in that file. Environments that the file has already
+are not run again, so an interrupted run goes on, and so does one that ended because of
 `--stop-after-s`; `--only multiwalker_v9 --again` repeats one. `--limit-s` ends what takes longer than that altogether.
 
 All agents of a class share a policy; everything not set here has its default. Where agents compete, their mean return

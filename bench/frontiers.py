@@ -28,10 +28,6 @@ RULES = ("nitro", "gns", "echo", "variance")
 """Scaling policies of other papers, for which a task's groups are chosen in hindsight."""
 
 
-SLOW = Path(__file__).parent / "slow_environment"
-"""A folder with an environment whose steps wait, and its entry point."""
-
-
 def presets(groups: str) -> str:
     """The presets of a task, with the rules of other papers in these groups: "apart" or "shared"."""
     return ",".join((*PRESETS, *(f"{_FILE}:{rule}-{groups}" for rule in RULES)))
@@ -93,6 +89,14 @@ TASKS = (
         actors="1,2,4,8,16,32",
         settings=("env.name=slow_spread", "actors.count=32", "actors.envs=20", "evaluation.episodes=20"),
         time="duration",
+    ),
+    Task(
+        name="growing",
+        job="examples/spread.yaml",
+        env_steps=600_000,
+        actors="1,2,4,8,16,32",
+        settings=("env.name=growing_spread", "actors.count=32", "actors.envs=20", "evaluation.episodes=20"),
+        presets=presets("apart"),
     ),
     Task(
         name="schedules",
@@ -175,10 +179,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the summary here too")
     parser.add_argument("--document", type=Path, help="page whose blocks get the tables")
     options = parser.parse_args()
+    if unknown := set(options.tasks.split(",")) - {task.name for task in TASKS}:
+        parser.error(f"unknown task {min(unknown)!r}; known: {', '.join(task.name for task in TASKS)}")
     tasks = [task for task in TASKS if task.name in options.tasks.split(",")]
     about = harness.machine()
-    slow = os.pathsep.join(filter(None, (str(SLOW), os.environ.get("PYTHONPATH"))))
-    codes = [subprocess.call(command(task, options), env=os.environ | {"PYTHONPATH": slow}) for task in tasks]
+    environment = harness.own_environments(os.environ)
+    codes = [subprocess.call(command(task, options), env=environment) for task in tasks]
     files = {task.name: options.runs / f"frontier-{task.name}" / "frontier.json" for task in tasks}
     known = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
     rows = [row for name, frontier in known.items() for row in summary(name, frontier)]

@@ -21,6 +21,8 @@ from typing import IO, Any
 import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 ROOT = Path(__file__).parents[1]
+OWN_ENVIRONMENTS = ROOT / "bench" / "own_environments"
+"""A folder with an environment whose steps wait, another that becomes harder, and their entry points."""
 
 Row = dict[str, Any]  # Any: a cell is text, a number, a spread as a mapping, or None for "never"
 
@@ -95,6 +97,12 @@ def variables() -> dict[str, str]:
     because pip did that when it installed them.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def own_environments(variables_: Mapping[str, str]) -> dict[str, str]:
+    """These environment variables, with which processes find `OWN_ENVIRONMENTS`, too."""
+    path = os.pathsep.join(filter(None, (str(OWN_ENVIRONMENTS), variables_.get("PYTHONPATH"))))
+    return {**variables_, "PYTHONPATH": path}
 
 
 def _wait(process: psutil.Popen, deadline_s: float, watch: Watch) -> int:

@@ -4,7 +4,7 @@
 
 A machine that is rented all the time costs the same whether it works or not; functions cost nothing between runs. A
 cell is the part of the time for which the machine must be idle for functions to be cheaper, the median of the seeds and
-their range (`marless.cost.billing.idle`); "always": they are, even beside a machine that always works.
+their range (`marless.cost.billing.own`); "always": they are, even beside a machine that always works.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench import harness
 from bench.frontiers import TASKS
 from bench.harness import Row
 from marless.app.cli.recorded import from_folder
-from marless.cost.billing.idle import own_machines
+from marless.cost.billing.own import own_machines
 from marless.jobs import prices as price_tables
 
 MACHINES = ("c6a.large", "c6a.xlarge", "c6a.2xlarge", "c6a.4xlarge", "c6a.8xlarge")

@@ -23,7 +23,7 @@ from bench import harness
 from bench.harness import ROOT, Row, spread
 from bench.round_cpu import TOTAL, Case, measured
 from bench.systems import checkout, program_of
-from marless.learning.nets.compiled import COMPILED
+from marless.core.compiling import COMPILED
 
 ENV_STEPS = 240_000
 TIMED = """

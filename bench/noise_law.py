@@ -11,6 +11,8 @@ deciding again over the recorded rounds.
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 
 from bench import harness
 from bench.frontiers import TASKS
-from bench.harness import Row
+from bench.harness import OWN_ENVIRONMENTS, Row
 from marless.app.cli.recorded import from_folder
 from marless.jobs.job import prepare
 from marless.jobs.record import RoundRecord
@@ -99,11 +101,12 @@ def rows(runs: Path) -> list[Row]:
             from_folder(folder / "runs" / each["run"], records=True) for each in frontier["presets"]["auto"]["runs"]
         ]
         spec = autos[0].spec
-        until = fmean(
+        arrived = [
             each["to_the_goal"]["env_steps"]
             for each in frontier["presets"]["auto"]["runs"]
             if isinstance(each["to_the_goal"], dict)
-        )
+        ]
+        until = fmean(arrived) if arrived else math.inf  # K is that of the whole run where none came to the goal
         for groups in task.groups.split(","):
             rounds = arrivals(frontier["settings"], groups, spec.actors.envs * spec.actors.steps)
             law = fitted(rounds) if len(rounds) > 2 else None
@@ -130,6 +133,7 @@ def main() -> None:
     parser = harness.parser(__doc__, runs=1)
     parser.add_argument("--runs-folder", type=Path, default=Path("runs"), help="directory of the frontiers' folders")
     args = parser.parse_args()
+    sys.path.insert(0, str(OWN_ENVIRONMENTS))  # decisions are made again, by jobs in these environments, too
     found = rows(args.runs_folder)
     harness.report("noise_law", harness.machine(), found, {}, args.json)
 

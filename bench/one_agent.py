@@ -34,6 +34,7 @@ import numpy as np
 import marless
 from bench import harness, systems
 from bench.harness import ROOT, Row
+from bench.kept_rows import KeptRows
 from bench.one_agent_task import ALGORITHMS, COPIES, TASKS, TUNED, returns, warm_up
 from bench.peers import install
 from marless.cost.comparison.statistics import equivalence, interquartile_mean
@@ -142,9 +143,8 @@ class RunsKept:
     """Finished runs, in memory and, if a path is given, in a file of JSON lines, which other processes may add to."""
 
     def __init__(self, path: Path | None, about: Row) -> None:
-        """`about` describes this machine; it is written beside each new run."""
-        self._path, self._about = path, about
-        self._found: dict[str, Trained] = {}
+        """See `KeptRows`."""
+        self._rows = KeptRows(path, about)
 
     def trained(
         self, system: str, algorithm: str, task: str, env_steps: int, seed: int, *, train: bool = True
@@ -154,25 +154,12 @@ class RunsKept:
         if system in OURS:
             job = (ROOT / "examples" / EXAMPLES[algorithm]).read_bytes()
             key |= {"tuned": dict(TUNED.get(task, {})), "job": hashlib.sha256(job).hexdigest()[:12]}
-        name = json.dumps(key)
-        if name not in self._found:
-            self._read()
-        if name not in self._found and train:
+        known = self._rows.get(key)
+        if known is None and train:
             found = TRAIN[system](algorithm, task, env_steps, seed)
-            self._found[name] = found
             harness.say(f"{task}, {SYSTEMS[system]}, seed {seed}: {found.mean:,.0f} at {found.rate:,.0f}/s")
-            if self._path is not None:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"run": key, **asdict(found), "machine": self._about}) + "\n")
-        return self._found.get(name)
-
-    def _read(self) -> None:
-        """Take over what the file has: another process may have added a run meanwhile."""
-        if self._path is None or not self._path.exists():
-            return
-        for line in harness.json_lines(self._path.read_text(encoding="utf-8").splitlines()):
-            given = tuple(line["returns"]), line["env_steps"], line["wall_s"]
-            self._found[json.dumps(line["run"])] = Trained(*given)
+            self._rows.put(key, known := asdict(found))
+        return None if known is None else Trained(tuple(known["returns"]), known["env_steps"], known["wall_s"])
 
 
 def row(task: str, system: str, found: Mapping[int, Trained], base: Mapping[int, Trained]) -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,25 +20,28 @@ from bench.harness import ROOT, table
 DOCUMENTS = tuple(
     ROOT / "docs" / name
     for name in (
-        "algorithms/nets.md",
         "benchmarks.md",
         "benchmarks_services.md",
-        "environments.md",
-        "environments/atari.md",
         "environments/mujoco.md",
+        "environments/wall_model.md",
         "results.md",
         "asynchronous_measured.md",
     )
 )
 
 
-def render(result: Mapping[str, Any], columns: Sequence[str] = ()) -> str:  # Any: JSON
-    """A result's table, of these columns or of all, its picture, if it has one, and a line on machine and date."""
+def render(result: Mapping[str, Any], columns: Sequence[str] = (), folder: Path = ROOT) -> str:  # Any: JSON
+    """A result's table, of these columns or of all, its picture, if it has one, and a line on machine and date.
+
+    The page is in `folder`; results name pictures by their paths in the project.
+    """
     m, rows = result["machine"], result["rows"]
     if columns:
         rows = [{name: row[name] for name in columns if name in row} for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-    drawn = "".join(f"![{shows}]({file})\n\n*{shows}.*\n\n" for file, shows in result.get("pictures", {}).items())
+    drawn = ""
+    for file, shows in result.get("pictures", {}).items():
+        drawn += f"![{shows}]({os.path.relpath(ROOT / file, folder)})\n\n*{shows}.*\n\n"
     return (
         f"{table(rows)}\n\n{drawn}"
         f"{m['measured']}, {m['cores']} cores of {m['cpu']}, {m['memory_gib']} GiB; Python {m['python']}, {versions}; "
@@ -75,7 +79,7 @@ def put(name: str, result: Mapping[str, Any]) -> None:  # Any: JSON
     for page in DOCUMENTS:
         document = page.read_text(encoding="utf-8")
         if f"<!-- {name} -->" in document:
-            text = render(result, columns_of(document, name, known))
+            text = render(result, columns_of(document, name, known), page.parent)
             page.write_text(insert(document, name, text), encoding="utf-8")
             return
     print(f"{name}\n\n{render(result)}\n")

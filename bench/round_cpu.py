@@ -18,7 +18,7 @@ from bench.processes import Cpu
 from bench.systems import WARM_UP, Request, marless_job, settings
 from bench.task import TASK
 from bench.workers import kernels
-from marless.learning.nets.compiled import COMPILED, NUMPY
+from marless.core.compiling import COMPILED, NUMPY
 
 ENV_STEPS = 800_000
 LEAST_MS = 0.1

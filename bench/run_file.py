@@ -1,18 +1,13 @@
-"""Training runs of `bench.algorithms`: what is asked for, what came of it, and the file that keeps it.
-
-A comparison takes many hours. The file has one finished run a line, so that an interrupted comparison goes on with the
-runs that are missing. Returns after equally many env steps do not depend on the machine; times do, so each line names
-it.
-"""
+"""Training runs of `bench.algorithms`: what is asked for, what came of it, and the file that keeps it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.harness import Row
+from bench.kept_rows import KeptRows
 from bench.systems import Curve, Point
 from bench.task import Rates
 
@@ -54,36 +49,23 @@ class Outcome:
 
 
 class RunFile:
-    """Finished runs by system and request, in memory and, if a path is given, in a file of JSON lines."""
+    """Finished runs by system and request."""
 
     def __init__(self, path: Path | None, about: Row) -> None:
-        """`about` describes this machine; it is written beside each new run. Raises ValueError for damaged lines."""
-        self._path = path
-        self._about = about
-        self._found: dict[str, Outcome] = {}
-        if path and path.exists():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                try:
-                    row = json.loads(line)
-                    self._found[json.dumps(row["run"])] = _outcome(row)
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{path}, line {number} is no run ({error!r}): delete the line") from None
+        """See `KeptRows`. Raises ValueError for damaged lines."""
+        self._rows = KeptRows(path, about)
 
     def get(self, system: str, request: Request) -> Outcome | None:
         """The outcome of this run, if it is known."""
-        return self._found.get(json.dumps(_key(system, request)))
+        key = _key(system, request)
+        row = self._rows.get(key)
+        return None if row is None else _outcome(key["rates"], row)
 
     def put(self, system: str, request: Request, outcome: Outcome) -> None:
         """Keep the outcome of a run."""
-        key = _key(system, request)
-        self._found[json.dumps(key)] = outcome
-        if self._path is None:
-            return
         curve = [[point.env_steps, round(point.wall_s, 2), point.greedy_return] for point in outcome.curve]
-        row = {"run": key, "random": outcome.random, "sides": dict(outcome.sides), "curve": curve}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**row, "machine": self._about}) + "\n")
+        row = {"random": outcome.random, "sides": dict(outcome.sides), "curve": curve}
+        self._rows.put(_key(system, request), row)
 
 
 def _key(system: str, request: Request) -> Row:
@@ -99,8 +81,7 @@ def _key(system: str, request: Request) -> Row:
     return found | ({"alike": True} if request.alike and system == "marless" else {})
 
 
-def _outcome(row: Row) -> Outcome:
-    rates = row["run"]["rates"]
+def _outcome(rates: Row | None, row: Row) -> Outcome:
     return Outcome(
         tuple(Point(*point) for point in row["curve"]),
         row["random"],

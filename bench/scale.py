@@ -27,7 +27,7 @@ from marless.jobs.record import RoundRecord
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import gather
 from marless.rpc.roles import Role
-from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 
 ACTORS = (10, 100, 500, 1000, 2000)
@@ -65,7 +65,7 @@ async def arrive(stack: Stack, workers: int) -> Arrival:
     peer = Peer(stack.address("actor_pool"), stack.security(Role.OPERATOR), "actor_pool")
     stub: Any = ActorPoolServiceStub(peer.channel)  # Any: the async stub is known to type checkers only
     try:
-        await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest(), wait_for_ready=True, timeout_s=START_S)
+        await peer.call(stub.ListWorkers, common_pb2.ListWorkersRequest(), wait_for_ready=True, timeout_s=START_S)
         began_s, before = time.perf_counter(), stack.cpu_s()["actor_pool"]
         await peer.call(stub.Scale, actor_pool_pb2.ScaleRequest(workers=workers), timeout_s=ARRIVE_S)
         took_s, used_s = time.perf_counter() - began_s, stack.cpu_s()["actor_pool"] - before

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import harness
-from bench.harness import Row
-from bench.report import DOCUMENTS
+from bench.harness import ROOT, Row
 from marless.core.limits import MAX_ACTORS
 from marless.rpc.client import MAX_MESSAGE_BYTES
 from marless.rpc.server import MAX_OPEN_RPCS, MAX_REQUEST_BYTES
@@ -196,7 +195,7 @@ def main() -> None:
     pictures = {}
     if args.picture:
         picture(result, model, args.actors, args.picture)
-        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENTS[0].parent): SHOWS}
+        pictures = {os.path.relpath(args.picture.resolve(), ROOT): SHOWS}
     reached = limits(model)
     first = next(each for each in reached if each["kind"] == "limit")
     headline = {"first_limit": first["what"], "at_actors": first["reached at actors"]}

@@ -23,7 +23,7 @@ from pathlib import Path
 from bench import harness
 from bench.algorithms import names
 from bench.harness import ROOT, Row, spread
-from bench.report import DOCUMENTS
+from bench.kept_rows import KeptRows
 from bench.systems import Job, marless_job
 from marless.core.documents import from_yaml
 
@@ -135,29 +135,21 @@ def _children_s() -> float:
 
 
 class Runs:
-    """Finished runs by job, in memory and, if a path is given, in a file of JSON lines."""
+    """Finished runs by job."""
 
     def __init__(self, path: Path | None, about: Row) -> None:
-        """`about` describes this machine; it is written beside each new run."""
-        self._path, self._about = path, about
-        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
-        self._found = {json.dumps(row["job"]): row for row in map(json.loads, lines)}
+        """See `KeptRows`."""
+        self._rows = KeptRows(path, about, name="job")
 
     def has(self, job: Row) -> bool:
         """This job's run is finished."""
-        return json.dumps(job) in self._found
+        return self._rows.get(job) is not None
 
     def course(self, job: Row, timeout_s: float) -> Course:
         """The run of this job, which is made if it is not known."""
-        key = json.dumps(job)
-        if key not in self._found:
-            row = {"job": job, **asdict(trained(job, timeout_s)), "machine": self._about}
-            self._found[key] = row
-            if self._path:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-        row = self._found[key]
+        row = self._rows.get(job)
+        if row is None:
+            self._rows.put(job, row := asdict(trained(job, timeout_s)))
         return Course(tuple(Point(**point) for point in row["points"]), row["cpu_s"], row["wall_s"])
 
 
@@ -243,7 +235,7 @@ def main() -> None:
     if args.picture:
         draw(found, args.picture)
         shows = "Battles won over env steps: a line a seed"
-        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENTS[0].parent): shows}
+        pictures = {os.path.relpath(args.picture.resolve(), ROOT): shows}
     harness.report("smac_learning", about, rows, {"pictures": pictures}, args.json)
 
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from bench import harness
 from bench.harness import Row, spread
 from bench.workers import UPDATE, Team, kernels, on_one_thread
+from marless.core.compiling import COMPILED, NUMPY
 from marless.jobs import spec as specs
 from marless.jobs.spec import JobSpec
-from marless.learning.nets.compiled import COMPILED, NUMPY
 
 WARM_UP, ROUNDS = 2, 10
 """Numbers of rounds: for warm-up, and measured."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from marless.core import process_environment
+from marless.core.compiling import VARIABLE
 from marless.jobs.sharing.base import initial_groups
 from marless.jobs.spec import JobSpec
 from marless.learning.algos import registry as algorithms
@@ -23,7 +24,6 @@ from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs import registry
 from marless.learning.envs.base import random_actions
 from marless.learning.nets.acting import ActingPolicies
-from marless.learning.nets.compiled import VARIABLE
 
 ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
 
@@ -38,7 +38,7 @@ def on_one_thread() -> None:
 
 @contextmanager
 def kernels(choice: str) -> Iterator[None]:
-    """Start programs with these kernels: one of `marless.learning.nets.compiled.CHOICES`."""
+    """Start programs with these kernels: one of `marless.core.compiling.CHOICES`."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = choice
     try:

@@ -40,12 +40,14 @@ OWN = {
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
 IMAGES = {
-    "actors": ("docker",),
-    "services": ("sharing",),
-    "learners": ("learner", "docker"),
-    "control": ("sharing", "aws"),
+    "actors": ("docker", "kubernetes", "otel"),
+    "services": ("sharing", "otel"),
+    "learners": ("learner", "docker", "kubernetes", "otel"),
+    "control": ("sharing", "aws", "otel"),
+    "modules": ("onnx",),
 }
-"""Images of deploy/Dockerfile, and the extras that each serves; "control" is the control plane of deploy/terraform.
+"""Images of deploy/Dockerfile, and the extras that each serves; "control" is the control plane of deploy/terraform,
+"modules" what images have besides, if they are asked to, for nets that are modules of torch.
 
 "build" is what builds marless's own wheel.
 """

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,8 +55,33 @@ def pytest_configure(config: pytest.Config) -> None:
         tempfile.tempdir = None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of suites that are for one tool, such as `make test-cloud`: without that, they must not pass."""
+    parser.addoption("--nothing-skipped", action="store_true", help="a test that would be skipped fails, and says why")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn what is skipped into a failure, if asked to."""
+    report = yield
+    if item.config.getoption("--nothing-skipped") and report.skipped and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else f"{report.longrepr}"
+        report.outcome, report.longrepr = "failed", f"this suite cannot run here: {why.removeprefix('Skipped: ')}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Fail a test that leaves Ctrl-C ignored: the commands that later tests start would inherit that."""
+    yield
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail("this test leaves a handler of SIGINT behind; restore the one before it")
+
+
 LONGEST = (
-    "tests/docs/test_documents.py",
+    "tests/docs/test_newcomers.py",
+    "tests/docs/test_commands.py",
     "tests/faults/test_processes.py",
     "tests/e2e/test_train.py",
     "tests/e2e/test_up.py",

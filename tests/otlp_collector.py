@@ -1,16 +1,22 @@
-"""A collector of OpenTelemetry's protocol over HTTP: it decodes what it gets, and keeps the spans."""
+"""Collectors of OpenTelemetry's protocol, over HTTP and over gRPC: they decode what they get, and keep the spans."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
 )
 
 
@@ -86,3 +92,25 @@ def collecting() -> Iterator[Collector]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def collecting_by_grpc() -> Iterator[Collector]:
+    """A collector that speaks gRPC on a free port of loopback."""
+    collector = Collector()
+
+    class Servicer(TraceServiceServicer):
+        def Export(self, request, context):  # noqa: N802
+            collector.headers.append(dict(context.invocation_metadata()).get("x-key", ""))
+            collector.take(request)
+            return ExportTraceServiceResponse()
+
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        add_TraceServiceServicer_to_server(Servicer(), server)
+        collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield collector
+        finally:
+            server.stop(None).wait()

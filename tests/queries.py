@@ -48,6 +48,12 @@ def queries() -> dict[str, str]:
     return found
 
 
+def recording_rules() -> str:
+    """All queries as a file of rules, which promtool checks."""
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(queries().values())]
+    return yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]})
+
+
 def selected(query: str) -> set[Selected]:
     """What a query selects; raises ValueError for one that is no PromQL."""
     return set(_below(promql_parser.parse(query)))
@@ -78,3 +84,7 @@ def _parts(expression: Any) -> list[Any]:
     return [getattr(expression, name) for name in names if hasattr(expression, name)] + list(
         getattr(expression, "args", [])
     )
+
+
+if __name__ == "__main__":
+    print(recording_rules())  # noqa: T201  # a file for promtool

@@ -46,6 +46,7 @@ class Servicer(CoordinatorServiceServicer):
         self.asked: list[Any] = []
         self.refusals: list[MarlessError] = []
         """What the next calls are answered with."""
+        self.services = [pb.ServiceInfo(name="param_store", address="unix:/p", serving=True)]
         self.changed = asyncio.Condition()
 
     def _take(self, request) -> None:
@@ -154,8 +155,7 @@ class Servicer(CoordinatorServiceServicer):
 
     async def GetInfo(self, request, context):
         self._take(request)
-        services = [pb.ServiceInfo(name="param_store", address="unix:/p", serving=True)]
-        return pb.GetInfoResponse(version="1.2", now_s=1e9, runs="/runs", services=services)
+        return pb.GetInfoResponse(version="1.2", now_s=1e9, runs="/runs", services=self.services)
 
 
 class ScriptedCoordinator:

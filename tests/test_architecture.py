@@ -41,11 +41,13 @@ QUIET = ("core", "learning", "jobs", "storage", "cost")
 PLUGINS = {
     "marless_atari": ("core", "learning"),
     "marless_docker": ("core", "fleet", "rpc"),
-    "marless_ec2": ("core", "fleet", "rpc"),
+    "marless_ec2": ("core", "fleet", "rpc", "app"),
+    "marless_kubernetes": ("core", "fleet", "rpc"),
     "marless_minions": ("core", "learning", "jobs", "cost", "app"),
     "marless_mujoco": ("core", "learning"),
     "marless_ray": ("core", "fleet", "rpc"),
     "marless_smac": ("core", "learning"),
+    "marless_wall_model": ("core", "learning", "jobs", "app"),
 }
 """The plug-ins, each with the storeys that it imports. Nothing imports a plug-in, not even another one."""
 ROOMS, FLOORS = 16, 9

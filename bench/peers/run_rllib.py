@@ -1,6 +1,8 @@
-"""RLlib's IPPO (new API stack) on the task: two env runners of 16 copies each, one local learner."""
+"""RLlib's IPPO (new API stack) on the task: two env runners (BENCH_RUNNERS) of 16 copies each, one local learner."""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from bench.peers.local_ray import local_ray
 from bench.task import TASK
 
 AGENTS = [f"agent_{n}" for n in range(TASK.agents)]
-RUNNERS, COPIES = 2, 16
+RUNNERS, COPIES = int(os.environ.get("BENCH_RUNNERS", "2")), 16
 
 
 def config(seed: int, lr: float) -> PPOConfig:

@@ -75,12 +75,13 @@ locals {
   locks = {
     control = ["image-control.txt"]
     actor   = ["image-actors.txt"]
-    learner = ["torch.txt", "image-learners.txt"]
+    learner = concat(local.learner_gpus > 0 ? ["torch.txt"] : [], ["image-learners.txt"])
   }
+  files = merge(local.locks, { learner = ["torch.txt", "torch-cpu.txt", "image-learners.txt"] })
 }
 
 resource "aws_s3_object" "lock" {
-  for_each    = toset(flatten(values(local.locks)))
+  for_each    = toset(flatten(values(local.files)))
   bucket      = aws_s3_bucket.this.id
   key         = "install/${each.key}"
   source      = "${local.requirements}/${each.key}"
@@ -94,4 +95,26 @@ resource "aws_s3_object" "wheel" {
   source      = var.wheel
   source_hash = filemd5(var.wheel)
   depends_on  = [aws_s3_bucket_versioning.this]
+}
+
+# A destroy that could not delete the bucket would have ended everything else before it says so. This goes first, and stops it.
+resource "terraform_data" "runs_are_safe" {
+  input = { bucket = aws_s3_bucket.this.id, region = var.region, may_be_deleted = var.force_destroy }
+
+  provisioner "local-exec" {
+    when    = destroy
+    command = "'${path.module}/boot/before_destroy.sh'"
+    environment = {
+      MARLESS_REGION         = self.output.region
+      MARLESS_BUCKET         = self.output.bucket
+      MARLESS_MAY_BE_DELETED = self.output.may_be_deleted
+    }
+  }
+
+  depends_on = [
+    aws_autoscaling_group.of, aws_budgets_budget.monthly, aws_default_security_group.closed, aws_iam_policy.readers,
+    aws_iam_role_policy.worker, aws_instance.control, aws_s3_bucket_policy.tls_only,
+    aws_s3_bucket_server_side_encryption_configuration.this, aws_s3_object.lock, aws_s3_object.wheel, aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.worker, aws_vpc_security_group_ingress_rule.client, aws_vpc_security_group_ingress_rule.worker,
+  ]
 }

@@ -1,18 +1,16 @@
 #!/bin/bash
 # Fetches the client's part of a deployment's credentials, and prints the settings of `marless` for it: docs/deploying.md.
 #   eval "$(deploy/terraform/client.sh FOLDER)"
-# FOLDER is made, open to you only. Waits until the control plane has booted. Needs the AWS CLI, and the state of `terraform apply`.
+# FOLDER is made, open to you only. Waits for up to 20 minutes until the control plane has booted. Needs the AWS CLI, and the state of
+# `terraform apply`.
 set -euo pipefail
 folder=${1:?"give a folder for the credentials"}
-output() { terraform -chdir="$(dirname "$0")" output -raw "$1"; }
-secret=$(output client_secret) region=$(output region) coordinator=$(output coordinator)
-
-fetch() { aws secretsmanager get-secret-value --region "$region" --secret-id "$secret" --query SecretString --output text 2>&1; }
-until answer=$(fetch); do
-    [[ $answer == *ResourceNotFoundException* ]] || { echo "$answer" >&2; exit 1; }
-    echo "waiting until the control plane has booted and made the credentials" >&2
-    sleep 10
-done
+here=$(dirname "$0")
+output() { terraform -chdir="$here" output -raw "$1"; }
+MARLESS_SECRET=$(output client_secret) MARLESS_REGION=$(output region) MARLESS_INSTANCE=$(output control) coordinator=$(output coordinator)
+export MARLESS_SECRET MARLESS_REGION MARLESS_INSTANCE
+"$here/boot/wait.sh"
+answer=$(aws secretsmanager get-secret-value --region "$MARLESS_REGION" --secret-id "$MARLESS_SECRET" --query SecretString --output text)
 
 umask 077
 mkdir -p "$folder"

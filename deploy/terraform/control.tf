@@ -3,22 +3,32 @@ resource "aws_eip" "control" {
   tags   = { Name = "${var.name}-control" }
 }
 
+# An interface of its own, which has both addresses before the machine boots and keeps them if that is replaced.
+resource "aws_network_interface" "control" {
+  subnet_id       = aws_subnet.zone[local.control_zone].id
+  private_ips     = [local.control_ip]
+  security_groups = [aws_security_group.control.id]
+  tags            = { Name = "${var.name}-control" }
+}
+
 resource "aws_eip_association" "control" {
-  allocation_id = aws_eip.control.id
-  instance_id   = aws_instance.control.id
+  allocation_id        = aws_eip.control.id
+  network_interface_id = aws_network_interface.control.id
+  depends_on           = [aws_route_table_association.public]
 }
 
 resource "aws_instance" "control" {
   ami                         = data.aws_ami.debian.id
   instance_type               = var.control_instance_type
-  subnet_id                   = aws_subnet.zone[local.zones[0]].id
-  private_ip                  = local.control_ip
-  associate_public_ip_address = true # to install before the fixed address is associated
-  vpc_security_group_ids      = [aws_security_group.control.id]
   iam_instance_profile        = aws_iam_instance_profile.of["control"].name
   user_data                   = local.boot.control
   user_data_replace_on_change = false
   tags                        = { Name = "${var.name}-control" }
+
+  network_interface {
+    network_interface_id = aws_network_interface.control.id
+    device_index         = 0
+  }
 
   metadata_options {
     http_tokens                 = "required"
@@ -34,12 +44,33 @@ resource "aws_instance" "control" {
   # It has Redis's log and the run folders: a newer image, or another boot script, never replaces it. `-replace=aws_instance.control` does.
   lifecycle {
     ignore_changes = [ami, user_data]
+
+    precondition {
+      condition     = local.too_few_vcpus.control == ""
+      error_message = "The control plane cannot be started: ${local.too_few_vcpus.control}. ${local.how_to_get_more}: control_instance_type."
+    }
   }
 
+  # It installs from its first second on: by then it has its address, and the way out.
   depends_on = [
-    aws_route_table_association.public, aws_vpc_security_group_egress_rule.fetch, aws_iam_role_policy.control,
+    aws_eip_association.control, aws_vpc_security_group_egress_rule.fetch, aws_iam_role_policy.control,
     aws_s3_object.lock, aws_s3_object.wheel,
   ]
+}
+
+# An apply ends when the control plane has booted, or says where to read why it has not.
+resource "terraform_data" "booted" {
+  count            = var.wait_for_boot ? 1 : 0
+  triggers_replace = aws_instance.control.id
+
+  provisioner "local-exec" {
+    command = "'${path.module}/boot/wait.sh'"
+    environment = {
+      MARLESS_REGION   = var.region
+      MARLESS_INSTANCE = aws_instance.control.id
+      MARLESS_SECRET   = aws_secretsmanager_secret.part["client"].id
+    }
+  }
 }
 
 data "aws_ami" "debian" {
@@ -52,7 +83,17 @@ data "aws_ami" "debian" {
   }
 }
 
+data "aws_ami" "actor" {
+  count = var.actor_ami_id == null ? 0 : 1
+
+  filter {
+    name   = "image-id"
+    values = [var.actor_ami_id]
+  }
+}
+
 data "aws_ami" "learner" {
+  count       = local.learner_gpus > 0 || var.learner_ami_id != null ? 1 : 0
   most_recent = true
   owners      = var.learner_ami_id == null ? ["amazon"] : null
 

@@ -1,16 +1,6 @@
-data "aws_availability_zones" "all" {
-  state = "available"
-
-  filter {
-    name   = "opt-in-status"
-    values = ["opt-in-not-required"]
-  }
-}
-
 locals {
-  zones = slice(data.aws_availability_zones.all.names, 0, min(var.zones, length(data.aws_availability_zones.all.names)))
-  # The first usable address of the first subnet: workers and certificates name it before the machine exists.
-  control_ip = cidrhost(aws_subnet.zone[local.zones[0]].cidr_block, 10)
+  # An address of the control plane's subnet: workers and certificates name it before the machine exists.
+  control_ip = cidrhost(aws_subnet.zone[local.control_zone].cidr_block, 10)
   ports      = { param-store = 7071, actor-pool = 7072, learner-pool = 7073 }
 }
 
@@ -18,6 +8,13 @@ resource "aws_vpc" "this" {
   cidr_block           = var.vpc_cidr
   enable_dns_hostnames = true
   tags                 = { Name = var.name }
+
+  lifecycle {
+    precondition {
+      condition     = alltrue([for use, zones in local.zones_of : length(setintersection(zones, local.zones)) > 0])
+      error_message = "No zone that is used in ${var.region} offers ${join(", or ", [for use, zones in local.zones_of : join(", ", local.wanted[use]) if length(setintersection(zones, local.zones)) == 0])}: choose other types, more zones, or another region."
+    }
+  }
 }
 
 # Subnets are public, so that no NAT gateway has to be paid for; nothing but the coordinator's port can be reached from outside.
@@ -25,7 +22,7 @@ resource "aws_subnet" "zone" {
   for_each                = toset(local.zones)
   vpc_id                  = aws_vpc.this.id
   availability_zone       = each.key
-  cidr_block              = cidrsubnet(var.vpc_cidr, 3, index(local.zones, each.key))
+  cidr_block              = cidrsubnet(var.vpc_cidr, 3, index(local.all_zones, each.key))
   map_public_ip_on_launch = false
   tags                    = { Name = "${var.name}-${each.key}" }
 }

@@ -98,3 +98,24 @@ resource "aws_iam_role_policy" "worker" {
   role     = aws_iam_role.of[each.key].id
   policy   = data.aws_iam_policy_document.worker[each.key].json
 }
+
+# For people and programs that read run folders and policies by s3://BUCKET/runs: attach it to them.
+data "aws_iam_policy_document" "readers" {
+  statement {
+    sid       = "Read"
+    actions   = ["s3:GetObject"]
+    resources = ["${aws_s3_bucket.this.arn}/runs/*"]
+  }
+
+  statement {
+    sid       = "List"
+    actions   = ["s3:ListBucket"]
+    resources = [aws_s3_bucket.this.arn]
+  }
+}
+
+resource "aws_iam_policy" "readers" {
+  name_prefix = "${var.name}-readers-"
+  description = "Reads run folders of marless"
+  policy      = data.aws_iam_policy_document.readers.json
+}

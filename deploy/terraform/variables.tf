@@ -120,7 +120,7 @@ variable "actor_workers" {
 }
 
 variable "learner_instance_types" {
-  description = "Types of learner machines (x86-64), in order of preference, with the same number of GPUs."
+  description = "Types of learner machines (x86-64), in order of preference, with the same number of GPUs; [\"c7i.2xlarge\"] and others without one learn on CPUs."
   type        = list(string)
   default     = ["g5.xlarge", "g6.xlarge", "g4dn.xlarge"]
 
@@ -155,13 +155,19 @@ variable "learner_spot" {
 }
 
 variable "ami_id" {
-  description = "Image of the control plane and of actor machines: Debian 12 or newer, or Ubuntu 24.04 or newer. Default: the newest Debian 12."
+  description = "Image of the control plane, and of actor machines without one of their own: Debian 12 or newer, or Ubuntu 24.04 or newer. Default: the newest Debian 12."
+  type        = string
+  default     = null
+}
+
+variable "actor_ami_id" {
+  description = "Image of actor machines, such as one that image.sh has made. Default: that of the control plane."
   type        = string
   default     = null
 }
 
 variable "learner_ami_id" {
-  description = "Image of learner machines, with NVIDIA's driver. Default: the newest Deep Learning Base AMI of Ubuntu 24.04."
+  description = "Image of learner machines, with NVIDIA's driver if they have GPUs. Default: the newest Deep Learning Base AMI of Ubuntu 24.04; on CPUs, that of the control plane."
   type        = string
   default     = null
 }
@@ -183,8 +189,20 @@ variable "packages" {
   }
 }
 
+variable "check_quotas" {
+  description = "Whether a plan looks whether the account may start the machines (servicequotas:GetServiceQuota)."
+  type        = bool
+  default     = true
+}
+
+variable "wait_for_boot" {
+  description = "Whether an apply waits until the control plane has booted; needs the AWS CLI."
+  type        = bool
+  default     = true
+}
+
 variable "force_destroy" {
-  description = "Whether `terraform destroy` also deletes what marless has written into the bucket. Apply it before you destroy."
+  description = "Whether `terraform destroy` may delete what marless has written into the bucket. Apply it before you destroy."
   type        = bool
   default     = false
 }

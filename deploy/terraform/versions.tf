@@ -3,10 +3,10 @@ terraform {
   required_version = ">= 1.10"
 
   required_providers {
-    # One exact version instead of a lock file: a lock needs the hashes of all platforms that users have.
+    # .terraform.lock.hcl has the version that is tested; `terraform init -upgrade` takes a newer one.
     aws = {
       source  = "hashicorp/aws"
-      version = "5.100.0"
+      version = ">= 5.100.0, < 7.0.0"
     }
   }
 }

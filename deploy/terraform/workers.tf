@@ -1,18 +1,16 @@
 locals {
   kinds = {
     actor = {
-      types    = var.actor_instance_types
       machines = var.actor_machines
       spot     = true
-      image    = data.aws_ami.debian
+      image    = var.actor_ami_id == null ? data.aws_ami.debian : data.aws_ami.actor[0]
       disk_gib = 20
     }
     learner = {
-      types    = var.learner_instance_types
       machines = var.learner_machines
       spot     = var.learner_spot
-      image    = data.aws_ami.learner
-      disk_gib = 100 # the Deep Learning AMI alone takes more than half
+      image    = length(data.aws_ami.learner) > 0 ? data.aws_ami.learner[0] : data.aws_ami.debian
+      disk_gib = local.learner_gpus > 0 ? 100 : 30 # the Deep Learning AMI alone takes more than half
     }
   }
 }
@@ -69,9 +67,9 @@ resource "aws_autoscaling_group" "of" {
   min_size                  = 0
   max_size                  = each.value.machines
   desired_capacity          = 0
-  vpc_zone_identifier       = [for subnet in aws_subnet.zone : subnet.id]
-  protect_from_scale_in     = true # the pool says which machine goes
-  capacity_rebalance        = each.value.spot
+  vpc_zone_identifier       = [for zone in local.zones : aws_subnet.zone[zone].id if contains(local.zones_of[each.key], zone)]
+  protect_from_scale_in     = true  # the pool says which machine goes
+  capacity_rebalance        = false # the pool replaces a machine that AWS expects to interrupt; with both, each would be replaced twice
   health_check_type         = "EC2"
   force_delete              = true # `terraform destroy` does not wait for machines that are protected
   wait_for_capacity_timeout = "0"
@@ -91,7 +89,7 @@ resource "aws_autoscaling_group" "of" {
       }
 
       dynamic "override" {
-        for_each = each.value.types
+        for_each = local.types[each.key]
 
         content {
           instance_type = override.value
@@ -120,6 +118,16 @@ resource "aws_autoscaling_group" "of" {
 
   lifecycle {
     ignore_changes = [desired_capacity]
+
+    precondition {
+      condition     = local.too_few_vcpus[each.key] == ""
+      error_message = "No ${each.key} machine can be started: ${local.too_few_vcpus[each.key]}. ${local.how_to_get_more}: ${each.key}_instance_types${each.key == "learner" ? ", such as [\"c7i.2xlarge\"] for learners on CPUs" : ""}."
+    }
+
+    precondition {
+      condition     = each.key == "actor" || length(distinct([for type in local.types.learner : local.gpus_of[type]])) <= 1
+      error_message = "Give learner_instance_types with the same number of GPUs: ${join(", ", [for type in local.types.learner : "${type} has ${local.gpus_of[type]}"])}."
+    }
   }
 
   depends_on = [aws_route_table_association.public]

@@ -117,6 +117,12 @@ def contained(function: Callable[[], T]) -> T:
         raise InternalError(f"the code that ran tried to end its process: {told(error)}") from error
 
 
+def require(kept: object, broken: str) -> None:
+    """Raise AssertionError with the text `broken` unless `kept` is true, as contracts do even where asserts are off."""
+    if not kept:
+        raise AssertionError(broken)
+
+
 def shown(value: object) -> str:
     """A given value as error messages repeat it: its repr, cut to `LONGEST_SHOWN` characters."""
     # Cut before `repr`, too, which takes time and memory with a long text.

@@ -6,7 +6,7 @@ import re
 
 from marless.core.errors import SpecError, shown
 
-MAX_AGENTS = 512
+MAX_AGENTS = 1024
 """Agents of one environment, and so policies that act at the same time."""
 MAX_ACTORS = 4096
 """Actors of one rollout."""

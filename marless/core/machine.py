@@ -29,7 +29,13 @@ MAX_TEXT = 64
 _TEXT = re.compile(r"[\w.:/@-]*", re.ASCII)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ID_DIGITS = 12
+_DEVICE_FILES = Path("/dev")
 _EXAMPLE = "id=i-0abc,provider=aws,type=c6a.4xlarge,market=spot,zone=us-east-1a,usd_h=0.25"
+
+
+def gpus_of_machine() -> int:
+    """GPUs of NVIDIA for which this machine, or container, has device files, whether or not torch can use them."""
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in _DEVICE_FILES.glob("nvidia*"))
 
 
 def usable_cores() -> int:

@@ -58,6 +58,16 @@ def home_in(place: Path) -> Path:
     return place / f"marless-{os.getuid()}"
 
 
+def caches() -> Path:
+    """The directory of this user's caches, $XDG_CACHE_HOME or ~/.cache; raises FileNotFoundError if there is none."""
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # as in a container whose user has no entry in /etc/passwd
+        raise FileNotFoundError("this user has no home directory; set XDG_CACHE_HOME") from None
+
+
 def directory(path: Path) -> Path:
     """Create a directory (mode 0700) and its missing parents, or check the existing one; returns its absolute path.
 

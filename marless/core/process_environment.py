@@ -19,8 +19,10 @@ from marless.core.errors import SpecError
 from marless.core.machine import VARIABLE
 
 KERNELS = "MARLESS_KERNELS"
-"""Which kernels a process computes with; see `marless.learning.nets.compiled`."""
+"""Which kernels a process computes with; see `marless.core.compiling`."""
 _KEPT = ("MARLESS_FAILPOINT", VARIABLE, KERNELS)
+GPU, GPU_SHARE = "MARLESS_GPU", "MARLESS_GPU_SHARE"
+"""By which a launcher tells a worker its GPU, as CUDA_VISIBLE_DEVICES names it, and its part of the memory, up to 1."""
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""
 _CREDENTIALS = (
@@ -44,6 +46,10 @@ MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _STDOUT, _STDERR = 1, 2
 
 
+_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""With room of a fixed size, NVIDIA's products are the same bits again; read when a GPU is first used."""
+
+
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that a worker inherits from its pool. Credentials and MARLESS_* variables are left out, because
     third-party code runs there; a worker gets its settings from the command line and standard input.
@@ -62,7 +68,7 @@ def learner(threads: int) -> dict[str, str]:
     system whenever they are at the top of the heap, which then causes a page fault for every page.
     """
     kept = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM_BYTES), "MALLOC_MMAP_THRESHOLD_": str(_MMAP_BYTES)}
-    return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept
+    return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept | _CUBLAS
 
 
 @contextmanager

@@ -393,6 +393,6 @@ class Measure:
     """If true: per policy, metric "noise_scale", the gradient noise scale in samples."""
     gradients: bool = False
     """If true: per policy, before its update, statistics of its gradient, and of how far its agents agree; see
-    `marless.learning.algos.training.gradient_statistics`. Measured by the PPO family."""
+    `marless.learning.algos.training.measuring`. Measured by the PPO family."""
     similarity: SimilarityConfig | None = None
     """If set: distances between all agents of each class, from the round's samples."""

@@ -89,6 +89,11 @@ class Dispatcher:
         return len(self._waiting)
 
     @property
+    def starting(self) -> int:
+        """Number of workers that are being launched."""
+        return len(self._launched_s)
+
+    @property
     def busy(self) -> bool:
         """True while any task waits or runs."""
         return bool(self._waiting) or any(worker.running for worker in self.connected.values())
@@ -102,6 +107,12 @@ class Dispatcher:
                 host=worker.hello.host,
                 busy=worker.running is not None,
                 invocations=worker.invocations,
+                job=worker.job or worker.tenant,
+                machine=worker.presence.machine.id,
+                device=worker.hello.device,
+                vcpus=worker.hello.vcpus,
+                memory_bytes=worker.memory_bytes,
+                drain=worker.drain,
             )
             for name, worker in self.connected.items()
         ]
@@ -217,6 +228,9 @@ class Dispatcher:
         self.tenancy.comes(name)
         facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
         _log.info("worker.connected", worker=name, **facts)
+        if worker.lacks_gpu:
+            advice = "install torch for the driver's CUDA version, or hide the GPU with CUDA_VISIBLE_DEVICES="
+            _log.warning("worker.gpu_unused", worker=name, host=hello.host, gpus=hello.gpus, advice=advice)
         self._release(worker)
         return worker
 
@@ -252,12 +266,15 @@ class Dispatcher:
         # Whether a fresh one follows is up to its fleet, and counts once that is launched.
         self.tenancy.comes(name)
 
-    async def drain(self, name: str) -> None:
-        """Drain a worker: give it no new task, wait until its task has finished, and ask it to exit."""
+    async def drain(self, name: str, why: str = "released") -> None:
+        """Drain a worker: give it no new task, wait until its task has finished, and ask it to exit.
+
+        `why` is told to people who look at the pool meanwhile.
+        """
         worker = self.connected.get(name)
         if worker is None:
             return
-        worker.draining = True
+        worker.drain = why
         self._idle.remove(worker)
         while worker.running is not None and not worker.lost.done():
             await either(worker.running, worker.lost)
@@ -405,7 +422,7 @@ class Dispatcher:
             self._task_ends(worker)
             if worker.tenant:
                 self.tenancy.ends(worker)
-        if worker.lost.done() or worker.draining:
+        if worker.lost.done() or worker.drain:
             self.tenancy.leaves(worker)
             return
         if self.renewal.is_owed(worker):

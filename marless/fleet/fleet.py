@@ -19,6 +19,7 @@ from marless.core.log import structlog
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, Leaving
 from marless.rpc.metrics import counter, gauge
+from marless.rpc.v1 import common_pb2 as pb
 
 REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""
@@ -117,6 +118,25 @@ class Fleet:
         connection may connect anew before the old stream has ended, and room for those that may dial in.
         """
         return 2 * self.size + (2 * MAX_ACTORS if self._dispatcher.tickets.others else SPARE_STREAMS)
+
+    def listed(self) -> pb.ListWorkersResponse:
+        """The workers, and what the pool has for further ones: the answer to ListWorkers."""
+        machines = self._dispatcher.machines
+        return pb.ListWorkersResponse(
+            workers=self._dispatcher.workers(),
+            queued=self._dispatcher.queued,
+            launcher=machines.launcher,
+            limit=self._limit,
+            starting=self._dispatcher.starting,
+            room=self._launcher.capacity(),
+            refused=self._refusal,
+            machines=[
+                pb.MachineInfo(
+                    machine=pb.Machine(**vars(each.machine)), workers=each.workers, tasks=each.running.total()
+                )
+                for each in machines.present.values()
+            ],
+        )
 
     async def ready(self) -> bool:
         """False while no worker is available: the last launches failed and none is connected."""
@@ -294,7 +314,7 @@ class Fleet:
         if isinstance(self._launcher, Leaving):
             why = await self._launcher.leaving(name)
             _log.info("worker.leaves", worker=name, why=why)
-            await self._dispatcher.drain(name)
+            await self._dispatcher.drain(name, f"its machine ends: {why}")
 
     async def _retire(self, name: str) -> None:
         """Release a worker after its task; it exits by itself, and is killed if that takes too long."""
@@ -303,7 +323,7 @@ class Fleet:
         self._retiring.add(name)
         try:
             if name in self._dispatcher.connected:
-                await self._dispatcher.drain(name)
+                await self._dispatcher.drain(name, "fewer workers are wanted")
                 await asyncio.wait([task], timeout=DRAIN_S)
         finally:
             # From here on, one that has not exited in time gets none: it is killed when its task is cancelled.
@@ -382,6 +402,11 @@ def worker_figures(dispatcher: Dispatcher) -> list[Metric]:
     attempts = {outcome: dispatcher.attempts[outcome] for outcome in ("done", "failed", "lost")}
     return [
         gauge("workers", "Connected workers.", {state: states[state] for state in ("busy", "idle")}, by="state"),
+        gauge(
+            "workers_without_their_gpu",
+            "Connected workers that compute on the CPU of a machine that has a GPU.",
+            sum(worker.lacks_gpu for _, worker in dispatcher.connected.items()),
+        ),
         gauge("tasks_queued", "Tasks that wait for a worker.", dispatcher.queued),
         counter("task_attempts", "Attempts at tasks, by how they ended.", attempts, by="outcome"),
         gauge("machines", "Machines of workers.", len(machines.present)),

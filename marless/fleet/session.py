@@ -42,8 +42,13 @@ Work = grpc.aio.StreamStreamMultiCallable[pb.WorkerMessage, pb.PoolMessage]
 _log = structlog.get_logger("marless.worker")
 
 
-async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
-    """Run tasks for the pool until it drains this worker, the connection is lost, or standard input closes."""
+async def work(
+    options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu", gpus: int = 0
+) -> None:
+    """Run tasks for the pool until it drains this worker, the connection is lost, or standard input closes.
+
+    It is told on which device this worker can compute, and how many GPUs its machine has.
+    """
     # First, because the pool's line has the ticket that the hello shows, and the token of all calls.
     watch = await _follow_pool(options.handover) if options.launched else None
     hello = pb.WorkerHello(
@@ -52,6 +57,7 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         host=socket.gethostname(),
         vcpus=usable_cores(),
         device=device,
+        gpus=gpus,
         ticket=options.handover.ticket,
         machine=pb.Machine(**asdict(options.machine)),
     )

@@ -169,7 +169,7 @@ class Renewal:
     def renew(self, worker: Worker) -> None:
         """Have a worker without a task exit; its fleet launches a fresh one in its place."""
         self._idle.remove(worker)
-        worker.draining = True
+        worker.drain = "another job needs a worker"
         self._tenancy.renewed(worker.hello.worker)
         self._tenancy.leaves(worker)
         _log.info("worker.renewed", worker=worker.hello.worker, job=worker.tenant)

@@ -62,7 +62,10 @@ class Worker:
         self.ready_s = 0.0
         """Seconds from its connection until its first task; 0 before."""
         self.invocations = 0
-        self.draining = False
+        self.drain = ""
+        """Why it gets no further task, and exits; "" if it is not being drained."""
+        self.memory_bytes = 0
+        """Peak resident size at the end of its last invocation; 0 before."""
         self._unexpected = 0
         """Results that nobody has asked for."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,6 +75,11 @@ class Worker:
         """Id and attempt of the only result that is accepted."""
         self.sending: asyncio.Future[None] = self.lost
         """The write of its task to the stream. Never cancelled, because an interrupted write breaks the stream."""
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """True if its machine has a GPU that it cannot use."""
+        return self.hello.gpus > 0 and self.hello.device == "cpu"
 
     def lose(self) -> None:
         """Disconnect it: its stream ends, and later messages are ignored."""
@@ -95,6 +103,7 @@ class Worker:
             _log.warning("result.not_expected", **facts, worker=self.hello.worker)
             return
         _check(result, self)
+        self.memory_bytes = result.invocation.memory_bytes
         self.running.set_result(result)
 
 

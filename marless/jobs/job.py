@@ -13,7 +13,7 @@ from marless.core.errors import InternalError, SpecError
 from marless.core.group import FunctionNode, Group
 from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.jobs import prices as price_tables
-from marless.jobs.gradient_evidence import EARLY
+from marless.jobs.evidence import EARLY
 from marless.jobs.record import Decision, RoundRecord
 from marless.jobs.scaling.base import SCALING_POLICIES, ActorScaling, ScalingContext, within_budget
 from marless.jobs.scaling.deadline import WINDOW, Deadline
@@ -231,7 +231,8 @@ def _check_frames(spec: JobSpec, spaces: EnvSpaces) -> None:
         raise SpecError(f"model.frames: the agents of {spec.env.name} observe no images; leave it out")
     if spaces.turns:
         raise SpecError(
-            f"model.frames: agents of {spec.env.name} wait for their turns, and see nothing then; leave it out"
+            f"model.frames: agents of {spec.env.name} may wait for their turns, and see nothing then; leave it out, "
+            "or, if it is one of PettingZoo and none of them waits, set env.options: {turns: false}"
         )
     if not spec.algorithm.stacks_frames:
         raise SpecError(f"model.frames: {spec.algorithm.name} reads one image at a time; leave it out")

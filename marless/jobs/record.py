@@ -218,6 +218,12 @@ class RoundRecord:
     earlier_evaluation: Evaluation | None = None
     """Returns of the greedy policies that an earlier round published, if they were evaluated during the update of this
     round."""
+    computed_by: tuple[str, ...] = ()
+    """What decides the bits of the weights: device, torch, NumPy, and on a CPU its kind and kernels, of each learner.
+    Only where it is not as in the record before; under schedule `stellaris`, of all learners so far."""
+    broken_episodes: int = 0
+    """Episodes of this round's sampling that a fault of the environment has ended, such as a simulation that diverged.
+    They are in no return; what they played until then is trained on."""
     ahead: int = 0
     """Number of actors of the next round that began beside this round's update; 0 under schedule `synchronous`."""
     evaluation_given_up: bool = False
@@ -266,8 +272,12 @@ class RoundRecord:
         }
         if self.aggregation is None:
             del data["aggregation"]
+        if not self.computed_by:
+            del data["computed_by"]
         if not self.evaluation_given_up:
             del data["evaluation_given_up"]
+        if not self.broken_episodes:
+            del data["broken_episodes"]
         if self.evaluation:
             data["evaluation"] = _with_headline(self.evaluation)
         if self.earlier_evaluation:

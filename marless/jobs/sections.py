@@ -11,6 +11,7 @@ from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MA
 from marless.core.validation import Strict
 from marless.jobs import prices as price_tables
 from marless.learning.envs.allowed import FILM_OPTION, MASK_OPTION
+from marless.learning.nets.kinds import Precision
 
 MOST_ROUNDS = 10**9
 MOST_ENV_STEPS = 10**15
@@ -135,7 +136,19 @@ class EvaluationSpec(Strict):
 class LearnerSpec(Strict):
     """The device for updates, and their time limit."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto: a GPU if there is one")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        description="auto: a GPU where its gradient steps are measured to be quicker than the CPU's",
+    )
+    deterministic: bool = Field(
+        True,
+        description="a GPU computes the same bits again; false: also by kernels that may not, which can be quicker",
+    )
+    precision: Precision = Field(
+        "float32",
+        description="bfloat16: of the gradients of nets that torch differentiates, which it computes faster on GPUs",
+    )
     timeout_s: float = Field(
         600.0,
         gt=0,
@@ -149,6 +162,10 @@ class CheckpointSpec(Strict):
 
     every: int = Field(50, ge=0, le=MOST_ROUNDS, description="rounds between checkpoints; 0: only at the end")
     keep: int = Field(3, ge=1, le=MOST_ROUNDS, description="newest checkpoints kept")
+    best: bool = Field(
+        False,
+        description="also write one of each round that is evaluated, and keep that with the highest greedy return",
+    )
 
 
 class StartSpec(Strict):

@@ -48,6 +48,7 @@ from marless.jobs.sharing.base import SHARING_POLICIES, SharingConfig
 from marless.jobs.sinks.base import SINKS, SinkConfig
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import AlgorithmConfig
+from marless.learning.nets.kinds import is_by_hand
 from marless.learning.nets.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -151,6 +152,30 @@ class JobSpec(Strict):
         return self
 
     @model_validator(mode="after")
+    def _best_is_measured(self) -> JobSpec:
+        if self.checkpoint.best and self.evaluation.every == 0:
+            raise ValueError(
+                "checkpoint.best and evaluation.every: 0 exclude each other: only the last policies are evaluated, and "
+                "would be the best; evaluate every so many rounds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _torch_computes_the_gradients(self) -> JobSpec:
+        if self.learner.precision == "float32":
+            return self
+        if not self.algorithm.lowers_precision:
+            raise ValueError(
+                f"learner.precision: learners of {self.algorithm.name} compute in float32 only; leave it out"
+            )
+        if is_by_hand(kind := self.model.kind):
+            raise ValueError(
+                f"learner.precision: {self.learner.precision} is for nets that torch differentiates, such as nature, "
+                f"impala, entities and modules; those of {kind} are computed by hand in float32; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _each_sink_once(self) -> JobSpec:
         if twice := {sink.name for sink in self.sinks if [other.name for other in self.sinks].count(sink.name) > 1}:
             raise ValueError(f"sinks: {', '.join(sorted(twice))} is given twice; a job writes to each sink once")
@@ -168,6 +193,14 @@ class JobSpec(Strict):
         groups = self.sharing.groups
         shared = groups == "shared" or (not isinstance(groups, str) and any(len(each) > 1 for each in groups.values()))
         return self.model.model_copy(update={"agent_id": shared})
+
+    @property
+    def minibatch_samples(self) -> int:
+        """Samples of a policy in a gradient step, for a number of actors that no scaling policy has changed yet."""
+        config, actors = self.algorithm, self.actors
+        minibatches: int | None = getattr(config, "minibatches", None)
+        batch: int = getattr(config, "batch_size", actors.envs * actors.steps)
+        return max(actors.count * actors.envs * actors.steps // minibatches, 1) if minibatches else batch
 
     def to_json(self) -> str:
         """The resolved spec as JSON, including all defaults."""

@@ -1,4 +1,4 @@
-"""Exports spans by OpenTelemetry's protocol over HTTP, as the variables OTEL_… say (extra `otel`).
+"""Exports spans by OpenTelemetry's protocol over HTTP or gRPC, as the variables OTEL_… say (extra `otel`).
 
 Only this module imports OpenTelemetry, and only if an endpoint is set. Spans wait in a bounded queue; a thread of the
 SDK sends them. While nothing answers, further ones are dropped, and counted.
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
+from marless.core.errors import SpecError
 from marless.core.log import structlog
 from marless.rpc.tracing import TracedSpan, Tracer, TraceScope, within
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP, GRPC = "http/protobuf", "grpc"
+"""Values of these variables; HTTP without one, as OpenTelemetry's specification recommends."""
 SECRETS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 """Variables that may hold a key of the collector."""
 QUEUE, BATCH, DELAY_MS = 4096, 512, 500
@@ -55,6 +59,10 @@ def tracing(service: str) -> Iterator[OtlpTracer | None]:
         _log.warning("traces.off", reason=f"{ENDPOINTS[1]} is set: install marless[otel], or unset it")
         yield None
         return
+    except SpecError as error:
+        _log.warning("traces.off", reason=str(error))
+        yield None
+        return
     for name in SECRETS:
         os.environ.pop(name, None)  # what runs in this process and its workers needs no key of the collector
     try:
@@ -68,8 +76,7 @@ class OtlpTracer(Tracer):
     """Sends spans of one service to a collector."""
 
     def __init__(self, service: str) -> None:
-        """Read OTEL_…; raises ImportError without the extra `otel`."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        """Read OTEL_…; raises ImportError without the extra `otel`, SpecError for an unknown protocol."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -82,7 +89,7 @@ class OtlpTracer(Tracer):
         self._waiting = self._dropped = 0
         self._room = _number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE)
         self._processor = BatchSpanProcessor(
-            _counting(OTLPSpanExporter(), self._sent),
+            _counting(_exporter(), self._sent),
             max_queue_size=self._room,
             max_export_batch_size=_number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", min(BATCH, self._room)),
             schedule_delay_millis=_number("OTEL_BSP_SCHEDULE_DELAY", DELAY_MS),
@@ -115,6 +122,21 @@ class OtlpTracer(Tracer):
             first, self._dropped = not self._dropped, self._dropped + (0 if taken else spans)
         if first and not taken:
             _log.warning("traces.not_taken", spans=spans, hint="is the collector of OTEL_EXPORTER_OTLP_ENDPOINT up?")
+
+
+def _exporter() -> SpanExporter:
+    """What sends spans by the protocol that is set."""
+    name = next(filter(os.environ.get, PROTOCOLS), PROTOCOLS[1])
+    protocol = os.environ.get(name) or HTTP
+    if protocol == GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+
+        return over_grpc.OTLPSpanExporter()
+    if protocol == HTTP:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+
+        return over_http.OTLPSpanExporter()
+    raise SpecError(f"{name}={protocol}: this protocol is not known here; set {HTTP} or {GRPC}")
 
 
 def _number(name: str, default: int) -> int:

@@ -61,6 +61,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Gradient": _SERVICE,
         "CloseJob": _SERVICE,
         "Reserve": _SERVICE,
+        "ListWorkers": _OPERATOR,
         "ListMachines": _SERVICE | _OPERATOR,
         "Upload": _ACTOR,
         "UploadMany": _ACTOR,

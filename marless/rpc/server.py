@@ -39,6 +39,7 @@ from marless.rpc.client import (
     check_process_limits,
 )
 from marless.rpc.errors import ErrorInterceptor
+from marless.rpc.health import probed
 from marless.rpc.metrics import Figures, Metrics, counter
 from marless.rpc.otlp import tracing
 from marless.rpc.process import (
@@ -137,6 +138,8 @@ class ServerOptions:
     """The address, or the host, that others dial to reach this service; "": `listen`. See `addresses.advertised`."""
     metrics: str = ""
     """host:port at which to serve Prometheus metrics; "": none."""
+    health: str = ""
+    """host:port at which to serve the health check alone, without TLS and tokens; "": none."""
 
 
 def option_parser(service: str, description: str, *, for_users: bool = False) -> argparse.ArgumentParser:
@@ -149,6 +152,8 @@ def option_parser(service: str, description: str, *, for_users: bool = False) ->
         "--reflection", action="store_true", help="tell clients the methods of the service (gRPC reflection)"
     )
     add_option(parser, "--metrics", "", "serve Prometheus metrics over HTTP at host:port (port 0: any free one)")
+    what = "serve the gRPC health check, and nothing else, without TLS and tokens at host:port: for Kubernetes' probes"
+    add_option(parser, "--health", "", what)
     add_process_options(parser)
     parser.set_defaults(for_users=for_users, tls_client_ca="")
     if for_users:
@@ -165,7 +170,15 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         tls_client_ca=args.tls_client_ca,
         mutual=bool(args.tls_client_ca) or not args.for_users,
     )
-    return ServerOptions(args.listen, security, args.exit_with_stdin, args.reflection, args.advertise, args.metrics)
+    return ServerOptions(
+        args.listen,
+        security,
+        exit_with_stdin=args.exit_with_stdin,
+        reflection=args.reflection,
+        advertise=args.advertise,
+        metrics=args.metrics,
+        health=args.health,
+    )
 
 
 def run(service: str, options: ServerOptions, build: Build) -> int:
@@ -242,6 +255,8 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
             reflection.enable_server_reflection(names, server)
         await server.start()
         await _report(healthy, service)
+        if options.health:
+            await stack.enter_async_context(probed(options.health, healthy))
 
         async def keep_reporting() -> None:
             while True:

@@ -22,13 +22,15 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError
 from marless.core.group import LaneRecord
 from marless.core.limits import MAX_CARRY_BYTES, MAX_MANIFEST_BYTES, MAX_PUBLISH_BYTES
 
+WhichRound: TypeAlias = int | Literal["best"] | None
+"""Which checkpoint of a job: the one after so many rounds, the one that was evaluated best, or the newest."""
 PARTS = ("acting", "learning")
 EARLIER = "earlier"
 """The part "acting" of the version before, if that one acts in the next round (schedule `pipelined`)."""
@@ -98,8 +100,11 @@ class DiskCheckpoints:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def save(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
+    def save(self, checkpoint: Checkpoint, keep: int, spared: Collection[int] = ()) -> None:
+        """Write a checkpoint atomically, and delete all but the `keep` newest and those of the rounds `spared`.
+
+        Raises OSError.
+        """
         target = self.path(checkpoint.progress.round)
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # unique: another process may be saving too
         # Left by a process that was killed while it saved; nothing refers to them.
@@ -130,7 +135,8 @@ class DiskCheckpoints:
         fsync(self.directory)
         earlier = [round_ for round_ in self.rounds() if round_ <= checkpoint.progress.round]
         for old in earlier[:-keep]:  # a later one is no state of this job, and must not displace this one
-            self.remove(old)
+            if old not in spared:
+                self.remove(old)
 
     def remove(self, round_: int) -> None:
         """Remove a round's checkpoint; if a user has put a link in its place, only the link. Raises OSError."""

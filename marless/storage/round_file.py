@@ -1,4 +1,4 @@
-"""Reads `rounds.jsonl` from any round on, or backwards from its end, without reading the whole file.
+"""Reads `rounds.jsonl` from any round on, or backwards from its end, without reading all of it; and how far a job is.
 
 Line n (from 0) holds round n; a file in which rounds are missing, or there twice, is damaged: sums over it would be
 wrong. A line is found by bisecting the file by bytes, so that the cost grows only with the logarithm of its size. What
@@ -14,12 +14,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from marless.core import regular_files
 from marless.core.errors import CorruptError, NotFoundError
 from marless.jobs.record import RoundRecord, from_json
+from marless.learning.data.returns import EpisodeReturns
 
 BATCH_BYTES = 2**19
 """Most bytes that `RoundReader.batch` returns, unless one line is longer."""
@@ -272,3 +274,39 @@ def _counted(file: BinaryIO, path: Path, round_: int) -> int | None:
             return at
         at += len(line)
     return None
+
+
+LOOK_BACK_ROUNDS = 512
+"""An evaluation older than this many rounds is not searched for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """The progress of a job."""
+
+    rounds: int = 0
+    """Recorded rounds."""
+    env_steps: int = 0
+    """Env steps sampled for training in the recorded rounds."""
+    greedy: EpisodeReturns | None = None
+    """Returns of the newest evaluation."""
+
+    def after(self, record: RoundRecord) -> JobProgress:
+        """The progress after one more round."""
+        return JobProgress(
+            rounds=record.round + 1, env_steps=record.env_steps, greedy=record.newest_evaluation or self.greedy
+        )
+
+
+def progress_of(rounds: Path) -> JobProgress:
+    """Read a job's progress from the end of its rounds.jsonl; raises CorruptError."""
+    newest: RoundRecord | None = None
+    for looked, line in enumerate(lines_backwards(rounds)):
+        if newest is None or may_be_evaluated(line):
+            record = parse(rounds, line)
+            newest = newest or record
+            if record.evaluations:
+                return replace(JobProgress().after(newest), greedy=record.newest_evaluation)
+        if looked >= LOOK_BACK_ROUNDS:
+            break
+    return JobProgress().after(newest) if newest else JobProgress()

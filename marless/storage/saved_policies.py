@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,23 +19,26 @@ from marless.learning.policies.policy import Origin, Policy
 from marless.learning.policies.policy_file import options_of, read_policies, text_of
 from marless.learning.policies.team import Team
 from marless.storage import checkpoint, places, round_file
-from marless.storage.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints
+from marless.storage.checkpoint import MANIFEST, Checkpoint, DiskCheckpoints, WhichRound
 
 _ACTING = ("acting",)
+_LATER_ROUNDS = 200
+"""Rounds in which the evaluation of a policy is looked for: it may take longer than some asynchronous versions."""
 
 
 def load_policy(
     path_or_job: str | Path,
     *,
-    round: int | None = None,  # noqa: A002  # the project's term
+    round: WhichRound = None,  # noqa: A002  # the project's term
     runs: str | Path | None = None,
 ) -> Team:
-    """Load the newest policies of a job, or those after `round` rounds, ready to act.
+    """Load the newest policies of a job, those after `round` rounds, or the "best", ready to act.
 
     Takes the path of a run folder, a checkpoint or an exported team or policy, or a job id, which is looked up in
     `runs` (default: $MARLESS_RUNS, else ./runs). A path takes precedence; if a job in `runs` has the same name, a
-    warning is issued. `s3://bucket/prefix` names any of these in a bucket, which is read with the credentials that
-    programs of AWS find (extra `aws`). Does not need torch.
+    warning is issued. The best are those of the checkpoint whose greedy evaluation had the highest mean return: with
+    `checkpoint.best`, a job keeps it. `s3://bucket/prefix` names any of these in a bucket, which is read with the
+    credentials that programs of AWS find (extra `aws`). Does not need torch.
 
     Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged or no
     file, UnavailableError if the system refuses to read it, and SpecError for a `round` of anything but a job, or a
@@ -80,9 +84,13 @@ def _is_run(path: Path) -> bool:
     return any(regular_files.is_there(path / name) for name in ("job.json", "spec.yaml"))
 
 
-def _from_run(run_dir: Path, round_: int | None) -> Team:
+def _from_run(run_dir: Path, round_: WhichRound) -> Team:
     checkpoints = DiskCheckpoints(run_dir / "checkpoints")
     name = run_dir.resolve().name
+    if isinstance(round_, str):
+        if round_ != "best":
+            raise SpecError(f"round {round_!r} of {run_dir}: give a number of rounds, or 'best'")
+        round_ = _best(run_dir, checkpoints.rounds())
     while round_ is None and (known := checkpoints.rounds()):
         try:
             return _team(checkpoints.load(known[-1], _ACTING), run_dir)
@@ -98,6 +106,18 @@ def _from_run(run_dir: Path, round_: int | None) -> Team:
         have = ", ".join(map(str, known)) or "none yet"
         raise NotFoundError(f"job {name} has no checkpoint after {round_} rounds; there is {have}")
     return _team(checkpoints.load(round_, _ACTING), run_dir)
+
+
+def _best(run_dir: Path, rounds: Sequence[int]) -> int:
+    """The one of these rounds, which have checkpoints, with the highest greedy return; of equal ones the newest."""
+    evaluated = [(found.mean, each) for each in rounds if (found := _reported(run_dir, each))]
+    if not evaluated:
+        name, have = run_dir.resolve().name, ", ".join(map(str, rounds)) or "none yet"
+        raise NotFoundError(
+            f"job {name} has no checkpoint that was evaluated, of which one could be the best; there is {have}. With "
+            "checkpoint.best, a job keeps the best one of those that evaluation.every asks for"
+        )
+    return max(evaluated)[1]
 
 
 def _team(saved: Checkpoint, run_dir: Path | None) -> Team:
@@ -145,9 +165,12 @@ def reported(origin: Origin) -> EpisodeReturns | None:
 
     Raises CorruptError if the job's records are damaged.
     """
-    if origin.run_dir is None or not origin.round:
-        return None
-    # The round after may hold it, as an evaluation of an older policy.
-    own_and_next = islice(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), 2)
-    found = (each.returns for record in own_and_next for each in record.evaluations if each.rounds == origin.round)
-    return next(found, None)
+    return _reported(origin.run_dir, origin.round) if origin.run_dir and origin.round else None
+
+
+def _reported(run_dir: Path, round_: int) -> EpisodeReturns | None:
+    # The round after may hold it, as an evaluation of an older policy; under schedule `stellaris` one of many after.
+    own_and_later = islice(round_file.read(run_dir / "rounds.jsonl", round_ - 1), _LATER_ROUNDS)
+    later = (each for record in own_and_later for each in record.evaluations)
+    found = next((each for each in later if each.rounds >= round_), None)
+    return found.returns if found and found.rounds == round_ else None

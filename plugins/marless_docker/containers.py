@@ -15,6 +15,8 @@ from marless.core import orphans
 from marless.core.errors import SpecError
 from marless.core.machine import VARIABLE
 from marless.core.orphans import Orphan
+from marless.core.process_environment import GPU_SHARE
+from marless.fleet.gpus import GpuShare
 from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names, size_bytes
 from marless.rpc.addresses import is_local
@@ -25,8 +27,10 @@ POOL, KEY, WORKER = "marless.pool", "marless.launch", "marless.worker"
 """Labels: the process of the pool, the launcher within it, and the worker's name."""
 _OPTIONS = (
     *("image", "network", "user", "memory", "cpus", "pids", "tmp", "shm", "volumes"),
-    *("engine", "engine_s", CONNECT_S),
+    *("gpus", "engine", "engine_s", CONNECT_S),
 )
+MOST_GPUS = 64
+"""More than a machine has."""
 _IMAGES = {
     "marless.services.actor_pool.worker": "marless-actors",
     "marless.services.learner_pool.worker": "marless-learners",
@@ -56,6 +60,8 @@ class ContainerSettings:
     """Size of /dev/shm."""
     volumes: tuple[str, ...]
     """SOURCE:TARGET, mounted read-only; a source is a path of the engine's host, or a volume."""
+    gpus: tuple[str, ...]
+    """Those of the engine's machine that workers use, by number or UUID."""
     engine: str
     """Address of its API; "": $DOCKER_HOST, or Docker's own socket."""
     engine_s: float
@@ -90,10 +96,20 @@ def read(program: WorkerProgram, options: Options) -> ContainerSettings:
         tmp_bytes=size_bytes(NAME, options, "tmp", "256m"),
         shm_bytes=size_bytes(NAME, options, "shm", "256m"),
         volumes=tuple(volumes),
+        gpus=_gpus(options.get("gpus", "0")),
         engine=options.get("engine", ""),
         engine_s=above_0(NAME, options, "engine_s", 15.0, "seconds"),
         connect_s=above_0(NAME, options, CONNECT_S, 60.0, "seconds"),
     )
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    """Read gpus=2, the first two, or gpus=0+3 and gpus=GPU-<uuid>, these; raises SpecError."""
+    if text.isdecimal():
+        return tuple(map(str, range(min(int(text), MOST_GPUS))))
+    if not re.fullmatch(r"[\w-]+(\+[\w-]+)*", text):
+        raise SpecError(f"launcher docker: gpus={text}: give a number of GPUs, or which ones: gpus=0+2")
+    return tuple(text.split("+"))
 
 
 def _is_root(user: str) -> bool:
@@ -143,8 +159,13 @@ def _check_reach(arguments: Sequence[str], network: str) -> None:
             )
 
 
-def configs(program: WorkerProgram, settings: ContainerSettings, arguments: Sequence[str]) -> tuple[Json, Json]:
-    """What a worker's container runs, and what it may do, as the SDK takes both; no secret is in either."""
+def configs(
+    program: WorkerProgram, settings: ContainerSettings, arguments: Sequence[str], share: GpuShare | None = None
+) -> tuple[Json, Json]:
+    """What a worker's container runs, and what it may do, as the SDK takes both; no secret is in either.
+
+    Of a GPU that it has, it sees this one only, as its first.
+    """
     engine = settings.engine or os.environ.get("DOCKER_HOST", "unix:")
     machine = {VARIABLE: program.environment[VARIABLE]} if VARIABLE in program.environment else {}
     config = {
@@ -152,6 +173,7 @@ def configs(program: WorkerProgram, settings: ContainerSettings, arguments: Sequ
         "entrypoint": ["python", "-P", "-m"],
         "command": [program.module, *program.arguments, *arguments],
         "environment": {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", **program.settings}
+        | ({GPU_SHARE: share.settings[GPU_SHARE]} if share else {})
         | (machine if engine.startswith("unix:") else {}),  # else the pool's machine is not the containers'
         "user": settings.user or None,
         "stdin_open": True,  # and closed after one client, so that a worker ends with its pool
@@ -170,6 +192,8 @@ def configs(program: WorkerProgram, settings: ContainerSettings, arguments: Sequ
         "tmpfs": {"/tmp": f"mode=1777,nosuid,nodev,size={settings.tmp_bytes}"},
         "log_config": {"Type": "none", "Config": {}},  # the pool's log has what they say
     }
+    if share:
+        host_config["device_requests"] = [{"device_ids": [share.gpu], "capabilities": [["gpu"]]}]
     return config, host_config
 
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from marless.core.errors import SpecError, UnavailableError
 from marless.core.log import structlog
+from marless.fleet.gpus import GpuShares
 from marless.fleet.handover import Handover
 from marless.fleet.launchers.base import (
     ACCEPTED,
@@ -60,6 +61,7 @@ class DockerLauncher:
         self._program = program
         self._settings = settings
         self._engine = engine
+        self._gpus = GpuShares.among(settings.gpus, program.settings, program.most)
         self._key = secrets.token_hex(4)
         self._pool = str(Pool.here())
         # Threads of its own, because calls to an engine that hangs occupy them for long.
@@ -106,6 +108,7 @@ class DockerLauncher:
         if found:
             await found.close()
             self._workers.pop(worker, None)
+        self._gpus.release(worker)
 
     async def close(self) -> None:
         """Remove all containers that this launcher has created, also those whose creation was never answered."""
@@ -164,7 +167,8 @@ class DockerLauncher:
     def _start(self, name: str, order: LaunchOrder) -> socket.socket:
         """Create, attach to, and start a container; nothing of it is left if that fails with an answer."""
         arguments = (*order.arguments, "--launched", "--worker", order.worker)
-        config, host_config = containers.configs(self._program, self._settings, arguments)
+        share = self._gpus.claim(order.worker)
+        config, host_config = containers.configs(self._program, self._settings, arguments, share)
         labels = {containers.POOL: self._pool, containers.KEY: self._key, containers.WORKER: order.worker}
         self._engine.create(name, {**config, "labels": labels}, host_config)
         try:

@@ -96,7 +96,7 @@ class AutoScaling:
         """Call a method of the SDK; an error that says `gone` is none."""
         try:
             said: Json = made(
-                lambda: getattr(self._aws, method)(**given), f"autoscaling:{method}", self._settings, gone
+                lambda: getattr(self._aws, method)(**given), f"autoscaling:{method}", self._settings.where, gone
             )
         except UnavailableError:
             self.__dict__.pop("_aws", None)  # a client keeps the credentials, or lack of them, that it was made with
@@ -104,10 +104,10 @@ class AutoScaling:
         return said
 
 
-def made(call: Callable[[], Any], name: str, settings: Ec2Settings, gone: str = "") -> Any:  # Any: what the SDK returns
+def made(call: Callable[[], Any], name: str, where: str, gone: str = "") -> Any:  # Any: what the SDK returns
     """What a call returns; {} if it fails with an error that says `gone`. Raises UnavailableError for all others.
 
-    `name` is service and method, such as "ec2:terminate_instances".
+    `name` is service and method, such as "ec2:terminate_instances"; `where` what it is called for, for people.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -118,7 +118,7 @@ def made(call: Callable[[], Any], name: str, settings: Ec2Settings, gone: str = 
             return {}
         service, _, method = name.partition(":")
         action = f"{service}:" + "".join(word.capitalize() for word in method.split("_"))
-        raise UnavailableError(sentences.cannot(action, settings.where, error)) from None
+        raise UnavailableError(sentences.cannot(action, where, error)) from None
 
 
 def group_of(said: Json) -> ScalingGroup:

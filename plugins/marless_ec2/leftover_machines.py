@@ -53,7 +53,7 @@ class LeftoverMachines:
             group.want(0)
         if left:
             aws = self._client("ec2")
-            made(lambda: aws.terminate_instances(InstanceIds=left), "ec2:terminate_instances", self._settings)
+            made(lambda: aws.terminate_instances(InstanceIds=left), "ec2:terminate_instances", self._settings.where)
 
     def _groups(self, fleet: str) -> Iterator[ScalingGroup]:
         filters = [{"Name": f"tag:{FLEET}", "Values": [fleet]}]
@@ -78,7 +78,7 @@ class LeftoverMachines:
             pages = self._client(service).get_paginator(method).paginate(**given)
             return [each for page in pages for each in page[key]]
 
-        found: list[Json] = made(read, f"{service}:{method}", self._settings)
+        found: list[Json] = made(read, f"{service}:{method}", self._settings.where)
         return found
 
     def _client(self, service: str) -> Any:  # Any: as of `client`

@@ -137,7 +137,10 @@ def _desired(
     """The capacity to ask for; None to leave it. Machines that are leaving count until they have left."""
     serving = group.serving
     if not demand.waiting:
-        return len(serving) if group.least <= len(serving) < group.desired else None  # what never came is not needed
+        # What never came is not needed. What runs after a lease has run out is wanted until it is ended: that lowers
+        # the desired capacity by one, and AWS refuses it where that is at its least already.
+        runs = min(len(serving), group.most)
+        return runs if runs >= group.least and runs != group.desired else None
     # Machines that are booting count towards what is wanted; otherwise each look would ask for them again.
     booting = [each for each in serving if each.id not in loads and each.id not in end]
     wanted = len(serving) - len(booting) + max(demand.machines, 0)

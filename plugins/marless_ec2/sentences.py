@@ -40,7 +40,8 @@ _LAUNCHES: Mapping[str, str] = {
         "AWS has no capacity of these instance types now: allow more types, or more zones"
     ),
     "VcpuLimitExceeded|vCPU limit|MaxSpotInstanceCountExceeded|InstanceLimitExceeded|Max spot instance count": (
-        "the account's quota of vCPUs is used up: ask for more in Service Quotas, under Amazon EC2"
+        "the account's quota of vCPUs for these types (spot instances have one of their own) is used up: ask for more "
+        "in Service Quotas, under Amazon EC2"
     ),
     "UnauthorizedOperation|not authorized|AuthFailure": (
         "the group may not launch what its launch template says: allow it to its service-linked role"

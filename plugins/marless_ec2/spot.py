@@ -89,7 +89,7 @@ def _asked(places: set[Place], settings: Ec2Settings) -> dict[Place, float]:
         pages = aws.get_paginator("describe_spot_price_history").paginate(**given, StartTime=now, EndTime=now)
         return [each for page in pages for each in page["SpotPriceHistory"]]
 
-    found = made(prices, "ec2:describe_spot_price_history", settings)
+    found = made(prices, "ec2:describe_spot_price_history", settings.where)
     newest = sorted(found, key=lambda each: each["Timestamp"])
     told = {(each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"]) for each in newest}
     return {place: usd_h for place, usd_h in told.items() if 0 <= usd_h <= MAX_USD_H}

@@ -24,6 +24,7 @@ class Reacher(Task[ReacherOptions]):
     """Reacher-v5."""
 
     MODEL, READS = "reacher.xml", ("xpos",)
+    ABOVE, SHOWN_M = True, 0.7
 
     def observe(self, copies: Copies) -> Numbers:
         qpos, qvel = self.qpos_BP[copies], self.qvel_BV[copies]
@@ -54,6 +55,7 @@ class Pusher(Task[PusherOptions]):
     """Pusher-v5."""
 
     MODEL, READS = "pusher_v5.xml", ("xpos",)
+    ABOVE, SHOWN_M = True, 2.5
 
     def observe(self, copies: Copies) -> Numbers:
         tips, thing, goal = self._bodies(copies)

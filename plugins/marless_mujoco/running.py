@@ -79,6 +79,7 @@ class Swimmer(Runner[SwimmerOptions]):
     """Swimmer-v5."""
 
     MODEL, HIDDEN = "swimmer.xml", 2
+    ABOVE, SHOWN_M = True, 6.0
 
 
 class Hopper(Runner[HopperOptions]):
@@ -113,6 +114,7 @@ class Ant(Runner[AntOptions]):
     """Ant-v5."""
 
     MODEL, READS, HIDDEN, NORMAL, CONTACTS = "ant.xml", ("xpos",), 2, True, True
+    SHOWN_M = 5.0
 
     def observe(self, copies: Copies) -> Numbers:
         moving = super().observe(copies)

@@ -31,6 +31,7 @@ from marless.learning.envs.base import (
     saved,
 )
 from marless_mujoco.options import TaskOptions
+from marless_mujoco.picturing import Pixels, drawn
 
 try:
     import mujoco
@@ -59,6 +60,10 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
     READS: ClassVar[tuple[str, ...]] = ()
     """The computed quantities that it reads. MuJoCo copies out those that were bound before a step: one that is bound
     later is all zeros until the next."""
+    ABOVE: ClassVar[bool] = False
+    """True if it is drawn from above, because it moves in the plane of x and y."""
+    SHOWN_M: ClassVar[float] = 3.0
+    """Metres that a picture shows from top to bottom."""
     parts: Mapping[str, Numbers]
     """The rewards of the last step by Gymnasium's names, float64 [B] each; they add up to what was earned."""
     _obs_BO: Numbers  # noqa: N815  # a shape suffix
@@ -82,6 +87,7 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
         self._data = mujoco.MjData(self.model)
         self._varied = {name: self.physics.expand(name) for name in _fields(options.randomise)}
         self._cut_B = np.zeros(batch, np.bool_)
+        self._last_qpos_P: Numbers = np.zeros(0)
         self._begin(ALL, np.random.default_rng(0))
         self.spaces = self._spaces()
 
@@ -114,6 +120,8 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
         self._cut_B[:] = False
         final = frame = self._frame()
         if ended_B.any():
+            if ended_B[0]:
+                self._last_qpos_P = self.qpos_BP[0].copy()
             self._begin(np.flatnonzero(ended_B), self._rng)
             self._steps_B[ended_B] = 0
             frame = self._frame()
@@ -149,6 +157,12 @@ class Task(Truncatable, ABC, Generic[OptionsType]):
         self.physics.state[...] = saved(arrays, "state", "float64", self.physics.state.shape)
         self._cut_B[:] = False
         return self._frame()
+
+    def picture(self, *, ended: bool = False) -> Pixels:
+        """See `marless.learning.envs.base.Pictured`."""
+        self._data.qpos[:] = self._last_qpos_P if ended else self.qpos_BP[0]
+        mujoco.mj_kinematics(self.model, self._data)
+        return drawn(self.model, self._data, above=self.ABOVE, height_m=self.SHOWN_M)
 
     @abstractmethod
     def observe(self, copies: Copies) -> Numbers:

@@ -135,7 +135,7 @@ class Places:
             "worker": worker,
             "module": self._assignment.module,
             "arguments": [*self._assignment.arguments, *arguments],
-            "settings": dict(self._assignment.settings),
+            "settings": self._assignment.settings | self._assignment.demand.limits,
         }
         # Before its start, so that a call to end it that comes meanwhile finds its actor.
         self._busy[worker] = place

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from marless.core.errors import SpecError
+from marless.core.process_environment import GPU_SHARE
 from marless.fleet.launchers.base import Options, WorkerProgram
 from marless.fleet.launchers.registry import CONNECT_S, above_0, check_names, size_bytes
 
@@ -31,6 +32,11 @@ class WorkerResources:
         """The resources under Ray's names, without those of which nothing is needed."""
         own = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes)}
         return {name: amount for name, amount in (own | dict(self.resources)).items() if amount}
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """Environment variables of a worker that shares a GPU: Ray says which one it is, but not how much of it."""
+        return {GPU_SHARE: f"{self.gpus:g}"} if 0 < self.gpus < 1 else {}
 
     def __str__(self) -> str:
         """The resources in words: "1 CPU, 2.0 GiB"."""
@@ -60,7 +66,7 @@ class Assignment:
     module: str
     arguments: tuple[str, ...]
     """Of each worker, in addition to those of its order."""
-    settings: Mapping[str, str]
+    settings: dict[str, str]
     """Environment variables that a worker needs on any node."""
     demand: WorkerResources
     place_s: float

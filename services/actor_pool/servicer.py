@@ -65,10 +65,13 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         return actor_pool_pb2.PrewarmResponse()
 
     async def ListWorkers(  # noqa: N802
-        self, request: actor_pool_pb2.ListWorkersRequest, context: Context
-    ) -> actor_pool_pb2.ListWorkersResponse:
-        """List workers and the length of the queue."""
-        return actor_pool_pb2.ListWorkersResponse(workers=self._dispatcher.workers(), queued=self._dispatcher.queued)
+        self, request: common_pb2.ListWorkersRequest, context: Context
+    ) -> common_pb2.ListWorkersResponse:
+        """List workers, also the one that evaluates, and what the pool has for further ones."""
+        found = self._fleet.listed()
+        for each in self._background.dispatcher.workers() if self._background else ():
+            found.background.CopyFrom(each)
+        return found
 
     async def ListMachines(  # noqa: N802
         self, request: common_pb2.ListMachinesRequest, context: Context

@@ -233,6 +233,7 @@ def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: in
         trajectory_bytes=uploaded,
         judged=stats.judged,
         wins=stats.wins,
+        broken=stats.broken,
     )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from marless.core import orphans, process_environment
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
+from marless.fleet.gpus import WORKERS_PER_GPU
 from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import WorkerProgram, kept_by, priced_by
 from marless.fleet.launchers.hosts.pool import HOSTS
@@ -40,13 +41,14 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
 
     `make` makes its launcher; by default, the one that `config` names.
     """
-    settings = process_environment.learner(config.threads)
+    settings = process_environment.learner(config.threads) | {WORKERS_PER_GPU: str(config.workers_per_gpu)}
     program = WorkerProgram(
         "marless.services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         process_environment.inherited(os.environ) | settings,
         config.server.security.showing(Role.LEARNER),
         settings,
+        most=config.workers,
     )
     tickets = Tickets(others=config.server.security.tokens is not None)
     buffer = TrajectoryBuffer(config.spool, config.spool_bytes)
@@ -67,7 +69,7 @@ async def build(config: LearnerPoolConfig, address: str, make: Make | None = Non
             )
             tasks, params = LearnTasks(buffer, replays, loans, dispatcher, fleet), ParamStore(store)
             updates, gradients = Updates(buffer, replays, tasks, params), Gradients(buffer, tasks, params)
-            servicer = LearnerPoolServicer(buffer, updates, gradients, loans, dispatcher, address, launcher)
+            servicer = LearnerPoolServicer(buffer, updates, gradients, loans, dispatcher, fleet, address, launcher)
             shown = partial(figures, dispatcher, buffer, replays)
             try:
                 async with fleet:

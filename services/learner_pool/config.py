@@ -36,6 +36,8 @@ class LearnerPoolConfig:
     """Seconds after which unused replay files are removed, unless their job is open."""
     worker_tls: tuple[str, str] = ("", "")
     """Paths of the workers' certificate chain and its key; "": those of the pool."""
+    workers_per_gpu: int = 0
+    """Workers that share a GPU, and its memory evenly; 0: as many as their number needs."""
     launcher: Choice = LOCAL
     """What starts the workers."""
 
@@ -47,6 +49,8 @@ def parse(argv: Sequence[str] | None = None) -> LearnerPoolConfig:
     add_peer(parser, "--param-store", "param_store")
     add_option(parser, "--learner-workers", "1", "largest number of learner workers that the pool starts", at_least(0))
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
+    what = "workers that share a GPU, and its memory evenly; 0: as many as their number needs"
+    add_option(parser, "--workers-per-gpu", "0", what, at_least(0))
     add_option(
         parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
     )
@@ -64,6 +68,7 @@ def parse(argv: Sequence[str] | None = None) -> LearnerPoolConfig:
         server=server,
         param_store=args.param_store,
         workers=limit_of(parser, args.launcher, args.learner_workers, server.security),
+        workers_per_gpu=args.workers_per_gpu,
         threads=args.learner_threads or max(1, cores // max(1, args.learner_workers)),
         warm=args.warm_workers,
         keep_alive_s=args.keep_alive_s,

@@ -20,13 +20,28 @@ from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec, from_json, spaces_from_json
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
-from marless.learning.algos.learner import GradientOutput, Learner, LearnerContext, RoundInput, Scope, UpdateOutput
+from marless.learning.algos.learner import (
+    MINIBATCH_PARTS,
+    GradientOutput,
+    Learner,
+    LearnerContext,
+    RoundInput,
+    Scope,
+    UpdateOutput,
+)
+from marless.learning.algos.training.devices import (
+    DeviceMemory,
+    GradientLoad,
+    compute_again_alike,
+    computed_by,
+    lacked_memory,
+    memory_needed,
+)
+from marless.learning.algos.training.precision import found_device
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import EnvSpaces
 from marless.learning.nets import serial
-from marless.learning.nets.compiled import described
-from marless.learning.nets.kernels import choose_device
 from marless.learning.similarity.measures import make_similarity
 from marless.rpc import param_store
 from marless.rpc.concurrency import gather, stoppable, to_the_end
@@ -64,6 +79,20 @@ class _Held:
         """The name under which the state of the replay is published."""
         return f"{REPLAY}.{self.scope.name}"
 
+    def update(self, inputs: RoundInput) -> UpdateOutput:
+        """Update the learner; raises SpecError if its GPU has too little memory."""
+        with memory_needed(self.device):
+            output = self.learner.update(inputs)
+        if parts := [name for name, found in output.metrics.items() if MINIBATCH_PARTS in found]:
+            advice = "more algorithm.minibatches, or fewer workers on the GPU, spare a failed attempt each round"
+            _log.warning("learner.out_of_memory", round=inputs.round, in_parts=parts, advice=advice)
+        return output
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        """Compute gradients; raises SpecError if its GPU has too little memory."""
+        with memory_needed(self.device):
+            return self.learner.gradients(inputs)
+
     def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
         """The dependencies of each function in an update of these groups, by ids of the algorithm's function graph."""
         config = self.spec.algorithm
@@ -74,13 +103,18 @@ class _Held:
 class Learning:
     """Runs learn tasks; caches learners between them, whose states can be loaded from the store again.
 
-    `place` is the directory for copies of replay files that this worker does not see.
+    Args:
+        store: Of all states.
+        borrowed: Files of the pool.
+        place: Directory for copies of replay files that this worker does not see.
+        memory: Of this worker on its GPU.
     """
 
-    def __init__(self, store: ParamStore, borrowed: Borrowed, place: Path) -> None:
+    def __init__(self, store: ParamStore, borrowed: Borrowed, place: Path, memory: DeviceMemory) -> None:
         self._store = store
         self._borrowed = borrowed
         self._place = place
+        self._memory = memory
         self._claim: Claim | None = None
         self._held: OrderedDict[_Key, _Held] = OrderedDict()
 
@@ -95,11 +129,22 @@ class Learning:
             await to_the_end(self._make, key, task)
         self._held.move_to_end(key)
         held = self._held[key]
+        self._make_room(key)
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
+        compute_again_alike(
+            held.device, wanted=held.spec.learner.deterministic
+        )  # of this process, which others use, too
         gradient = task.HasField("gradient")
         verb = self._gradient if gradient else self._update if task.trajectories else self._open
-        result = await verb(task, held, groups)
-        result.device = held.device
+        try:
+            result = await verb(task, held, groups)
+        except SpecError as error:
+            if not lacked_memory(error) or not self._discard_others(key):
+                raise
+            raise UnavailableError(
+                f"{held.device} had too little memory beside the learners of other jobs, which are discarded now"
+            ) from error
+        result.device, result.computed_by = held.device, computed_by(held.device, held.spec.learner.precision)
         return result.SerializeToString()
 
     def _make(self, key: _Key, task: pb.LearnTask) -> None:
@@ -107,8 +152,11 @@ class Learning:
         spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
         algorithm = registry.algorithm(spec.algorithm.name)
         scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
-        device, why = choose_device(spec.learner.device)
-        _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
+        precision = spec.learner.precision
+        load = GradientLoad(spec.nets, spaces, scope, spec.minibatch_samples, precision)
+        facts = found_device(spec.learner.device, load)
+        device = facts["device"]
+        _log.info("job.device", job=task.job, scope=scope.name, **facts)
         # Learners of other epochs or specs of this scope go, and those whose replay file is gone: the memory of a
         # removed file stays in use for as long as a learner maps it.
         for other, held in list(self._held.items()):
@@ -117,13 +165,34 @@ class Learning:
         mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
         replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
         carried = spec.actors.episodes == "carried"
-        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
+        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried, precision)
         learner = algorithm.learner(spec.algorithm, context)
         if similarity := _similarity(spec):
             make_similarity(similarity)  # imports its libraries now, so that no round waits for them
         self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
         while len(self._held) > _HELD_LEARNERS:
             self._discard_learner(next(iter(self._held)))
+
+    def _make_room(self, key: _Key) -> None:
+        """Discard other learners, the oldest first, while all of them hold too much of a GPU's memory."""
+        device = self._held[key].device
+        while self._memory.is_short(device) and (others := self._others(key)):
+            self._discard_learner(others[0])
+            self._memory.collect(device)
+            _log.info("learner.discarded", job=others[0][0], device=device, reason="learners hold too much memory")
+
+    def _discard_others(self, key: _Key) -> bool:
+        """Discard all other learners on this one's device; returns whether there was one."""
+        others = self._others(key)
+        for each in others:
+            self._discard_learner(each)
+        self._memory.collect(self._held[key].device)
+        return bool(others)
+
+    def _others(self, key: _Key) -> list[_Key]:
+        """The other learners on this one's device, the oldest first."""
+        device = self._held[key].device
+        return [each for each, held in self._held.items() if each != key and held.device == device]
 
     def _discard_learner(self, key: _Key) -> None:
         if mirror := self._held.pop(key).mirror:
@@ -192,7 +261,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
         )
         held.versions.clear()  # the learner's states have no version until they are published
-        output = await stoppable(lambda stop: held.learner.update(replace(inputs, stopped=stop.is_set)))
+        output = await stoppable(lambda stop: held.update(replace(inputs, stopped=stop.is_set)))
         functions, distances = (
             _functions(task, output.runs, held.after(groups), held.device),
             _distances(held.spaces, output),
@@ -231,7 +300,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
             peers=await stored_results.peer_weights(self._store, task.job, read, [group.start for group in groups]),
         )
-        output = await stoppable(lambda stop: held.learner.gradients(replace(inputs, stopped=stop.is_set)))
+        output = await stoppable(lambda stop: held.gradients(replace(inputs, stopped=stop.is_set)))
         functions = _functions(task, output.runs, held.after(groups), held.device)
         result = pb.LearnResult(functions=functions, distances=_distances(held.spaces, output))
         for name, metrics in output.metrics.items():

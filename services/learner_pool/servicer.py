@@ -10,7 +10,7 @@ import grpc
 from prometheus_client.metrics_core import Metric
 
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.fleet import worker_figures
+from marless.fleet.fleet import Fleet, worker_figures
 from marless.fleet.launchers.base import Launcher
 from marless.fleet.launchers.hosts.pool import attach
 from marless.fleet.machines import used_by
@@ -38,6 +38,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         gradients: Gradients,
         loans: Loans,
         dispatcher: Dispatcher,
+        fleet: Fleet,
         address: str,
         launcher: Launcher | None = None,
     ) -> None:
@@ -46,6 +47,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self._gradients = gradients
         self._loans = loans
         self._dispatcher = dispatcher
+        self._fleet = fleet
         self._launcher = launcher
         self._address = address
 
@@ -92,6 +94,12 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Close a job."""
         await self._updates.close(request)
         return pb.CloseJobResponse()
+
+    async def ListWorkers(
+        self, request: common_pb2.ListWorkersRequest, context: Context
+    ) -> common_pb2.ListWorkersResponse:
+        """List workers, and what the pool has for further ones."""
+        return self._fleet.listed()
 
     async def ListMachines(
         self, request: common_pb2.ListMachinesRequest, context: Context

@@ -275,7 +275,8 @@ def check_rollouts(rollouts: Sequence[int]) -> None:
 
 
 def join(response: Response, results: Sequence[pb.LearnResult]) -> Response:
-    """Put the invocations, metrics and distances of all scopes' results into a response, and return it."""
+    """Put all but the versions of all scopes' results into a response, and return it."""
+    response.computed_by.extend(sorted({result.computed_by for result in results if result.computed_by}))
     for result in results:
         response.invocations.extend(result.functions)
         response.distances.extend(result.distances)

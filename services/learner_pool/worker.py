@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marless.core.machine import gpus_of_machine
+from marless.core.process_environment import GPU, GPU_SHARE
+from marless.fleet.gpus import VISIBLE, visible_gpus
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
-from marless.learning.nets.kernels import choose_device, compute_side_by_side
+from marless.learning.algos.training.devices import DeviceMemory, choose_device, limit_memory
+from marless.learning.nets.kernels import compute_side_by_side
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Borrowed
@@ -24,13 +29,18 @@ if TYPE_CHECKING:
 async def run(options: WorkerOptions) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
     compute_side_by_side()
+    if gpu := os.environ.get(GPU):
+        os.environ[VISIBLE] = gpu  # in time: CUDA reads it at its first use, not when torch is imported
+    limit_memory(share := float(os.environ.get(GPU_SHARE, "1")))
     pool = Peer(options.pool, options.security, "learner_pool")
     store = Peer(options.param_store, options.security, "param_store")
     borrowed = Borrowed(pool, "LearnerPoolService", options.worker, lambda: options.handover.ticket)
-    learning = Learning(ParamStore(store), borrowed, Path(spool.memory_backed()))
+    learning = Learning(ParamStore(store), borrowed, Path(spool.memory_backed()), DeviceMemory(share))
     stub: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(pool.channel)
     try:
-        await work(options, pool, stub.Work, learning.run, choose_device("auto")[0])
+        # Those that somebody hides are not missed.
+        gpus = min(len(visible_gpus(os.environ)), gpus_of_machine())
+        await work(options, pool, stub.Work, learning.run, choose_device("auto")[0], gpus)
     finally:
         learning.close()
         await store.close()

@@ -37,11 +37,7 @@ def main() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store can adopt a Redis that is about to end
         except BlockingIOError:
             return  # another store has taken over, and has a guard of its own
-    _end(address, told)
-
-
-def _end(address: str, told: tuple[int, str]) -> None:
-    """End Redis as it ends itself, or, if it takes too long, at once: what it has acknowledged is on the disk."""
+    # End Redis as it ends itself, or, if it takes too long, at once: what it has acknowledged is on the disk.
     give_up_s = time.monotonic() + ANSWER_S
     while process := _running(address, told):
         with suppress(ProcessLookupError):

@@ -69,12 +69,37 @@ def test_a_job_grows_on_its_page(coordinator, opened):
     coordinator.happen("tiny", rounds=3, log=('{"level": "error", "event": "worker.lost", "round": 13}',))
     opened.see("15 of 50")
     opened.page.locator(".log li", has_text="worker.lost").wait_for()
+    opened.see("critic 16")  # the newest versions are those of the last round
     opened.page.get_by_text("16 faults").wait_for()  # in each of these records an invocation was repeated
     opened.page.get_by_text("Checkpoints and other files").click()
     with opened.page.expect_download() as download:
         opened.page.get_by_role("button", name="Save spec.yaml").click()
     assert download.value.path().read_bytes() == SPEC
     assert opened.said == []
+
+
+def test_the_fleet_shows_pools_drains_and_machines(opened):
+    worker = {
+        "worker": HOSTILE, "pool": "actor", "launcher": "ec2", "host": "h", "machine": "i-1", "busy": True,
+        "drain": "its machine ends: spot", "served": 7, "memory_bytes": 3e6, "jobs": ["tiny"], "background": False,
+    }  # fmt: skip
+    idle = worker | {"worker": "learner-0", "pool": "learner", "busy": False, "drain": ""}
+    pool = {
+        "name": "actor_pool", "launcher": "ec2", "workers": 1, "busy": 1, "draining": 1, "starting": 2, "limit": 9,
+        "room": None, "queued": 4, "refused": "no room",
+    }  # fmt: skip
+    machine = {"id": "i-1", "pool": "actor", "launcher": "ec2", "workers": 1, "tasks": 1, "draining": True}
+    found = {"services": [], "pools": [pool], "workers": [worker, idle], "machines": [machine], "problems": []}
+    opened.page.route("**/api/fleet", lambda route: route.fulfill(json=found))
+    opened.show("/fleet")
+    opened.see("draining: its machine ends: spot")
+    pools = opened.page.get_by_role("region", name="Table of pools").locator("td").all_inner_texts()
+    assert pools == ["ec2", "1", "1", "2", "1", "9", "not known", "4", "⚠ no room"]
+    assert opened.page.get_by_role("region", name="Table of machines").locator("td").last.inner_text() == "◌ draining"
+    assert opened.page.get_by_role("region", name="Table of learner workers on h").locator("td").first.inner_text() == (
+        "○ idle"
+    )
+    assert opened.page.locator("main img").count() == 0 and opened.said == []
 
 
 def test_names_are_never_markup(coordinator, opened):

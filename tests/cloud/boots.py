@@ -27,6 +27,7 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends \\
 _ENVIRONMENT = "[Manager]\nDefaultEnvironment=AWS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt\n"
 """boto3 of PyPI has authorities of its own, which do not know that of the tests."""
 BOOT_S = 900.0
+MOST_TRIES = 3
 START_S = 180.0
 
 
@@ -93,21 +94,26 @@ class Machine:
         """Run a command there, as root."""
         return _podman("exec", self.name, *command, limit_s=limit_s)
 
-    def boot(self, script: str) -> subprocess.CompletedProcess[str]:
+    def start(self, script: str) -> None:
         """Do what cloud-init does with user data: run it once, as root, in a service of systemd."""
         self._write("/var/lib/cloud/user-data", script)
-        return self.run(
-            "systemd-run",
-            "--quiet",
-            "--pipe",
-            "--wait",
-            "--collect",
-            "--unit=cloud-final",
-            "--service-type=oneshot",
-            "bash",
-            "/var/lib/cloud/user-data",
-            limit_s=BOOT_S,
-        )
+        service = ("--quiet", "--pipe", "--wait", "--collect", "--unit=cloud-final", "--service-type=oneshot")
+        done = self.run("systemd-run", *service, "bash", "/var/lib/cloud/user-data", limit_s=BOOT_S)
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+    def boot(self, script: str) -> None:
+        """Start it, and wait until all that its user data had systemd do is done."""
+        self.start(script)
+        deadline = time.monotonic() + BOOT_S
+        while self.run("test", "-e", "/var/lib/marless-boot/done").returncode:
+            assert self.tries < MOST_TRIES and time.monotonic() < deadline, self.journal("marless-boot")[-3000:]
+            time.sleep(0.5)
+
+    @property
+    def tries(self) -> int:
+        """How often its boot has been tried again."""
+        shown = self.run("systemctl", "show", "--property=NRestarts", "--value", "marless-boot")
+        return int(shown.stdout.strip() or 0)
 
     def active(self, unit: str) -> bool:
         """Whether systemd has a unit active."""
@@ -117,6 +123,16 @@ class Machine:
     def is_on(self) -> bool:
         """Whether it has not been switched off."""
         return _podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip() == "true"
+
+    @contextmanager
+    def imaged(self) -> Iterator[str]:
+        """An image of what is on it, once it has switched itself off."""
+        name = f"localhost/{self.name}"
+        _checked("commit", "--quiet", self.name, name)
+        try:
+            yield name
+        finally:
+            _podman("rmi", "--force", name)
 
     def switch_off(self) -> None:
         """Do what EC2 does with an instance that is terminated."""
@@ -138,7 +154,13 @@ class Machine:
 
 @contextmanager
 def machine(
-    inside: Network, instance: str, role: str, *, address: str = "", buckets: tuple[str, ...] = ()
+    inside: Network,
+    instance: str,
+    role: str,
+    *,
+    address: str = "",
+    buckets: tuple[str, ...] = (),
+    image: str = IMAGE,
 ) -> Iterator[Machine]:
     """A machine that has been started, and has run nothing yet."""
     name = f"{inside.name}-{instance}"
@@ -160,7 +182,7 @@ def machine(
             inside.name,
             *at,
             *names,
-            IMAGE,
+            image,
             "/sbin/init",
         )
         started = Machine(name)

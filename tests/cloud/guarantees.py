@@ -32,11 +32,12 @@ def breaches(resources: Iterable[Resource], client_cidrs: list[str], port: int) 
 
 
 def statements(resources: Iterable[Resource], role: str) -> list[Mapping[str, Any]]:
-    """What a role allows."""
+    """What a role allows, or the policy of "readers"."""
+    kinds = ("aws_iam_role_policy", "aws_iam_policy")
     policies = [
         json.loads(each["values"]["policy"])
         for each in resources
-        if each["type"] == "aws_iam_role_policy" and each["values"]["name"] == role
+        if each["type"] in kinds and role in (each["values"]["name"], each["name"])
     ]
     return [statement for policy in policies for statement in policy["Statement"]]
 
@@ -104,6 +105,8 @@ def _role(values: Mapping[str, Any], *_: object) -> Iterator[str]:
 def _scaling(values: Mapping[str, Any], *_: object) -> Iterator[str]:
     if not values["protect_from_scale_in"] or not values["force_delete"] or values["min_size"]:
         yield "ends machines that work, stays after a destroy, or never has none"
+    if values["capacity_rebalance"]:
+        yield "replaces machines that its pool replaces, too"
     [hook] = values["initial_lifecycle_hook"]
     if hook["lifecycle_transition"] != "autoscaling:EC2_INSTANCE_TERMINATING" or hook["default_result"] != "CONTINUE":
         yield "has no hook for the end of machines"
@@ -112,6 +115,11 @@ def _scaling(values: Mapping[str, Any], *_: object) -> Iterator[str]:
 def _private(values: Mapping[str, Any], *_: object) -> Iterator[str]:
     switches = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
     yield from (f"has {name} off" for name in switches if values[name] is not True)
+
+
+def _bucket(values: Mapping[str, Any], *_: object) -> Iterator[str]:
+    if not any(each["abort_incomplete_multipart_upload_days"] for each in values["lifecycle_rule"] if each["enabled"]):
+        yield "keeps, and charges for, the parts of uploads that were broken off"
 
 
 def _versioned(values: Mapping[str, Any], *_: object) -> Iterator[str]:
@@ -130,9 +138,11 @@ def _denies(values: Mapping[str, Any], *_: object) -> Iterator[str]:
 CHECKS = {
     "aws_autoscaling_group": _scaling,
     "aws_iam_role": _role,
+    "aws_iam_policy": _policy,
     "aws_iam_role_policy": _policy,
     "aws_instance": _machine,
     "aws_launch_template": _template,
+    "aws_s3_bucket": _bucket,
     "aws_s3_bucket_policy": _denies,
     "aws_s3_bucket_public_access_block": _private,
     "aws_s3_bucket_versioning": _versioned,

@@ -17,6 +17,7 @@ LISTS: Mapping[str, tuple[str, str, str]] = {
     "aws_budgets_budget": ("budgets", "describe_budgets", "Budgets[].BudgetName"),
     "aws_eip": ("ec2", "describe_addresses", "Addresses[].AllocationId"),
     "aws_iam_instance_profile": ("iam", "list_instance_profiles", "InstanceProfiles[].InstanceProfileName"),
+    "aws_iam_policy": ("iam", "list_policies", "Policies[?!starts_with(Arn, 'arn:aws:iam::aws:')].Arn"),
     "aws_iam_role": ("iam", "list_roles", "Roles[].RoleName"),
     "aws_instance": (
         "ec2",
@@ -25,6 +26,11 @@ LISTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "aws_internet_gateway": ("ec2", "describe_internet_gateways", "InternetGateways[].InternetGatewayId"),
     "aws_launch_template": ("ec2", "describe_launch_templates", "LaunchTemplates[].LaunchTemplateId"),
+    "aws_network_interface": (
+        "ec2",
+        "describe_network_interfaces",
+        "NetworkInterfaces[?TagSet[?Key == 'Name' && Value == 'marless-control']].NetworkInterfaceId",
+    ),
     "aws_route_table": ("ec2", "describe_route_tables", "RouteTables[].RouteTableId"),
     "aws_s3_bucket": ("s3", "list_buckets", "Buckets[].Name"),
     "aws_secretsmanager_secret": ("secretsmanager", "list_secrets", "SecretList[].ARN"),
@@ -33,7 +39,7 @@ LISTS: Mapping[str, tuple[str, str, str]] = {
     "aws_vpc": ("ec2", "describe_vpcs", "Vpcs[].VpcId"),
     "aws_vpc_endpoint": ("ec2", "describe_vpc_endpoints", "VpcEndpoints[?State != 'deleted'].VpcEndpointId"),
     # Not resources of terraform, but what its machines are made of, and what pools make. moto keeps the network
-    # interfaces of machines that have ended.
+    # interfaces of worker machines that have ended.
     "volumes": ("ec2", "describe_volumes", "Volumes[].VolumeId"),
     "scheduled actions": (
         "autoscaling",

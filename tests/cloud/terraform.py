@@ -46,6 +46,13 @@ IMAGES = (
 )
 """Images of others, as an account on AWS sees them; but no root device is /dev/sda1, as some are on AWS: moto gives
 each machine a volume of this name, and never deletes it if the machine's own is named so, too."""
+QUOTAS = {
+    "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+    "L-34B43A08": "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
+    "L-DB2E81BA": "Running On-Demand G and VT instances",
+    "L-3819A6DF": "All G and VT Spot Instance Requests",
+}
+"""Quotas of EC2, in vCPUs, by their codes."""
 SPOT_USD_H = "0.3312"
 """Price of every type in every zone."""
 LIMIT_S = 240.0
@@ -71,15 +78,21 @@ class Terraform:
         """The file in which terraform keeps what it has made."""
         return self.folder / "terraform.tfstate"
 
+    @property
+    def log(self) -> Path:
+        """What its provider has called, and more."""
+        return self.place / "provider.log"
+
     def furnish(self) -> None:
         """Copy the sources, write the variables, and install the provider. Skips the test where there is none."""
-        shutil.copytree(SOURCE, self.folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars"))
+        shutil.copytree(SOURCE, self.folder, ignore=shutil.ignore_patterns(".terraform", "*.tfstate*", "*.tfvars"))
         (self.place / "requirements").symlink_to(ROOT / "requirements")
         (self.folder / "moto_override.tf").write_text(FOR_MOTO)
         (self.folder / "terraform.tfvars.json").write_text(json.dumps(self.variables))
         done = self.tried("init")
         if done.returncode:
-            pytest.skip(f"terraform cannot install its provider here: {done.stderr.strip()[-300:]}")
+            how = "set TF_CLI_ARGS_init=-plugin-dir=DIR to a folder with registry.terraform.io/hashicorp/aws/5.100.0/…"
+            pytest.skip(f"terraform cannot install its provider here; {how}: {done.stderr.strip()[-300:]}")
 
     def run(self, command: str, *arguments: str) -> str:
         """Run a command of terraform; returns what it prints. Raises AssertionError with its errors if it fails."""
@@ -87,14 +100,14 @@ class Terraform:
         assert done.returncode == 0, f"terraform {command}: {done.stdout[-2000:]}\n{done.stderr}"
         return done.stdout
 
-    def tried(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of terraform, which may fail."""
+    def tried(self, command: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command of terraform, which may fail, with this standard input."""
         began = time.monotonic()
         done = subprocess.run(
             ("terraform", command, *arguments),
             cwd=self.folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
+            env=self.environment,
+            input=given,
             capture_output=True,
             text=True,
             check=False,
@@ -119,8 +132,10 @@ class Terraform:
         return list(shown.get("values", {}).get("root_module", {}).get("resources", []))
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Of all its commands, and of scripts that call AWS."""
         own = {
+            "TF_CLI_CONFIG_FILE": _settings_of_terraform(),
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
@@ -131,13 +146,23 @@ class Terraform:
             "NO_COLOR": "1",
             "TF_IN_AUTOMATION": "1",
             "TF_CLI_ARGS": "-no-color",
+            "TF_LOG_PROVIDER": "DEBUG",
+            "TF_LOG_PATH": f"{self.log}",
         }
         return {name: value for name, value in os.environ.items() if name != "AWS_REGION"} | own
 
 
+def _settings_of_terraform() -> str:
+    """The file that its user has chosen, if there is one: terraform stops where the variable names none."""
+    chosen = os.environ.get("TF_CLI_CONFIG_FILE", "")
+    return chosen if Path(chosen).is_file() else os.devnull
+
+
 def absent() -> str:
-    """Why terraform cannot run here; "" if it can."""
-    return "" if shutil.which("terraform") else "terraform is not installed"
+    """What is missing here that applies need; "" if nothing is."""
+    if not shutil.which("terraform"):
+        return "Terraform 1.10 or newer is not installed"
+    return "" if shutil.which("aws") else "the AWS CLI is not installed: pip install awscli"
 
 
 def variables(wheel: Path, region: str) -> dict[str, Any]:
@@ -152,14 +177,15 @@ def variables(wheel: Path, region: str) -> dict[str, Any]:
 
 
 @contextmanager
-def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
+def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[dict[str, float]]:
     """An empty account in this process's moto, which sees others' images, and is emptied at the end.
 
-    Its elastic addresses are `public_ip`.
+    Its elastic addresses are `public_ip`. Yields its quotas of vCPUs by their codes, which tests may change.
 
-    It also does what moto lacks: prices of spot instances that somebody could ask; subscribers and tags of budgets; the
-    forced deletion of groups, which ends protected machines and scheduled actions; conditions of bucket policies, since
-    moto takes a denial of requests without TLS for a denial of all; the deletion of the last mark of a deleted object.
+    It also does what moto lacks: quotas of EC2; prices of spot instances that somebody could ask; subscribers, tags
+    and changes of budgets; the forced deletion of groups, which ends protected machines and scheduled actions;
+    conditions of bucket policies, since moto takes a denial of requests without TLS for a denial of all; the deletion
+    of the last mark of a deleted object; the network interface that a machine leaves behind when it is terminated.
     """
     from moto.autoscaling.responses import AutoScalingResponse
     from moto.backends import get_backend
@@ -167,12 +193,16 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.ec2.models import elastic_ip_addresses
     from moto.ec2.models.amis import Ami
+    from moto.ec2.models.instances import Instance
     from moto.ec2.responses.spot_instances import SpotInstances
     from moto.iam.access_control import IAMPolicyStatement, PermissionResult
     from moto.moto_api._internal.models import moto_api_backend
     from moto.s3.models import FakeDeleteMarker
+    from moto.servicequotas.responses import ServiceQuotasResponse
 
+    vcpus = dict.fromkeys(QUOTAS, 256.0)
     prices = SpotInstances.describe_spot_price_history
+    terminated = Instance.terminate
     permitted, deleted = IAMPolicyStatement.is_action_permitted, AutoScalingResponse.delete_auto_scaling_group
 
     def subscribers(self: Any) -> str:
@@ -201,10 +231,27 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
             return PermissionResult.NEUTRAL
         return permitted(self, *given, **named)
 
+    def detaching(self: Any) -> Any:
+        before = terminated(self)
+        for each in self.nics.values():
+            each.instance, each.attachment_id, each.status = None, None, "available"
+        return before
+
+    def quota(self: Any) -> str:
+        code = json.loads(self.body)["QuotaCode"]
+        named = {"ServiceCode": "ec2", "ServiceName": "Amazon EC2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
+        arn = f"arn:aws:servicequotas:{region}:{DEFAULT_ACCOUNT_ID}:ec2/{code}"
+        return json.dumps({"Quota": named | {"QuotaArn": arn, "Value": vcpus[code]}})
+
     with pytest.MonkeyPatch.context() as patch:
+        for asked in ("get_service_quota", "get_aws_default_service_quota"):
+            patch.setattr(ServiceQuotasResponse, asked, quota, raising=False)
         patch.setattr(BudgetsResponse, "describe_subscribers_for_notification", subscribers, raising=False)
         patch.setattr(BudgetsResponse, "list_tags_for_resource", lambda _: '{"ResourceTags": []}', raising=False)
+        for change in ("tag_resource", "update_budget"):
+            patch.setattr(BudgetsResponse, change, lambda _: "{}", raising=False)
         patch.setattr(IAMPolicyStatement, "is_action_permitted", aware)
+        patch.setattr(Instance, "terminate", detaching)
         patch.setattr(SpotInstances, "describe_spot_price_history", priced)
         patch.setattr(AutoScalingResponse, "delete_auto_scaling_group", forced)
         patch.setattr(FakeDeleteMarker, "dispose", lambda *_, **__: None, raising=False)
@@ -213,7 +260,7 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
         machines = get_backend("ec2")[DEFAULT_ACCOUNT_ID][region]
         for image in IMAGES:
             machines.amis[image["ami_id"]] = Ami(machines, **image, architecture="x86_64", public=True)
-        yield
+        yield vcpus
         moto_api_backend.reset()
 
 

@@ -36,6 +36,13 @@ def test_only_learners_have_torch(images, image, torch):
 
 
 @pytest.mark.parametrize("image", ["services", "actors", "learners"])
+def test_services_of_an_image_can_tell_traces(images, image):
+    program = "from marless.rpc import tracing; import opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    done = python(f"marless-{image}", program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("image", ["services", "actors", "learners"])
 def test_an_image_has_no_secret_and_no_installer(images, image):
     program = """
 import importlib.util, pathlib
@@ -93,3 +100,12 @@ def test_a_container_sees_its_own_credentials_only(deployment, service):
     own = {"redis": {"users.acl"}}.get(service, {"authority.pem", "certificate.pem", "key.pem"})
     more = {"param-store": {"redis_password", "redis_passwords.json", "users.acl"}}.get(service, set())
     assert seen == {f"/run/credentials/{name}" for name in own | more}
+
+
+def test_actors_have_the_kernel_of_wall_models_without_a_compiler(images):
+    program = """
+import shutil
+from marless_wall_model.kernel import library
+print(shutil.which("cc"), library() is not None)
+"""
+    assert python("marless-actors", program).stdout.strip() == "None True"

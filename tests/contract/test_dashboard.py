@@ -4,20 +4,27 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from marless.app.cli.dashboard import _folder_source
 from marless.app.client import AsyncClient
-from marless.app.dashboard import hub, streams
+from marless.app.dashboard import feeds, fleets, hub
 from marless.app.dashboard.guard import POLICY, Guard, hosts_of
 from marless.app.dashboard.server import application
 from marless.app.dashboard.sources import CoordinatorSource
-from marless.core.errors import OverloadedError
+from marless.core.errors import MarlessError, OverloadedError, PermissionDeniedError
 from marless.rpc.security import Security
+from marless.rpc.server import ServedService, ServerOptions, serving
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
+from marless.rpc.v1.common_pb2 import ListWorkersResponse, Machine, MachineInfo, WorkerInfo
+from marless.rpc.v1.coordinator_pb2 import ServiceInfo
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.jobs.test_record import record
 
@@ -97,6 +104,42 @@ def job(coordinator, name="tiny", rounds=0, **fields):
     coordinator.happen(name, rounds=rounds)
     made.files["rounds.jsonl"] = "".join(f"{line}\n" for line in made.records).encode()
     return made
+
+
+class ScriptedPool(ActorPoolServiceServicer, LearnerPoolServiceServicer):
+    """Both pools in one: what it answers next, or the error."""
+
+    def __init__(self) -> None:
+        self.answer = ListWorkersResponse()
+        self.refusal: MarlessError | None = None
+
+    async def ListWorkers(self, request, context):  # noqa: N802
+        if self.refusal:
+            raise self.refusal
+        return self.answer
+
+
+@pytest_asyncio.fixture
+async def pools(coordinator, tmp_path, monkeypatch) -> AsyncIterator[dict[str, ScriptedPool]]:
+    monkeypatch.setattr(fleets, "EVERY_S", 0.0)
+    monkeypatch.setattr(fleets, "RECORDS_S", 0.0)
+    found = {}
+    async with AsyncExitStack() as stack:
+        for name, add in {
+            "actor_pool": add_ActorPoolServiceServicer_to_server,
+            "learner_pool": add_LearnerPoolServiceServicer_to_server,
+        }.items():
+            pool = found[name] = ScriptedPool()
+
+            @asynccontextmanager
+            async def build(_address, pool=pool, add=add):
+                yield ServedService(lambda server: add(pool, server))
+
+            address = await stack.enter_async_context(
+                serving(ServerOptions(f"unix:{tmp_path}/{name}.sock", Security()), build)
+            )
+            coordinator.servicer.services.append(ServiceInfo(name=name, address=address, serving=True))
+        yield found
 
 
 # Who is served.
@@ -221,7 +264,7 @@ async def test_who_is_too_far_behind_loads_anew(pages, coordinator, monkeypatch)
 
 async def test_streams_are_bounded(pages, coordinator, monkeypatch):
     job(coordinator)
-    monkeypatch.setattr(streams, "MOST_STREAMS", 1)
+    monkeypatch.setattr(feeds, "MOST_STREAMS", 1)
     async with stream(pages, "/api/events") as events:
         await events.next()
         assert "close some" in (await got(pages, "/api/jobs/tiny/events", 503))["error"]
@@ -324,6 +367,54 @@ async def test_decisions_invocations_and_bills_are_shown(pages, coordinator):
     assert costs["x"] == costs["columns"]["cost/billed"] and len(costs["x"]) == 3
 
 
+async def test_both_pools_show_their_workers_capacity_and_drains(pages, coordinator, pools):
+    job(coordinator, rounds=2)
+    machine = MachineInfo(machine=Machine(id="i-1", type="c6a.large", vcpus=2.0, usd_h=0.25), workers=2, tasks=1)
+    workers = [
+        WorkerInfo(worker="actor-7", host="h", machine="i-1", busy=True, job="tiny", memory_bytes=7 * 2**20),
+        WorkerInfo(worker="actor-8", host="h", machine="i-1", drain="its machine ends: spot"),
+    ]
+    pools["actor_pool"].answer = ListWorkersResponse(
+        workers=workers, queued=3, launcher="ec2", limit=9, starting=1, room=4, machines=[machine], refused="full",
+        background=WorkerInfo(worker="background-0", host="h"),
+    )  # fmt: skip
+    pools["learner_pool"].answer = ListWorkersResponse(
+        workers=[WorkerInfo(worker="learner-0", host="g", device="cuda:0")], launcher="local", limit=1
+    )
+    found = await got(pages, "/api/fleet")
+    assert found["problems"] == []
+    actor, learner = found["pools"]
+    assert actor == {
+        "name": "actor_pool", "launcher": "ec2", "workers": 2, "busy": 1, "draining": 1, "starting": 1, "limit": 9,
+        "room": 4, "queued": 3, "refused": "full",
+    }  # fmt: skip
+    assert (learner["workers"], learner["room"], learner["launcher"]) == (1, None, "local")
+    shown = {each["worker"]: each for each in found["workers"]}
+    # Not those of the records: a pool that answers has the workers that it lists.
+    assert set(shown) == {"actor-7", "actor-8", "background-0", "learner-0"}
+    assert shown["actor-7"]["jobs"] == ["tiny"] and shown["actor-7"]["memory_bytes"] == 7 * 2**20
+    assert shown["actor-8"]["drain"] == "its machine ends: spot" and shown["background-0"]["background"]
+    assert shown["learner-0"]["device"] == "cuda:0"
+    [live] = [each for each in found["machines"] if each["id"] == "i-1" and each["pool"] == "actor"]
+    assert (live["workers"], live["tasks"], live["draining"], live["usd_h"]) == (2, 1, False, 0.25)
+    workers[0].drain = workers[1].drain
+    pools["actor_pool"].answer = ListWorkersResponse(workers=workers, machines=[machine])
+    assert [each for each in (await got(pages, "/api/fleet"))["machines"] if each.get("draining")]
+
+
+async def test_a_pool_that_does_not_answer_is_named_and_its_workers_are_those_of_records(pages, coordinator, pools):
+    job(coordinator, rounds=2)
+    pools["actor_pool"].refusal = PermissionDeniedError("it takes a token of role operator")
+    pools["learner_pool"].answer = ListWorkersResponse(workers=[WorkerInfo(worker="learner-0")])
+    found = await got(pages, "/api/fleet")
+    [problem] = found["problems"]
+    assert "the actor pool does not list its workers" in problem and "role operator" in problem
+    assert [each["name"] for each in found["pools"]] == ["learner_pool"]
+    assert {each["pool"] for each in found["workers"]} == {"actor", "learner"}
+    pools["actor_pool"].refusal = None
+    assert {each["pool"] for each in (await got(pages, "/api/fleet"))["workers"]} == {"learner"}
+
+
 async def test_seeds_are_compared(pages, coordinator):
     for seed in range(4):
         made = job(coordinator, f"tiny-seed{seed}", rounds=6)
@@ -377,6 +468,17 @@ async def test_a_torn_file_is_named_and_the_rounds_before_it_are_shown(folder_pa
     found = await got(folder_pages, "/api/jobs/torn")
     assert found["rounds"] == 2 and "rounds.jsonl of job torn, line 3" in found["problem"]
     assert (await got(folder_pages, "/api/jobs/good"))["problem"] == ""
+
+
+@pytest.mark.parametrize("name", ["{braces}", "<img src=x>", "a%2Fb", "q?x=1#y", "new\nline", "__proto__", "'\"`${1}"])
+async def test_folders_may_have_any_name(folder_pages, runs, name):
+    shutil.copytree(runs / "good", runs / name)
+    assert name in {each["job"] for each in (await got(folder_pages, "/api/jobs"))["jobs"]}
+    path = f"/api/jobs/{quote(name, safe='')}"
+    assert (await got(folder_pages, URL(path, encoded=True)))["rounds"] == 4
+    assert (await got(folder_pages, URL(f"{path}/series?name=actors", encoded=True)))["total"] == 4
+    async with stream(folder_pages, URL(f"{path}/events", encoded=True)) as events:
+        await events.next("state")
 
 
 async def test_an_unfinished_last_line_is_no_damage(folder_pages, runs):

@@ -34,7 +34,7 @@ class Pool:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        servicer = LearnerPoolServicer(None, None, None, self.loans, None, self.address)
+        servicer = LearnerPoolServicer(None, None, None, self.loans, None, None, self.address)
         made = self._stack.enter_async_context(serving(ServerOptions(self.address, Security()), _built(servicer)))
         await made
 

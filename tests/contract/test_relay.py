@@ -56,7 +56,7 @@ async def learners(tmp_path) -> AsyncIterator[Learners]:
 async def served(learners: Learners, address: str) -> AsyncIterator[None]:
     @asynccontextmanager
     async def pool(_address: str) -> AsyncIterator[ServedService]:
-        yield ServedService(LearnerPoolServicer(learners, None, None, SimpleNamespace(), None, "").register)
+        yield ServedService(LearnerPoolServicer(learners, None, None, SimpleNamespace(), None, None, "").register)
 
     async with serving(ServerOptions(address, Security()), pool):
         yield

@@ -24,8 +24,7 @@ from marless.services.coordinator.state.journal import HISTORY_ROUNDS, Costs, Jo
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
 from marless.storage import round_file
-from marless.storage.progress import JobProgress, progress_of
-from marless.storage.round_file import BATCH_BYTES, RoundReader
+from marless.storage.round_file import BATCH_BYTES, JobProgress, RoundReader, progress_of
 from tests.contract.test_jobs_model import NoPools
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.jobs.test_record import RETURNS, record

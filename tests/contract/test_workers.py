@@ -722,6 +722,9 @@ class InProcessLauncher:
 
     connect_s = 60.0
 
+    def capacity(self) -> int:
+        return 5
+
     async def launch(self, orders: Sequence[LaunchOrder]) -> list[Launch]:
         self.batches.append([order.worker for order in orders])
         await self.may_launch.wait()
@@ -848,6 +851,36 @@ async def test_prewarming_answers_at_once_starts_what_there_is_room_for_and_remo
         await pool.dispatcher.connected.present(["actor-0", "actor-1"])
     await servicer.Prewarm(actor_pool_pb2.PrewarmRequest(actors=1), None)
     assert launcher.launched == names(pool) == ["actor-0", "actor-1"]
+
+
+async def test_a_pool_lists_its_workers_what_they_are_drained_for_and_what_it_has_for_others(pool, make):
+    fleet = await make(limit=3)
+    servicer = ActorPoolServicer(None, pool.dispatcher, fleet)
+
+    async def listed() -> common_pb2.ListWorkersResponse:
+        return await servicer.ListWorkers(common_pb2.ListWorkersRequest(), None)
+
+    await fleet.scale(2)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    before = await listed()
+    assert [each.drain for each in before.workers] == ["", ""] and (before.limit, before.queued, before.room) == (
+        3,
+        0,
+        5,
+    )
+    [machine] = before.machines
+    assert (machine.workers, machine.tasks, machine.machine.id) == (2, 1, before.workers[0].machine)
+    scaling = asyncio.create_task(fleet.scale(0))
+    async with asyncio.timeout(PATIENCE_S):
+        while len((found := await listed()).workers) > 1:  # noqa: ASYNC110  # until the idle one is gone
+            await asyncio.sleep(0.01)
+    [worker] = found.workers
+    assert (worker.busy, worker.job, worker.drain) == (True, "job", "fewer workers are wanted")
+    pool.bench.go.set()
+    await running
+    await scaling
+    assert not (after := await listed()).workers and not after.machines
 
 
 async def test_a_worker_that_dies_is_replaced_and_its_task_goes_on(pool, make, launcher):
@@ -1183,9 +1216,9 @@ async def test_workers_asked_for_while_the_last_ones_exit_come_up(pool, make, la
     await fleet.ensure(1)
     drain, exited, go_on = pool.dispatcher.drain, asyncio.Event(), asyncio.Event()
 
-    async def slowly(name: str) -> None:
+    async def slowly(name: str, why: str = "") -> None:
         """As `drain`, but returns long after the worker has exited."""
-        await drain(name)
+        await drain(name, why)
         await pool.gone(name)
         exited.set()
         await go_on.wait()

@@ -91,3 +91,8 @@ def _tokens(page: str) -> list[Token]:
 
 def _with_last(tokens: list[Token]) -> Iterator[tuple[Token, Token]]:
     yield from zip(tokens, [tokens[0], *tokens], strict=False)
+
+
+def of_kind(*kinds: str) -> list[Block]:
+    """The blocks of these kinds, or all, of every page."""
+    return [block for page in PAGES for block in blocks(page, *kinds)]

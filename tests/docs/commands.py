@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import typer
+from packaging.requirements import Requirement
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
@@ -157,15 +158,21 @@ def _check_paths(places: Sequence[str]) -> None:
             raise UnknownCommandError(f"there is no {place}")
 
 
+def _is_within(word: str, requirements: Sequence[Requirement]) -> bool:
+    """True for one version of a package that pyproject.toml allows, such as "torch==2.13.0"."""
+    name, _, version = word.partition("==")
+    return bool(version) and any(each.name == name and each.specifier.contains(version) for each in requirements)
+
+
 def _check_packages(words: Sequence[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     files = {word for flag, word in pairwise(words) if flag == "-r"}
     _check_paths(sorted(files))
     known = project["optional-dependencies"]
     passed = {word for flag, word in pairwise(words) if flag == "--index-url"} | files
-    pinned = {requirement for extra in known.values() for requirement in extra}
+    pinned = [Requirement(requirement) for extra in known.values() for requirement in extra]
     for word in words:
-        if word.startswith("-") or word in passed or word in pinned:
+        if word.startswith("-") or word in passed or _is_within(word, pinned):
             continue
         name, _, extras = word.rstrip("]").partition("[")
         if name not in (project["name"], ".") or not set(filter(None, extras.split(","))) <= known.keys():

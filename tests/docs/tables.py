@@ -86,7 +86,12 @@ _DEPLOYING: Mapping[str, Treatment] = {
     "Three hosts": Treatment(needs="hosts"),
 }
 
-_SMALL = f"--set stop.env_steps=4_000 {_FEW}"
+_SUBMITTED = {"marless train": "marless submit --wait"}
+"""Jobs run on the stack that is up, which takes a third of the CPU time. README.md, docs/index.md and docs/tutorial.md
+train with services of their own."""
+_ENVIRONMENTS = tuple(f"docs/environments/{kind}.md" for kind in ("gymnasium", "mujoco", "smac"))
+_SMALL = f"--set stop.env_steps=200 --set actors.count=1 --set actors.envs=4 --set actors.steps=25 {_FEW}"
+_CHANNEL = "--set 'env.options={grid: {nx: 8, ny: 10, nz: 8}, decisions: 9, spin_up: 0.1, apart: 0.1}'"
 _OWN = Treatment(
     alone=True,
     installs=True,
@@ -110,6 +115,28 @@ TREATMENTS: Mapping[str, Treatment] = {
         _OWN,
         before=("echo 'from mpe2.simple_spread_v3 import parallel_env' > my_game.py",),  # the reader's own environment
         shortened={"job.yaml": f"job.yaml {_SMALL}", "pettingzoo/my_game": f"pettingzoo/my_game --in-process {_SMALL}"},
+    ),
+    **{
+        page: Treatment(shortened=_SUBMITTED)
+        for page in ("docs/algorithms/ppo.md", "docs/schedules.md", *_ENVIRONMENTS)
+    },
+    "docs/environments/atari.md": Treatment(
+        shortened=_SUBMITTED | {"pong.yaml": "pong.yaml --set env.options.max_frames=400"}  # games take minutes
+    ),
+    "docs/asynchronous.md": Treatment(
+        shortened={
+            f"train examples/spread-{algorithm}.yaml": f"submit --wait examples/spread-{algorithm}.yaml"
+            for algorithm in ("stellaris", "vdn")
+        }
+        | {"--replay overlapping": "--replay overlapping --in-process"},
+    ),
+    "docs/environments/wall_model.md": Treatment(
+        shortened=_SUBMITTED
+        | {
+            "wall_model.yaml": f"wall_model.yaml {_CHANNEL}",
+            "wall_model_sac.yaml": f"wall_model_sac.yaml {_CHANNEL}",
+            "baselines ": "baselines --episodes 2 ",
+        },
     ),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
     "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}, slow=True),

@@ -1,4 +1,5 @@
-"""Every command and every snippet of the documents does what it says.
+"""What the documents say is true, and every snippet does what it says; test_commands.py and test_newcomers.py run the
+commands.
 
 Fenced blocks are programs, commands, commands with their output, job files and the like; a block of no known kind is a
 failure.
@@ -8,23 +9,20 @@ from __future__ import annotations
 
 import ast
 import re
-import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from marless.app.cli.new import ExtensionKind, write_package
 from marless.rpc.own_redis import RULES, STORE
-from marless.storage.round_file import read
 from tests import imports
-from tests.docs import commands, elsewhere, newcomer, programs, reference, tour, yaml_blocks
-from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
-from tests.docs.tables import NOT_RUN, TREATMENTS
-from tests.docs.workplace import Workplace, only_checked, to_run, treatment, treatment_of
+from tests.docs import commands, newcomer, programs, reference, tour, yaml_blocks
+from tests.docs.blocks import PAGES, ROOT, blocks, mentioned, of_kind, text_of
+from tests.docs.tables import NOT_RUN
+from tests.docs.typed import TYPED
+from tests.docs.workplace import only_checked
 
 KINDS = {"python", "sh", "console", "yaml", "text"}
 TEXTS = {("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
@@ -41,93 +39,10 @@ TEXTS = {("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Fol
 }
 
 
-def of_kind(*kinds: str) -> list[Block]:
-    return [block for page in PAGES for block in blocks(page, *kinds)]
-
-
-LAST = ("README.md", "docs/operating.md")
-"""One ends the stack that others share; one ends and starts its own."""
-TYPED = sorted(
-    {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment_of(block).needs},
-    key=lambda page: (page in LAST, PAGES.index(page)),
-)
-
-
 def test_every_block_is_found_and_of_a_known_kind():
     assert [f"{block}: {block.kind!r}" for block in of_kind() if block.kind not in KINDS] == []
     fences = sum(len(re.findall(r"^ *```", text_of(page), re.MULTILINE)) for page in PAGES)
     assert fences == 2 * len(of_kind()), Counter(block.kind for block in of_kind())
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    place = Workplace(tmp_path_factory.mktemp("docs"), small=True)
-    place.furnish()
-    yield place
-    place.close()
-
-
-@pytest.fixture(scope="module")
-def readers_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a virtual environment in which pages install what they make."""
-    return newcomer.environment(tmp_path_factory.mktemp("newcomer"))
-
-
-@pytest.mark.timeout(300)  # it starts many programs
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if page in TREATMENTS and TREATMENTS[page].slow else [])
-        for page in TYPED
-    ],
-)
-def test_its_commands_run(request, page, monkeypatch):
-    if not treatment(page).alone:
-        check_commands(request.getfixturevalue("workplace"), page, monkeypatch)
-        return
-    own = {"binaries": request.getfixturevalue("readers_programs")} if treatment(page).installs else {}
-    with tempfile.TemporaryDirectory() as place:  # not in a directory of pytest, whose long path would part lines
-        empty = Workplace.empty(Path(place), small=True, **own)
-        monkeypatch.setenv("HOME", empty.variables["HOME"])
-        monkeypatch.syspath_prepend(empty.path)
-        check_commands(empty, page, monkeypatch)
-        monkeypatch.undo()  # leaves the directory
-
-
-def check_commands(workplace: Workplace, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    workplace.prepare(page)
-    for block in blocks(page, "sh", "console", "python"):
-        if treatment_of(block).needs:
-            continue
-        if block.kind == "sh":
-            workplace.run(block)
-        elif block.kind == "console":
-            elsewhere.check(block, workplace.transcript(block))
-    monkeypatch.chdir(workplace.path)
-    names = programs.run(page)
-    if page in CHECKS:
-        CHECKS[page](workplace.path, names)
-
-
-def readers_algorithm_was_trained(place: Path, _names: Mapping[str, object]) -> None:
-    [folder] = (place / "spo" / "runs").glob("spo-*")
-    last = list(read(folder / "rounds.jsonl"))[-1]
-    assert {each.function for each in last.invocations} >= {"actor", "post_process", "critic", "policy"}
-    assert last.metrics["agent_0"]["grad_norm"] > 0
-
-
-def client_has_what_it_asked_for(place: Path, names: Mapping[str, Any]) -> None:  # Any: what the page defines
-    assert names["rounds"] == [0, 1]
-    assert [job.state for job in names["jobs"]] == ["SUCCEEDED"] * 3
-    assert (place / "seed-1/rounds.jsonl").read_text("utf-8").count("\n") == 8
-    assert "rounds.jsonl" in [file.path for file in names["files"]]
-
-
-CHECKS: Mapping[str, Callable[[Path, Mapping[str, Any]], None]] = {
-    "docs/client.md": client_has_what_it_asked_for,
-    "docs/extending/algorithm.md": readers_algorithm_was_trained,
-}
-"""What else is true after the commands of a page."""
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in TYPED])

@@ -38,12 +38,17 @@ class Workplace:
     """Where `marless` and `python` are."""
 
     @classmethod
-    def empty(cls, place: Path, *, small: bool, binaries: Path = Path(sys.executable).parent) -> Workplace:
-        """One for a reader who has nothing but marless: an empty directory below `place`, with a home of its own."""
+    def empty(
+        cls, place: Path, *, small: bool, binaries: Path = Path(sys.executable).parent, caches: Path | None = None
+    ) -> Workplace:
+        """One for a reader who has nothing but marless: an empty directory below `place`, with a home of its own.
+
+        With `caches`, kernels that are compiled there, and the list of fonts, are those of an earlier command.
+        """
         for name in ("here", "home", "tmp", "spool"):
             (place / name).mkdir()
         own = {"HOME": f"{place}/home", "TMPDIR": f"{place}/tmp", "MARLESS_SPOOL": f"{place}/spool", "PYTHONPATH": ""}
-        own |= newcomer.VARIABLES
+        own |= newcomer.VARIABLES | ({"XDG_CACHE_HOME": f"{caches}"} if caches else {})
         return cls(place / "here", small, own, alone=True, binaries=binaries)
 
     def furnish(self) -> None:
@@ -125,8 +130,10 @@ class Workplace:
 
 
 def _exports(block: Block) -> list[str]:
-    """The variables that earlier blocks of the page have set for the reader's shell."""
-    earlier = [each for each in blocks(block.page, "sh", "console") if each.line < block.line]
+    """The variables that earlier blocks of the page have set for the reader's shell, if they are for this machine."""
+    same = ("", treatment_of(block).needs)
+    found = blocks(block.page, "sh", "console")
+    earlier = [each for each in found if each.line < block.line and treatment_of(each).needs in same]
     return [line for each in earlier for line in _lines(each) if line.startswith("export ")]
 
 

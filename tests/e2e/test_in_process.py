@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.called import called
 from tests.e2e.test_train import JOB
 
 CORRIDOR = """
@@ -95,11 +96,11 @@ def test_an_exception_is_told_with_its_line(place, workers):
 
 
 def test_a_job_that_is_killed_goes_on_in_a_process_or_on_services_to_the_same_weights(place):
-    whole = marless(place, "train", "job.yaml", "--in-process", "--job", "whole", "-o", "json")
-    assert json.loads(whole.splitlines()[0])["rounds"] == JOB["stop"]["rounds"]
+    code, whole, _ = called(place, ("train", "job.yaml", "--in-process", "--job", "whole", "-o", "json"), os.environ)
+    assert (code, json.loads(whole)["rounds"]) == (0, JOB["stop"]["rounds"])
     for job, how in (("process", ["--in-process", "--workers", "2"]), ("services", [])):
         killed(place, job)
-        marless(place, "train", "--resume", job, *how)
+        assert called(place, ("train", "--resume", job, *how), os.environ)[0] == 0
         assert weights(place / "runs" / job) == weights(place / "runs/whole")
 
 
@@ -114,7 +115,8 @@ def test_a_job_that_is_run_already_is_refused(place):
         while "greedy return" not in first.stderr.readline():
             assert first.poll() is None
         for how in (["--in-process"], []):
-            told = marless(place, "train", "--resume", "twice", *how, code=1)
+            code, _, told = called(place, ("train", "--resume", "twice", *how), os.environ)
+            assert code == 1
             assert "job twice is being run by a coordinator or another command" in told
         first.kill()
 
@@ -128,5 +130,6 @@ def killed(place: Path, job: str) -> None:
 
 
 def test_workers_are_for_one_process(place):
-    told = marless(place, "train", "job.yaml", "--workers", "2", code=2)
+    code, _, told = called(place, ("train", "job.yaml", "--workers", "2"), os.environ)
+    assert code == 2
     assert "--workers: it is for --in-process" in told

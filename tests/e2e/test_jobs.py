@@ -13,7 +13,7 @@ import yaml
 from tests.e2e.test_train import JOB
 from tests.e2e.test_up import Place
 
-ROUNDS = 70
+ROUNDS = 40
 SOON_S = 30.0
 
 

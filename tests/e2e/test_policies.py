@@ -49,7 +49,9 @@ def run(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     (place / "job.yaml").write_text(yaml.safe_dump(JOB))
     command = [sys.executable, "-c", "from marless.app.cli import command; command()", "train", "job.yaml"]
-    subprocess.run([*command, "--job", "spread"], cwd=place, check=True, capture_output=True, timeout=90)
+    subprocess.run(
+        [*command, "--job", "spread", "--in-process"], cwd=place, check=True, capture_output=True, timeout=90
+    )
     return place / "runs" / "spread"
 
 
@@ -203,6 +205,6 @@ def misled(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
         command = (sys.executable, "-c", "from marless.app.cli import command; command()", *arguments)
         return subprocess.run(command, cwd=place, env=allowed, capture_output=True, text=True, timeout=90, check=False)
 
-    done = marless("train", "job.yaml", "--job", "misled")
+    done = marless("train", "job.yaml", "--job", "misled", "--in-process")
     assert done.returncode == 0, done.stderr
     return marless

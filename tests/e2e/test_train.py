@@ -21,8 +21,8 @@ from marless.app.cli.main import main
 from marless.app.cli.stack import SERVICES
 from marless.core import process_environment
 from marless.jobs import spec as specs
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 from marless.storage.round_file import read
 
 ROUNDS, EVALUATED_EVERY, SAVED_EVERY = 40, 5, 15
@@ -83,6 +83,7 @@ class Train:
                 with suppress(psutil.NoSuchProcess):
                     if module in each.cmdline():
                         return each
+            time.sleep(0.02)
         pytest.fail(f"there is no {module}: {self.family()}")
 
     @property
@@ -409,6 +410,7 @@ def test_a_job_that_hangs_is_left_to_its_command_and_a_second_ctrl_c_does_not_wa
     run.process.send_signal(signal.SIGINT)
     while not run.status["cancelling"]:
         assert run.process.poll() is None
+        time.sleep(0.02)
     run.process.send_signal(signal.SIGINT)
     code, _, said = run.end()
     hint = f"`marless train --resume {run.run_dir.name}` continues it"

@@ -27,6 +27,7 @@ from marless.cost.billing.bill import bill
 from marless.jobs import prices
 from marless.jobs.spec import load_resolved, parse
 from marless.storage.round_file import read
+from tests.called import called
 from tests.e2e.test_in_process import CORRIDOR
 from tests.e2e.test_train import JOB
 
@@ -66,8 +67,8 @@ def here(**more: object) -> marless.Result:
 
 
 def test_the_weights_are_the_commands_and_nothing_is_left(capfd):
-    command = [sys.executable, "-m", "marless", "train", "job.yaml", "--job", "command", "--set", "seed=7"]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    command = ("train", "job.yaml", "--in-process", "--job", "command", "--set", "seed=7")
+    assert called(Path.cwd(), command, os.environ)[0] == 0
     expected = marless.load_policy("command")
     child = subprocess.Popen(["sleep", "600"])  # of this program: none of marless's business
     before = dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -254,8 +255,15 @@ print(psutil.Process().children(recursive=True), signal.getsignal(signal.SIGINT)
 """
 
 
-@pytest.mark.parametrize("where", ["here", "services"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("here", 1),
+        ("here", 2),
+        ("services", 1),
+        pytest.param("services", 2, marks=pytest.mark.slow),  # test_train.py has the second Ctrl-C of services
+    ],
+)
 def test_what_was_interrupted_says_how_to_continue_it(where, times):
     command = [sys.executable, "-c", PROGRAM, where]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

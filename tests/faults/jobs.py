@@ -64,6 +64,26 @@ IMAGES = {
     "stop": {"rounds": 6},
 }
 """Episodes of some 6 env steps in rounds of 3, whose nets read four images."""
+WALLS = {
+    "env": {
+        "name": "wall_model/llwm",
+        "options": {
+            "grid": {"nx": 8, "ny": 10, "nz": 8},
+            "re_tau": [2000, 8000],
+            "stride": 4,
+            "decisions": 5,
+            "snapshots": 2,
+            "spin_up": 0.05,
+            "apart": 0.05,
+        },
+    },
+    "model": {"hidden": [8], "agent_id": False, **NORMALISED["model"]},
+    "sharing": {"groups": "shared"},
+    "actors": {"count": 2, "envs": 2, "steps": 3, "episodes": "carried"},
+    "evaluation": {"every": 3, "episodes": 2, "random_episodes": 2},
+    "stop": {"rounds": 6},
+}
+"""Turbulent flows with four agents on the wall, whose episodes of 5 decisions go on over rounds of 3."""
 
 SYNCHRONOUS: Mapping[str, Document] = {
     "ippo": {},
@@ -83,6 +103,7 @@ SYNCHRONOUS: Mapping[str, Document] = {
     "maddpg carried": CARRIED | {"algorithm": {"name": "maddpg", **SMALL_Q}},
     "iql": {"algorithm": WRAPS | {"replay": {"capacity": 500}}},
     "iql wraps": {"algorithm": WRAPS},
+    "ippo walls": WALLS | {"algorithm": {"name": "ippo", **PPO}},
     "ippo images": IMAGES | {"algorithm": {"name": "ippo", "torso": "shared", **PPO}},
     "iql images": IMAGES | {"algorithm": {"name": "iql", **SMALL_Q, "updates": 2, "replay": {"capacity": 90}}},
 }

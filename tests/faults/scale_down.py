@@ -117,7 +117,7 @@ async def _connected(running: RunningPools, workers: int, own: int) -> None:
 
 
 async def _until(running: RunningPools, reached: Callable[[Sequence[common_pb2.WorkerInfo]], bool]) -> None:
-    stub, asked = ActorPoolServiceStub(running.operator.channel), actor_pool_pb2.ListWorkersRequest()
+    stub, asked = ActorPoolServiceStub(running.operator.channel), common_pb2.ListWorkersRequest()
     async with asyncio.timeout(SCALE_S):
         while not reached((await running.operator.call(stub.ListWorkers, asked)).workers):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -148,7 +148,7 @@ async def _terminate(running: RunningPools, rng: random.Random) -> None:
     """End one worker politely, as a machine that is shut down does."""
     stub = ActorPoolServiceStub(running.actors.channel)
     await asyncio.sleep(rng.uniform(0, 0.1))
-    workers = (await running.actors.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers
+    workers = (await running.actors.call(stub.ListWorkers, common_pb2.ListWorkersRequest())).workers
     if workers:
         with suppress(ProcessLookupError):
             os.kill(rng.choice(workers).pid, signal.SIGTERM)

@@ -96,6 +96,10 @@ synchronous | iql | store loses the job | same
     after-update:3
 synchronous | ippo images | coordinator killed | same
     pending.after:4 ~carry.before:3 ~record.before:{2,4}
+synchronous | ippo walls | coordinator killed | same
+    pending.after:4 ~carry.before:3 ~record.before:{2,4}
+synchronous | ippo walls | actor_pool workers die | same retried
+    actor.carry.before:3 ~actor.carry.after:3
 synchronous | iql images | learner_pool restarted, its answer lost | same
     after-update:4 ~before-update:{2,4}
 synchronous | {ippo,iql} images | store loses the job | same

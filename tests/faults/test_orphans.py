@@ -114,7 +114,7 @@ class Actors(Pool):
         await self.peer.call(self.stub.Rollout, request, timeout_s=30.0, wait_for_ready=True)
 
     async def worker(self) -> int:
-        [worker] = (await self.peer.call(self.stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers
+        [worker] = (await self.peer.call(self.stub.ListWorkers, common_pb2.ListWorkersRequest())).workers
         return worker.pid
 
     async def drain(self) -> None:

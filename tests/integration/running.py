@@ -144,6 +144,14 @@ class Cluster:
         }
 
 
+def broken(notes: Path) -> dict[str, Any]:
+    """Changes of the job for one in which a fault ends the first episode of each actor and round."""
+    return {
+        "env": {"name": "counted", "options": {"agents": 2, "max_cycles": STEPS, "notes": f"{notes}", "breaks": True}},
+        "actors": {"count": ACTORS, "envs": ENVS, "steps": STEPS, "episodes": "fresh"},
+    }
+
+
 async def running(folder: Path, redis_url: str, templates: Templates) -> AsyncIterator[Cluster]:
     """The body of a fixture."""
     cluster = Cluster(folder, redis_url, templates)

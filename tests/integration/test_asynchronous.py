@@ -6,6 +6,7 @@ in one process (`one_process_asynchronous`), and compares bits.
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -17,8 +18,12 @@ from marless.jobs.job import prepare
 from marless.jobs.schedules.events import read
 from marless.rpc.param_store import ParamStore
 from marless.services.coordinator.execution import executor
+from marless.services.coordinator.execution.evaluations import Evaluations
+from marless.services.coordinator.execution.pools import Rollout
 from marless.services.coordinator.execution.service_pools import ServicePools
+from marless.services.coordinator.state.checkpoints import Snapshots
 from marless.services.coordinator.state.run_folder import RunFolder
+from marless.storage.saved_policies import load_policy
 from tests.integration.one_process_asynchronous import check_same_weights
 from tests.integration.running import KilledError, check_replay, created, go_on, restarted, succeeded
 from tests.integration.running import spec as spec_of
@@ -33,6 +38,7 @@ EVERYTHING = {
     "schedule": {"name": "stellaris", "learners": 2},
     "stop": {"rounds": ROUNDS},
 }
+BEST = {"every": 0, "keep": 1, "best": True}
 
 
 def new(tmp_path, **changes) -> RunFolder:
@@ -68,6 +74,7 @@ async def test_services_compute_what_one_process_computes(cluster, tmp_path, cha
     await succeeded(cluster, folder)
     records = check(folder)
     assert records[-1].newest_evaluation is not None
+    assert [bool(record.computed_by) for record in records] == [True] + [False] * (ROUNDS - 1)  # only where it changes
 
 
 async def test_a_record_has_what_was_billed(cluster, tmp_path):
@@ -81,6 +88,32 @@ async def test_a_record_has_what_was_billed(cluster, tmp_path):
         assert kinds["parameter"] == 1
         assert record.actors == 3
         assert bool(record.returns) == bool(happened["rollout"])  # each rollout ends its episodes
+
+
+async def test_a_checkpoint_is_kept_until_its_evaluation_ends(cluster, tmp_path, monkeypatch):
+    """It takes longer than some versions, and finds that they are the best: they must not be dropped meanwhile."""
+    save, evaluate, late = Snapshots.save, Evaluations.of, asyncio.Event()
+
+    async def saved(self, progress, *arguments, **more) -> None:
+        await save(self, progress, *arguments, **more)
+        if progress.round == 6:
+            late.set()
+
+    async def evaluated(self, record, epoch) -> Rollout:
+        if record.round + 1 != 2:
+            return await evaluate(self, record, epoch)
+        await late.wait()
+        found = await evaluate(self, record, epoch)
+        return replace(found, returns=replace(found.returns, mean=1000.0))
+
+    monkeypatch.setattr(Snapshots, "save", saved)
+    monkeypatch.setattr(Evaluations, "of", evaluated)
+    folder = new(tmp_path, evaluation={"every": 2, "episodes": 2, "random_episodes": 2}, checkpoint=BEST)
+    await succeeded(cluster, folder)
+    [told] = [each.round for each in folder.records() for found in each.evaluations if found.rounds == 2]
+    assert told >= 6
+    assert folder.checkpoints.rounds() == (2, ROUNDS)
+    assert load_policy(folder.path, round="best").origin.round == 2
 
 
 async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path):

@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from marless.core.stopwatch import Stopwatch
 from marless.fleet import dispatch
-from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1 import common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.services.coordinator.api.servicer import watch
-from marless.services.coordinator.execution.cancellation import GRACE_S
+from marless.services.coordinator.execution.interruptions import GRACE_S
 from marless.services.coordinator.execution.service_pools import ServicePools
 from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
 from marless.services.coordinator.jobs.submission import IfExists, Submission
@@ -61,7 +61,7 @@ async def undisturbed(cluster, hold, tmp_path_factory):
 
 async def workers(cluster: Cluster) -> list[common_pb2.WorkerInfo]:
     peer = cluster.peers["actor_pool"]
-    asked = actor_pool_pb2.ListWorkersRequest()
+    asked = common_pb2.ListWorkersRequest()
     return list((await peer.call(ActorPoolServiceStub(peer.channel).ListWorkers, asked)).workers)
 
 
@@ -224,7 +224,7 @@ async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(ServicePools, "evaluate", evaluate)
-    monkeypatch.setattr("marless.services.coordinator.execution.cancellation.GRACE_S", 0.05)
+    monkeypatch.setattr("marless.services.coordinator.execution.interruptions.GRACE_S", 0.05)
     await run.run()
     hold.unlink()
     assert run.status.state == "CANCELLED"

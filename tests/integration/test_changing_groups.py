@@ -21,8 +21,8 @@ from marless.learning.envs import registry
 from marless.learning.nets import serial
 from marless.learning.nets.acting import ActingPolicies
 from marless.rpc.v1 import actor_pool_pb2
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 from marless.services.coordinator.execution.reservations import Prewarming
 from marless.services.coordinator.execution.service_pools import ServicePools
 from marless.services.coordinator.state.run_folder import RunFolder

@@ -91,8 +91,15 @@ async def test_a_job_is_submitted_followed_and_shown_whole(pages):
         assert (await answer.read()).count(b"\n") == 6
     fleet = await got(pages, "/api/fleet")
     assert {each["name"] for each in fleet["services"]} >= {"actor_pool", "learner_pool"}
-    assert any(each["pool"] == "learner" for each in fleet["workers"])
-    assert any("host" in each for each in fleet["workers"])  # as the actor pool itself lists them
+    assert fleet["problems"] == []
+    pools = {each["name"]: each for each in fleet["pools"]}
+    for name, pool in pools.items():
+        listed = [each for each in fleet["workers"] if f"{each['pool']}_pool" == name and not each["background"]]
+        assert len(listed) == pool["workers"] > 0 and pool["limit"] >= pool["workers"] and pool["draining"] == 0
+        assert all(each["host"] and each["launcher"] and each["memory_bytes"] > 2**20 for each in listed)
+    assert set(pools) == {"actor_pool", "learner_pool"} and any(each["background"] for each in fleet["workers"])
+    assert {each["pool"] for each in fleet["machines"]} == {"actor", "learner"}
+    assert all(each["workers"] > 0 and not each["held"] and not each["released"] for each in fleet["machines"])
 
 
 async def test_a_job_is_cancelled_and_resumed_from_the_page(pages):

@@ -15,8 +15,8 @@ from marless.core.errors import InternalError
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
-from marless.services.coordinator.execution import cancellation
-from marless.services.coordinator.execution.cancellation import GRACE_S
+from marless.services.coordinator.execution import interruptions
+from marless.services.coordinator.execution.interruptions import GRACE_S
 from marless.services.coordinator.execution.pools import Rollout
 from marless.services.coordinator.execution.service_pools import ServicePools
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
@@ -83,6 +83,14 @@ async def batches_of(cluster: Cluster, notes: Path, during: list[int]) -> list[N
     first, last = (*during, None)[:2]
     lines = map(json.loads, whole_lines(notes)[first:last])
     return [np.array(line["returns"]) for line in lines if line["pid"] in acting]
+
+
+async def playing(cluster: Cluster, notes: Path, during: list[int]) -> set[int]:
+    """The processes of the actors that play in the evaluation, after their first batch; not a worker of the job before,
+    which may be listed until a fresh one has taken its place.
+    """
+    acting = {worker.pid for worker in await workers(cluster)}
+    return acting & {json.loads(line)["pid"] for line in whole_lines(notes)[during[0] :]}
 
 
 def error_of(returns: NDArray[np.float64]) -> float:
@@ -155,9 +163,8 @@ async def test_a_job_that_is_cancelled_ends_its_evaluation_in_mid_play(cluster, 
     run = ready(folder, cluster.pools)
     task = asyncio.create_task(run.run())
     async with asyncio.timeout(PATIENCE_S):
-        while not during or len(await batches_of(cluster, notes, during)) < ACTORS:  # noqa: ASYNC110  # of a file
+        while not during or len(before := await playing(cluster, notes, during)) < ACTORS:  # noqa: ASYNC110  # of a file
             await asyncio.sleep(0.01)
-    before = {worker.pid for worker in await workers(cluster)}
     asked = Stopwatch.start()
     run.cancel()
     async with asyncio.timeout(PATIENCE_S):
@@ -165,7 +172,7 @@ async def test_a_job_that_is_cancelled_ends_its_evaluation_in_mid_play(cluster, 
     assert asked.seconds < GRACE_S + 3.0
     assert run.status.state == "CANCELLED"
     assert [record.evaluation for record in folder.records()] == [None]
-    # All are still good for the next task; one more may have taken the place of a worker of the job before.
+    # All are still good for the next task.
     assert before <= await until(cluster, all_idle)
 
 
@@ -221,7 +228,7 @@ async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, p
 
 async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cluster, tmp_path, monkeypatch):
     real, shown, goes_on = ServicePools.evaluate, asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(cancellation, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(interruptions, "SHOWN_AFTER_S", 0.0)
 
     async def evaluate(pools: ServicePools, *args: object, **options: object) -> object:
         await goes_on.wait()
@@ -269,7 +276,7 @@ async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(ServicePools, "update", update)
-    monkeypatch.setattr("marless.services.coordinator.execution.cancellation.GRACE_S", PATIENCE_S)
+    monkeypatch.setattr("marless.services.coordinator.execution.interruptions.GRACE_S", PATIENCE_S)
     folder = created(tmp_path / "last", spec(**one_round(notes, episodes=4) | {"stop": {"rounds": 9}}))
     run = ready(folder, cluster.pools)
     await run.run()

@@ -53,7 +53,7 @@ class Rollouts:
         await self.peer.call(self.stub.Prewarm, actor_pool_pb2.PrewarmRequest(job=job, actors=1))
 
     async def workers(self) -> list[common_pb2.WorkerInfo]:
-        return list((await self.peer.call(self.stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers)
+        return list((await self.peer.call(self.stub.ListWorkers, common_pb2.ListWorkersRequest())).workers)
 
 
 @asynccontextmanager

@@ -11,14 +11,16 @@ from itertools import count
 import pytest
 
 from marless.jobs.asynchronous_run import replayed
+from marless.learning.algos.training import precision
 from marless.learning.data.player import Mode
 from marless.rpc.v1 import actor_pool_pb2
 from marless.services.coordinator.execution.pools import Pools
 from marless.services.coordinator.in_process.actors import ActorRunner, PlainActors, ProcessActors
 from marless.services.coordinator.in_process.pools import InProcessPools
 from marless.services.coordinator.state.run_folder import RunFolder
+from marless.storage.saved_policies import load_policy
 from tests.integration.one_process import check_same_weights
-from tests.integration.running import KilledError, created, go_on
+from tests.integration.running import KilledError, broken, created, go_on
 from tests.integration.running import spec as spec_of
 from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, TEAM
 from tests.templates import SCRIPTED
@@ -80,6 +82,29 @@ async def test_a_job_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kill_
     check_same_weights(folder)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+async def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, kill_at, killed):
+    folder = new(
+        tmp_path,
+        seed=1,
+        algorithm={"name": "ippo", "lr": 0.5},
+        evaluation={"every": 2, "episodes": 4, "random_episodes": 4},
+        checkpoint={"every": 0, "keep": 1, "best": True},
+        stop={"rounds": 9},
+    )
+    if killed:
+        kill_at("coordinator.record.before", 7)
+        with pytest.raises(KilledError):
+            await run(folder)
+    await run(folder)
+    evaluated = [each for record in folder.records() for each in record.evaluations]
+    assert [each.rounds for each in evaluated] == [2, 4, 6, 8, 9]
+    best = max(evaluated, key=lambda each: each.returns.mean).rounds
+    assert best < 9, "the newest one would be kept anyway"
+    assert folder.checkpoints.rounds() == (best, 9)
+    assert load_policy(folder.path, round="best").origin.round == best
+
+
 async def test_an_asynchronous_job_can_be_rerun(tmp_path):
     """Its own events, in a process of its own, with other actors: the same weights."""
     first = new(tmp_path, actors=FRESH, schedule={"name": "stellaris"}, stop={"rounds": 8})
@@ -90,6 +115,17 @@ async def test_an_asynchronous_job_can_be_rerun(tmp_path):
     assert saved(first) == saved(again)
     played = {each.worker for record in again.records() for each in record.invocations if each.function == "actor"}
     assert played == {"actor-0", "actor-1"}
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "stellaris"])
+async def test_device_is_measured_as_in_services_and_recorded(tmp_path, monkeypatch, schedule):
+    asked = []
+    monkeypatch.setattr(precision, "choose_device", lambda *given: asked.append(given) or ("cpu", "measured"))
+    folder = new(tmp_path, actors=FRESH, schedule=schedule, stop={"rounds": 3})
+    await run(folder)
+    [(device, load)] = asked
+    assert (device, load.samples) == ("auto", folder.load()[0].minibatch_samples)
+    assert [bool(record.computed_by) for record in folder.records()] == [True, False, False]
 
 
 def saved(folder: RunFolder) -> dict[str, dict[str, bytes]]:
@@ -143,6 +179,17 @@ async def test_an_environment_that_kills_its_worker_is_not_blamed_on_time(tmp_pa
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("schedule", ["synchronous", "stellaris"])
+async def test_episodes_that_a_fault_has_ended_are_counted_apart(tmp_path, monkeypatch, workers, schedule):
+    monkeypatch.syspath_prepend(SCRIPTED)
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTED))
+    folder = new(tmp_path, **broken(tmp_path / "notes"), schedule={"name": schedule})
+    await run(folder, workers)
+    rounds = [(each.broken_episodes, each.returns.episodes if each.returns else 0) for each in folder.records()]
+    assert all(faults == counted for faults, counted in rounds) and sum(faults for faults, _ in rounds) >= 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 async def test_an_environment_that_raises_ends_its_job_in_one_sentence(tmp_path, monkeypatch, workers):
     monkeypatch.setenv("MARLESS_ENV_MODULES", "tests.misbehaving_env")
     env = {"name": MISBEHAVING, "options": {"way": "memory_error", "call": "step"}}

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 from marless.app.cli.stack import LocalStack
 from marless.app.client import AsyncClient
 from marless.jobs.record import RoundRecord
-from marless.jobs.sinks.scalars import scalars
+from marless.jobs.sinks.base import scalars
 from marless.services.coordinator.jobs.view import EXECUTED
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.storage.round_file import read

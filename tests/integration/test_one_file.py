@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -24,6 +25,7 @@ from tests.templates import shared_templates
 
 FOLDER = Path(__file__).parents[2] / "examples/one_file"
 NAMES = ("ippo", "qmix", "maddpg")
+RUNS = (*NAMES, "qmix-full", "maddpg-full")
 MOST_LINES = 350
 States = Mapping[str, Mapping[str, NDArray[np.generic]]]
 """Arrays by name, of each policy, critic or mixer."""
@@ -54,16 +56,29 @@ async def by_services(cluster: Cluster, path: Path, name: str, *settings: str) -
     return found
 
 
-async def by_example(folder: Path, name: str, **constants: int) -> States:
-    """What an example saves, with other values of its constants."""
-    changes = "".join(f"{name}.{constant} = {value}\n" for constant, value in constants.items())
-    program = ["-c", f"import {name}\n{changes}{name}.main()"] if constants else [f"{name}.py"]
-    options = ["--rounds", f"{ROUNDS}", "--seed", f"{SEED}", "--save", f"{folder}"]
-    call = [sys.executable, *program, *options]
+PROGRAM = """
+import importlib, json, sys
+for name, constants, options in json.loads(sys.argv[1]):
+    example = importlib.import_module(name)
+    vars(example).update(constants)
+    sys.argv = [name, *options]
+    example.main()
+"""
+FULL = {"CAPACITY": 4_000}
+"""Constants with which a replay is full: 4,000 transitions are those of four rounds."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def by_examples(tmp_path_factory) -> Mapping[str, States]:
+    """What each example saves, and as "qmix-full" with the constants of `FULL`; one process imports torch for all."""
+    folder = tmp_path_factory.mktemp("examples")
+    options = {name: ["--rounds", f"{ROUNDS}", "--seed", f"{SEED}", "--save", f"{folder / name}"] for name in RUNS}
+    calls = [(name.removesuffix("-full"), FULL if name.endswith("-full") else {}, options[name]) for name in RUNS]
+    call = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
     done = await asyncio.to_thread(subprocess.run, call, cwd=FOLDER, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"{ROUNDS * 1000:,} env steps" in done.stdout
-    return saved(folder)
+    assert done.stdout.count(f"{ROUNDS * 1000:,} env steps") == len(RUNS)
+    return {name: saved(folder / name) for name in RUNS}
 
 
 def saved(folder: Path) -> States:
@@ -88,20 +103,19 @@ def weights(states: States) -> set[str]:
 
 @one_loop
 @pytest.mark.parametrize("name", NAMES)
-async def test_weights_are_those_of_the_services(cluster, tmp_path, name):
+async def test_weights_are_those_of_the_services(cluster, by_examples, tmp_path, name):
     expected = await by_services(cluster, tmp_path / name, name)
-    found = await by_example(tmp_path / "saved", name)
+    found = by_examples[name]
     assert weights(found) == weights(expected)
     assert differences(found, expected) == []
 
 
 @one_loop
 @pytest.mark.parametrize("name", ["qmix", "maddpg"])
-async def test_weights_are_those_of_the_services_where_the_replay_is_full(cluster, tmp_path, name):
+async def test_weights_are_those_of_the_services_where_the_replay_is_full(cluster, by_examples, tmp_path, name):
     """Of four rounds: 4,000 transitions, and the last observations of 160 episodes."""
     expected = await by_services(cluster, tmp_path / f"{name}-full", name, "algorithm.replay.capacity=4300")
-    found = await by_example(tmp_path / "saved", name, CAPACITY=4_000)
-    assert differences(found, expected) == []
+    assert differences(by_examples[f"{name}-full"], expected) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -440,7 +440,7 @@ async def test_a_replaced_coordinator_that_cannot_save_its_last_versions_ends_qu
     folder, saves = new(tmp_path), count()
     run, second = ready(folder, cluster.pools), RunFolder(folder.path)
 
-    async def save(*_) -> None:
+    async def save(*_, **__) -> None:
         if not next(saves):
             return
         second.ownership = Ownership.seize(second.path, beat_of(second.path))

@@ -6,7 +6,7 @@ import pytest
 
 from marless.services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
-from tests.integration.running import ENVS, created, succeeded
+from tests.integration.running import ENVS, broken, created, succeeded
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -51,3 +51,11 @@ async def test_a_job_of_fresh_episodes(cluster, tmp_path, name):
     folder = new(tmp_path, name, actors={"count": 3, "envs": ENVS, "steps": 7, "episodes": "fresh"})
     await succeeded(cluster, folder)
     check_same_weights(folder)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "stellaris"])
+async def test_episodes_that_a_fault_has_ended_are_counted_apart(cluster, tmp_path, schedule):
+    folder = created(tmp_path / f"same-{next(_serials)}", spec_of(**broken(tmp_path / "notes"), schedule=schedule))
+    await succeeded(cluster, folder)
+    rounds = [(each.broken_episodes, each.returns.episodes if each.returns else 0) for each in folder.records()]
+    assert all(faults == counted for faults, counted in rounds) and sum(faults for faults, _ in rounds) >= 5

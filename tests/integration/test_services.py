@@ -29,7 +29,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.services.actor_pool import __main__ as actor_pool
 from marless.services.actor_pool.__main__ import ActorPoolConfig
@@ -380,7 +380,7 @@ async def test_scale_and_list_workers(cluster):
     stub = ActorPoolServiceStub(cluster.actors.channel)
 
     async def listed() -> list[str]:
-        reply = await cluster.actors.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+        reply = await cluster.actors.call(stub.ListWorkers, common_pb2.ListWorkersRequest())
         assert all(info.pid > 0 and not info.busy for info in reply.workers)
         assert reply.queued == 0
         return sorted(info.worker for info in reply.workers)

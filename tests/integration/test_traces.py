@@ -16,7 +16,7 @@ from marless.app.cli.stack import LocalStack
 from marless.app.client import AsyncClient
 from marless.storage.round_file import read
 from tests.e2e.test_train import JOB
-from tests.otlp_collector import Collected, Collector, collecting
+from tests.otlp_collector import Collected, Collector, collecting, collecting_by_grpc
 
 SOON_S = 60.0
 ROUNDS = 6
@@ -34,8 +34,9 @@ async def stack_at(place: Path, **variables: str) -> AsyncIterator[tuple[LocalSt
                 yield stack, client
 
 
-def told_to(collector: Collector) -> dict[str, str]:
+def told_to(collector: Collector, protocol: str = "http/protobuf") -> dict[str, str]:
     return {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
         "OTEL_EXPORTER_OTLP_HEADERS": "x-key=secret",
         "OTEL_BSP_SCHEDULE_DELAY": "20",
@@ -90,6 +91,19 @@ async def test_the_spans_of_a_job_are_one_tree_through_all_services(tmp_path):
     evaluations = named(collector.spans, "evaluation")
     assert len(evaluations) == sum(len(record.evaluations) for record in records)
     assert {each.parent for each in evaluations} <= {each.span for each in rounds}
+    assert set(collector.headers) == {"secret"}
+
+
+async def test_a_collector_that_speaks_grpc_gets_the_same_tree(tmp_path):
+    with collecting_by_grpc() as collector:
+        async with stack_at(tmp_path, **told_to(collector, "grpc")) as (_, client):
+            await client.submit(JOB | {"stop": {"rounds": 2}}, job="traced")
+            async with asyncio.timeout(SOON_S):
+                assert (await client.wait("traced")).state == "SUCCEEDED"
+    below = tree(collector.spans)
+    [job] = below[""]
+    assert len(named(below[job.span], "round")) == 2
+    assert {each.service for each in collector.spans} == {"coordinator", "actor_pool", "learner_pool", "param_store"}
     assert set(collector.headers) == {"secret"}
 
 

@@ -41,7 +41,7 @@ class Pool:
         self.stub = ActorPoolServiceStub(peer.channel)
 
     async def workers(self) -> list[common_pb2.WorkerInfo]:
-        return list((await self.peer.call(self.stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers)
+        return list((await self.peer.call(self.stub.ListWorkers, common_pb2.ListWorkersRequest())).workers)
 
     async def until_there(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):

@@ -145,8 +145,8 @@ def groups(policies: int, agents: int = 1) -> list[common_pb2.Group]:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"groups": groups(MAX_AGENTS + 1)}, "the number of policies of groups is 513"),
-        ({"groups": groups(1, MAX_AGENTS + 1)}, "the number of agents of groups is 513"),
+        ({"groups": groups(MAX_AGENTS + 1)}, "the number of policies of groups is 1,025"),
+        ({"groups": groups(1, MAX_AGENTS + 1)}, "the number of agents of groups is 1,025"),
         ({"env": "x" * (MAX_NAME + 1)}, "a rollout's env .* has 201 characters"),
         ({"env_options_json": "x" * (2**20 + 1)}, "env_options_json is longer than 1,048,576 characters"),
     ],
@@ -195,7 +195,7 @@ async def test_a_gradient_counts_no_further(field, most):
         ({"rollouts": range(MAX_ROLLOUTS + 1)}, "the number of rollouts is 4,097; 1 to 4,096"),
         ({"rollouts": [-1]}, "the number of a rollout is -1"),
         ({"rollouts": [2, 1, 2]}, "rollouts: one of them is given twice"),
-        ({"groups": groups(MAX_AGENTS + 1)}, "the number of policies of groups is 513"),
+        ({"groups": groups(MAX_AGENTS + 1)}, "the number of policies of groups is 1,025"),
         ({"groups": groups(1)}, "the version of policy p0 is 0; 1 to"),
         ({"versions": [common_pb2.PolicyVersion(policy="p")]}, "the version of policy 'p' is 0"),
         ({"peers": [learner_pool_pb2.VersionSet()] * (MAX_PEERS + 1)}, "the number of peers is 65"),

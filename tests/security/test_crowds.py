@@ -23,7 +23,7 @@ from marless.rpc.health import is_serving
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import MAX_REQUEST_BYTES
-from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from tests import tokens
 from tests.security.four_services import METHODS, four_services
@@ -201,7 +201,7 @@ async def calls_without_a_request(running: Running) -> None:
             with suppress(OSError):
                 answer_pings(connection)
         try:
-            await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+            await peer.call(stub.ListWorkers, common_pb2.ListWorkersRequest())
         except OverloadedError:
             return True
         return False
@@ -240,7 +240,7 @@ async def hanging_connections(
 ) -> None:
     peer = Peer(running.address, Security())
     stub = ActorPoolServiceStub(peer.channel)
-    await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+    await peer.call(stub.ListWorkers, common_pb2.ListWorkersRequest())
     before, before_mib = running.connections(), running.peak_mib()
     host, _, port = running.address.rpartition(":")
     hanging = []
@@ -251,7 +251,7 @@ async def hanging_connections(
     started_s, took_s = time.monotonic(), []
     for _ in range(200):
         called_s = time.perf_counter()
-        await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+        await peer.call(stub.ListWorkers, common_pb2.ListWorkersRequest())
         took_s.append(time.perf_counter() - called_s)
     assert sorted(took_s)[197] < p99_s
     assert running.peak_mib() - before_mib < 64

@@ -1,6 +1,7 @@
 """deploy/kubernetes/: what pods may do, and that their settings are those of deploy/docker-compose.yml.
 
-The manifests have run on no cluster; docs/deploying.md says so. `make test-kubernetes` checks them against schemas.
+The manifests have run on no cluster; docs/deploying.md says so. `make test-kubernetes` checks that they are what the
+chart of deploy/helm/ makes, and checks them, and what the chart makes with other values, against schemas.
 """
 
 import re
@@ -11,7 +12,10 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
-ITEMS = yaml.safe_load((DEPLOY / "kubernetes" / "marless.yaml").read_text())["items"]
+ITEMS = [each for each in yaml.safe_load_all((DEPLOY / "kubernetes" / "marless.yaml").read_text()) if each]
+[JOB] = [
+    each for each in yaml.safe_load_all((DEPLOY / "kubernetes" / "train-job.yaml").read_text()) if each["kind"] == "Job"
+]
 PODS = {
     item["metadata"]["name"]: item["spec"]["template"]
     for item in ITEMS
@@ -23,6 +27,8 @@ EVERY = [
 ]
 SETTINGS = next(item["data"] for item in ITEMS if item["kind"] == "ConfigMap")
 SERVICES = ("param-store", "learner-pool", "actor-pool", "coordinator")
+PROBED = {"MARLESS_HEALTH": "0.0.0.0:7071"}
+"""Containers of Compose ask the health check themselves."""
 _LIMITS = {"MARLESS_ACTOR_WORKERS", "MARLESS_LEARNER_WORKERS", "MARLESS_WARM_WORKERS"}
 OWN = {"learner-pool": _LIMITS, "actor-pool": _LIMITS, "learner-worker": {"OMP_NUM_THREADS"}}
 """Settings of Compose that are variables of it, or that pools that start no workers do not have."""
@@ -39,7 +45,9 @@ def size_bytes(text: str) -> int:
 def environment(name: str) -> dict[str, str]:
     container = CONTAINERS[name]
     assert container["envFrom"] == [{"configMapRef": {"name": "settings"}}]
-    return SETTINGS | {each["name"]: each["value"] for each in container["env"]}
+    assert PROBED.items() <= SETTINGS.items()
+    common = {key: value for key, value in SETTINGS.items() if key not in PROBED}
+    return common | {each["name"]: each["value"] for each in container["env"]}
 
 
 def written(value: str) -> str:
@@ -122,8 +130,10 @@ def test_every_service_is_probed_and_reached_and_nothing_else_is():
     exposed = {item["metadata"]["name"]: item["spec"]["selector"]["app"] for item in ITEMS if item["kind"] == "Service"}
     assert exposed == {name: name for name in SERVICES}
     for name, container in CONTAINERS.items():
-        asked = container.get("readinessProbe", {}).get("exec", {}).get("command")
-        assert asked == (["python", "-P", "-m", "marless.rpc.health"] if name in SERVICES else None)
+        for probe in ("startupProbe", "readinessProbe"):
+            asked = container.get(probe, {}).get("grpc")
+            assert asked == ({"port": 7071} if name in SERVICES else None)
+        assert ("livenessProbe" in container) == (name in {*SERVICES, "redis"})
     policies = {item["metadata"]["name"]: item["spec"] for item in ITEMS if item["kind"] == "NetworkPolicy"}
     assert policies["inside"]["podSelector"] == {}  # all pods: what is not allowed below is refused
     assert set(policies["inside"]["policyTypes"]) == {"Ingress", "Egress"}
@@ -137,6 +147,30 @@ def test_one_service_and_half_of_the_workers_may_be_moved_at_a_time():
     assert {name for name, part in parts.items() if part == "service"} == set(SERVICES)
     assert budgets["services"] == {"maxUnavailable": 1, "selector": {"matchLabels": {"part": "service"}}}
     assert budgets["workers"] == {"maxUnavailable": "50%", "selector": {"matchLabels": {"part": "worker"}}}
+
+
+def test_there_is_never_a_second_pool():
+    kinds = {item["metadata"]["name"]: item for item in ITEMS if item["kind"] in ("Deployment", "StatefulSet")}
+    for name in SERVICES:
+        rolling = kinds[name]["kind"] == "Deployment" and kinds[name]["spec"]["strategy"] != {"type": "Recreate"}
+        assert (kinds[name]["spec"]["replicas"], rolling) == (1, False)
+
+
+@pytest.mark.parametrize("spec", [PODS["learner-worker"]["spec"], JOB["spec"]["template"]["spec"]])
+def test_learners_have_memory_to_share(spec):
+    """Without a volume, /dev/shm has 64 MiB; a learner keeps its copy of the replay there."""
+    [size] = [each["emptyDir"]["sizeLimit"] for each in spec["volumes"] if each["name"] == "shm"]
+    assert size_bytes(size) == size_bytes(COMPOSE["learner-worker"]["shm_size"])
+    assert {"name": "shm", "mountPath": "/dev/shm"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_a_job_of_a_batch_site_has_no_rights():
+    spec = JOB["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == CONTAINERS["coordinator"]["securityContext"]
+    assert JOB["spec"]["suspend"] is True, "Kueue starts it"
 
 
 def test_data_are_on_claims():

@@ -14,6 +14,7 @@ import yaml
 
 from marless.core import documents
 from marless.core.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError, unknown_name
+from marless.core.limits import MAX_AGENTS
 from marless.jobs.job import prepare
 from marless.jobs.spec import from_json, load, parse, spaces_from_json, spaces_to_json
 from marless.learning.data.trajectory import TrajectorySchema
@@ -59,11 +60,11 @@ REFUSED = {
     "many sinks that nobody knows": "sinks: 5000 sinks; a job has 8 at most$",
     "a long name": "68,000 characters; at most 10,000 are taken$",
     "a long field": "72,000 characters; at most 10,000 are taken$",
-    "many groups": r"sharing\.groups: .* at most 512 of them$",
-    "many members": r"sharing\.groups\.p: .* at most 512 of them$",
+    "many groups": r"sharing\.groups: .* at most 1024 of them$",
+    "many members": r"sharing\.groups\.p: .* at most 1024 of them$",
     "deep sections": "are nested more than 20 deep$",
     "a long text": "20,000 characters; at most 10,000 are taken$",
-    "a whole number beyond all use": "agents may be 512 at most, got 1000",
+    "a whole number beyond all use": "agents may be 1,024 at most, got 1000",
 }
 
 
@@ -158,8 +159,8 @@ def test_only_short_names_are_compared_and_only_with_some():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"agents": 4000}, "agents may be 512 at most, got 4000"),
-        ({"agents": 3, "landmarks": 4000}, "landmarks may be 512 at most, got 4000"),
+        ({"agents": 4000}, "agents may be 1,024 at most, got 4000"),
+        ({"agents": 3, "landmarks": 4000}, "landmarks may be 1,024 at most, got 4000"),
         ({"agents": 3, "max_cycles": 10**9}, "max_cycles may be 1,000,000 at most"),
     ],
 )
@@ -222,7 +223,7 @@ def spaces(**changes: object) -> EnvSpaces:
         spaces(classes=(AgentClass("a", ("a",), 4, Discrete(0)),)),
         spaces(classes=(AgentClass("a", ("a", "a"), 4, Discrete(3)),)),
         spaces(classes=(AgentClass("a", ("a",), 4, Discrete(3)),) * 2),
-        spaces(classes=(AgentClass("a", tuple(f"a{k}" for k in range(513)), 4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", tuple(f"a{k}" for k in range(MAX_AGENTS + 1)), 4, Discrete(3)),)),
         spaces(classes=(AgentClass("a", ("a" * 201,), 4, Discrete(3)),)),
         spaces(classes=tuple(AgentClass(each, (each,), 4, Box((0.0,) * 9000, (1.0,) * 9000)) for each in "ab")),
         spaces(state_size=-1),

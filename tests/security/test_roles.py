@@ -50,7 +50,7 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
     users = {name for name in may[Role.CLIENT] if name.startswith("CoordinatorService/")}
     assert may[Role.CLIENT] == users == {name.rpartition(".")[2] for name in METHODS if "Coordinator" in name}
     assert may[Role.OPERATOR] - users == {
-        *("ActorPoolService/Scale", "ActorPoolService/ListWorkers"),
+        *("ActorPoolService/Scale", "ActorPoolService/ListWorkers", "LearnerPoolService/ListWorkers"),
         *("ActorPoolService/ListMachines", "LearnerPoolService/ListMachines"),
         *("ParamStoreService/List", "ParamStoreService/Watch", "ParamStoreService/Pin"),
         "ServerReflection/ServerReflectionInfo",

@@ -108,17 +108,15 @@ def test_no_package_is_in_two_locks_of_one_environment():
     assert not {pin.name for pin in own_pins()} & set(names)
 
 
-ENGINE = ("docker", "certifi", "charset-normalizer", "idna", "pywin32", "requests", "urllib3")
-"""The extra `docker`, which development has too."""
-AWS = ("boto3", "botocore", "jmespath", "s3transfer")
-"""The extra `aws`, which `make test-cloud` has too."""
-
-
 def test_images_have_the_versions_that_are_tested_and_no_package_of_development():
-    tested = {*own_pins("train"), *(pin for pin in own_pins("dev") if pin.name in ENGINE)}
-    tested |= {pin for pin in own_pins("cloud") if pin.name in AWS}
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    development = {Requirement(text).name for text in extras["dev"]} - {"marless"}
+    assert {"pytest", "mypy", "ruff"} <= development
+    tested = set(own_pins("train", "dev", "cloud"))
     for name in (*IMAGES, "build"):
-        assert set(read(LOCKS / f"image-{name}.txt")) <= tested, name
+        pins = set(read(LOCKS / f"image-{name}.txt"))
+        assert pins <= tested, name
+        assert not {pin.name for pin in pins} & development, name
     assert not {pin.name for pin in read(LOCKS / "image-actors.txt")} & {"scipy", "scikit-learn", "matplotlib", "torch"}
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from marless.fleet.workers import ConnectedWorkers
 from marless.rpc import param_store
-from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.asynchronous_state import Clocks, StoredGradients
 from marless.services.coordinator.execution.planning import RoundPlan
 from marless.services.coordinator.execution.recovery import Recovery
-from marless.services.coordinator.execution.stored_gradients import StoredGradients
 from marless.services.coordinator.execution.version_commands import VersionCommands
 from marless.services.coordinator.state.pending_rollouts import PendingRollouts
 from marless.services.coordinator.state.run_folder import RunFolder

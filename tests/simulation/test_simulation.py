@@ -25,7 +25,10 @@ FINGERPRINTS = (
 
 @pytest.mark.alone
 def test_whatever_befalls_the_system_a_job_comes_to_what_it_must() -> None:
-    """A process for each core simulates its share; the first failing seed ends all, and is printed event by event."""
+    """A process for each core simulates its share; the first failing seed ends all, and is printed event by event.
+
+    `make faults` simulates many more.
+    """
     command = [sys.executable, "-m", "tests.simulation", f"--seeds={SEEDS.start}:{SEEDS.stop}"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stdout[-10_000:]

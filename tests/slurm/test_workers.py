@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
-from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1 import common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.services.coordinator.state.run_folder import RunFolder
 from tests import tokens
@@ -159,7 +159,7 @@ class Actors:
                 await asyncio.sleep(0.05)
 
     async def _list(self) -> Sequence[common_pb2.WorkerInfo]:
-        stub, asked = ActorPoolServiceStub(self._peer.channel), actor_pool_pb2.ListWorkersRequest()
+        stub, asked = ActorPoolServiceStub(self._peer.channel), common_pb2.ListWorkersRequest()
         return (await self._peer.call(stub.ListWorkers, asked)).workers
 
     async def close(self) -> None:

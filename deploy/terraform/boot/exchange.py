@@ -1,7 +1,7 @@
 """Moves what a machine installs, and secrets, between it and AWS with its role: runs at boot, with Debian's boto3.
 
 exchange.py install BUCKET FOLDER KEY…   downloads objects of a bucket
-exchange.py put SECRET FOLDER            writes the files of a folder into a secret
+exchange.py put SECRET FOLDER            writes the files of a folder into a secret; tries again for some minutes
 exchange.py get SECRET FOLDER            waits until a secret has been written, and writes its files, open to root only
 """
 
@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 import boto3
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
-WAIT_S, PAUSE_S = 1200, 5
-"""How long the control plane may take to boot and make the secrets, and the pause between two looks."""
+WAIT_S, PUT_S, PAUSE_S = 1200, 300, 5
+"""How long the control plane may take to boot and make the secrets, how long a secret is tried to be written, and the
+pause between two attempts."""
 log = logging.getLogger("marless.boot")
 
 
@@ -26,9 +27,18 @@ def install(bucket: str, folder: str, *keys: str) -> None:
 
 
 def put(secret: str, folder: str) -> None:
-    """Write all files of a folder, which are text, as one JSON object."""
+    """Write all files of a folder, which are text, as one JSON object. Raises what AWS says last, after PUT_S."""
     files = {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
-    boto3.client("secretsmanager").put_secret_value(SecretId=secret, SecretString=json.dumps(files))
+    until = time.monotonic() + PUT_S
+    while True:
+        try:
+            boto3.client("secretsmanager").put_secret_value(SecretId=secret, SecretString=json.dumps(files))
+            return
+        except (BotoCoreError, ClientError) as error:  # the role of a new machine takes a while to be known everywhere
+            if time.monotonic() > until:
+                raise
+            log.info("trying again to write %s: %s", secret, error)
+        time.sleep(PAUSE_S)
 
 
 def get(secret: str, folder: str) -> None:

@@ -85,7 +85,7 @@ def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     """What random play showed that may go wrong in training, a sentence each."""
     for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
         largest = max(abs(shown.obs_low), abs(shown.obs_high)) if agents.image is None else 1.0
-        if largest > _LARGE or 0 < largest < _SMALL:
+        if not job.spec.model.normalise_observations and (largest > _LARGE or 0 < largest < _SMALL):
             yield (
                 f"class {agents.name} observes numbers from {shown.obs_low:g} to {shown.obs_high:g}; nets learn best "
                 "from numbers near 1, so scale them in the environment"
@@ -112,7 +112,7 @@ def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
 
 def _reward_warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     idle = [name for name, agent in zip(job.spaces.agents, seen.agents, strict=True) if not agent.steps]
-    if idle:
+    if idle and seen.env_steps:  # a first reset may take all of the time
         yield f"{some_of(idle)} took no part in {seen.env_steps:,} random steps"
     same = all(agent.reward_low == agent.reward_high for agent in seen.agents)
     # As in CartPole: 1 for each step until the pole falls.

@@ -117,7 +117,7 @@ def _own(found: Recorded, table: Prices, vcpus: int) -> tuple[Document, Columns,
 
 
 def _idle(found: Recorded, table: Prices) -> tuple[Document, Columns, list[str]]:
-    from marless.cost.billing.idle import BUSY, own_machines
+    from marless.cost.billing.own import BUSY, own_machines
 
     made = own_machines(found.records, found.spec, table)
     on_functions = made[0].functions_usd

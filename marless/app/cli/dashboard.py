@@ -124,7 +124,7 @@ def _source(at: CoordinatorOptions, folder: Path | None) -> JobSource:
 
 def _folder_source(folder: Path) -> JobSource:
     from marless.app.cli.run_folders import job_in, log_of
-    from marless.app.dashboard.folders import FolderSource
+    from marless.app.dashboard.sources import FolderSource
 
     if not regular_files.is_directory(folder):
         raise NotFoundError(f"{folder}: there is no such directory; give the one in which the run folders are")

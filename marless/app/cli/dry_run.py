@@ -162,7 +162,7 @@ def _from_calibration(job: PreparedJob, table: Prices) -> _Basis:
 def _paces(job: PreparedJob, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
     """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
     from marless.cost.estimates.forecast import Pace
-    from marless.jobs.scaling.given import GivenConfig
+    from marless.jobs.scaling.fixed import GivenConfig
 
     spec = job.spec
     most = Pace(actors=spec.actors.count, factor=1.0, shared=False, slots=slots)

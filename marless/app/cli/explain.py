@@ -199,7 +199,14 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
         first = f"{decision.kind} by {decision.rule}: {decision.outcome}{changed}"
         data("\n".join(["", *textwrap.wrap(first, width), *_indented(decision.reason, _INDENT, width)]))
         if decision.inputs:
-            data(_readable(decision.inputs, min(width, _WIDTH)))
+            # Inputs of a decision as YAML: nested names indented, lists on one line, floats to a few digits.
+            import yaml
+
+            room = min(width, _WIDTH) - len(_INDENT)
+            text: str = yaml.safe_dump(
+                _short(decision.inputs), sort_keys=False, default_flow_style=None, width=room, allow_unicode=True
+            )
+            data("\n".join(f"{_INDENT}{line}" for line in text.splitlines()))
 
 
 def _version(made: AggregationRecord) -> Iterator[str]:
@@ -229,15 +236,6 @@ def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
         "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
         **({"aggregation": dataclasses.asdict(record.aggregation)} if record.aggregation else {}),
     }
-
-
-def _readable(inputs: Mapping[str, Any], width: int) -> str:  # Any: JSON
-    """Inputs of a decision as YAML: nested names indented, lists on one line, floats to a few digits."""
-    import yaml
-
-    room = width - len(_INDENT)
-    text: str = yaml.safe_dump(_short(inputs), sort_keys=False, default_flow_style=None, width=room, allow_unicode=True)
-    return "\n".join(f"{_INDENT}{line}" for line in text.splitlines())
 
 
 def _short(value: Any) -> Any:  # Any: JSON

@@ -33,7 +33,7 @@ from marless.core.errors import JobStateError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.cost.comparison.runs import Run, Variant
-    from marless.cost.frontier.grid import StaticSetting
+    from marless.cost.frontier.contenders import StaticSetting
     from marless.jobs.spec import JobSpec
 
 _PRESETS = ("marless", "marless-frugal", "auto")
@@ -125,17 +125,21 @@ def _grid(  # as many as options say what to train
     job_file: Path, overrides: Sequence[str], actors: str | None, groups: str, schedules: str, presets: str
 ) -> tuple[JobSpec, tuple[StaticSetting, ...], tuple[Variant, ...]]:
     """The job with equal env steps, its static settings, and these and its presets as variants; raises SpecError."""
-    from marless.cost.frontier import grid
+    from marless.cost.frontier import contenders
     from marless.jobs import presets as ways
     from marless.jobs import spec as specs
 
-    job = grid.equal_job(specs.load(job_file, overrides))
-    counts = _counts(actors) if actors else grid.usual_actors(job.actors.count)
-    static = grid.settings(counts, _listed(groups), _listed(schedules))
+    job = contenders.equal_job(specs.load(job_file, overrides))
+    counts = _counts(actors) if actors else contenders.usual_actors(job.actors.count)
+    static = contenders.settings(counts, _listed(groups), _listed(schedules))
     if not static:
         raise SpecError("the grid is empty: give --actors, --groups and --schedules at least one value each")
     known = ways.presets(presets) if presets else ()
-    return job, static, (*(each.variant(job) for each in static), *(grid.preset_variant(job, each) for each in known))
+    return (
+        job,
+        static,
+        (*(each.variant(job) for each in static), *(contenders.preset_variant(job, each) for each in known)),
+    )
 
 
 def _counts(actors: str) -> list[int]:
@@ -237,7 +241,7 @@ def _make(asked: FrontierRequest, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _in_processes(asked: FrontierRequest, missing: Sequence[Run], names: Sequence[str]) -> dict[str, str]:
-    from marless.app.cli.run_processes import RunProcesses
+    from marless.app.cli.comparison_folder import RunProcesses
 
     place = asked.place
     return RunProcesses(place.runs, place.runs.parent / "logs", asked.processes).make(missing, names)

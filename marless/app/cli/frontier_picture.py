@@ -12,7 +12,7 @@ from marless.cost.comparison import courses
 from marless.cost.comparison.choices import Band, Center, Returns
 
 if TYPE_CHECKING:
-    from marless.cost.frontier.goal import Contender
+    from marless.cost.frontier.contenders import Contender
     from marless.cost.frontier.table import Frontier
     from marless.jobs.prices import Accounting
 

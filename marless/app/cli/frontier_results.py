@@ -17,8 +17,7 @@ from marless.core.errors import CorruptError, MarlessError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.cost.comparison.runs import Run, Variant
-    from marless.cost.frontier.goal import SeedRun
-    from marless.cost.frontier.grid import StaticSetting
+    from marless.cost.frontier.contenders import SeedRun, StaticSetting
     from marless.cost.frontier.table import Frontier
     from marless.jobs.spec import JobSpec
 
@@ -57,7 +56,7 @@ def results(
 
     Raises SpecError if no goal follows from them.
     """
-    from marless.cost.frontier.goal import Contender, Goal, goal_of
+    from marless.cost.frontier.contenders import Contender, Goal, goal_of
     from marless.cost.frontier.table import Frontier
 
     known: dict[str, SeedRun] = {}
@@ -90,7 +89,7 @@ def results(
 
 def _seed_run(asked: FrontierRequest, run: Run) -> SeedRun:
     """A finished run, billed by its settings; raises CorruptError if its records are incomplete."""
-    from marless.cost.frontier.goal import SeedRun
+    from marless.cost.frontier.contenders import SeedRun
     from marless.cost.frontier.progress import progress
     from marless.jobs import prices
     from marless.jobs.usage import waiting
@@ -138,7 +137,11 @@ def report_results(asked: FrontierRequest, found: Frontier, output: Output) -> N
         report.write_block(asked.document, f"{asked.job.name}-frontier", block)
         say(f"written: {asked.document}")
     if output is Output.table:
-        _show(found, said)
+        from marless.cost.frontier.table import rows
+
+        show_table(rows(found))
+        for statement in said:
+            data(f"- {statement}")
     else:
         show_object(fields, asked.job.name, output)
     say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
@@ -150,11 +153,3 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     except OSError as error:
         raise UnavailableError(f"{target}: cannot be written ({error.strerror})") from None
-
-
-def _show(found: Frontier, statements: Sequence[str]) -> None:
-    from marless.cost.frontier.table import rows
-
-    show_table(rows(found))
-    for statement in statements:
-        data(f"- {statement}")

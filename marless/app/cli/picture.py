@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from marless.app.cli.plot import Look
     from marless.app.cli.recorded import Recorded
     from marless.cost.comparison.courses import RunGroup
-    from marless.cost.comparison.profiles import Profile
     from marless.cost.comparison.runs import RunCurves
+    from marless.cost.comparison.statistics import Profile
     from marless.cost.comparison.table import Comparison
 
 Axes = Any  # matplotlib has no types

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marless.learning.data.returns import EpisodeReturns
     from marless.learning.policies.evaluation import TeamEvaluation
     from marless.learning.policies.team import Team
+    from marless.storage.checkpoint import WhichRound
 
 SourceArgument = Annotated[
     str,
@@ -32,9 +33,25 @@ SourceArgument = Annotated[
         autocompletion=job_ids,
     ),
 ]
+
+
+def _round(given: str | int) -> int | str:
+    """Parse the number of a round, or "best"; raises BadParameter."""
+    if given == "best" or isinstance(given, int):
+        return given
+    if not given.strip()[:1].isdigit():
+        raise typer.BadParameter(f"{given!r} is neither a number of rounds, such as 50, nor best")
+    return positive(given)
+
+
 RoundOption = Annotated[
-    int | None,
-    typer.Option("--round", parser=positive, metavar="N", help="The checkpoint after this round; default: the newest."),
+    Any,  # Any: `WhichRound`, which typer cannot take
+    typer.Option(
+        "--round",
+        parser=_round,
+        metavar="N|best",
+        help="The checkpoint after this round, or the one that was evaluated best; default: the newest.",
+    ),
 ]
 
 
@@ -157,7 +174,7 @@ def _told(team: Team) -> EpisodeReturns | None:
 
 
 @contextmanager
-def _here(source: str, round_: int | None, *, reported: bool = False) -> Iterator[str]:
+def _here(source: str, round_: WhichRound, *, reported: bool = False) -> Iterator[str]:
     """Yields `source`, or the path of a copy of what it names in a bucket: with `reported`, including the records."""
     if not is_address(source):
         yield source
@@ -181,7 +198,7 @@ def _export_to_bucket(team: Team, policy: str, to: str) -> None:
         S3Objects(place.bucket).send(place.prefix, file)
 
 
-def _loaded(source: str, round_: int | None, runs: Path) -> Team:
+def _loaded(source: str, round_: WhichRound, runs: Path) -> Team:
     """Load policies with `load_policy`, and print its warnings."""
     from marless import load_policy
 

@@ -24,7 +24,7 @@ from marless.core.errors import (
 )
 from marless.core.limits import MAX_STATUS_BYTES
 from marless.learning.data.returns import EpisodeReturns
-from marless.storage.progress import progress_of
+from marless.storage.round_file import progress_of
 
 Found = TypeVar("Found")
 

@@ -66,7 +66,7 @@ def simulate(
 
 def _overlapping(found: Recorded, spec: JobSpec, slots: int | None, seed: int, output: Output) -> None:
     """Model a run of schedule stellaris: its rule on slots, without learning."""
-    from marless.cost.estimates.overlapping import modelled
+    from marless.cost.simulation.asynchronous import modelled
     from marless.jobs.asynchronous_run import version_report
 
     done, was = modelled(found.records, spec, slots=slots, seed=seed), version_report(found.records)

@@ -81,7 +81,7 @@ class Interrupts(Protocol):
 
 
 class Signals:
-    """Ctrl-C and SIGTERM, for the main thread."""
+    """Ctrl-C, and SIGTERM, of which only the first counts; for the main thread."""
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -94,8 +94,18 @@ class Signals:
     @contextmanager
     def calling(self, interrupt: Callable[[], None]) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
+        terminated = False
+
+        def terminate() -> None:
+            nonlocal terminated
+            # Only Ctrl-C insists by coming again: when a parent process is killed, the kernel may send the signal that
+            # tells its child so several times, once for each of the parent's threads.
+            if not terminated:
+                terminated = True
+                interrupt()
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        loop.add_signal_handler(signal.SIGTERM, terminate)
         try:
             yield
         finally:

@@ -212,6 +212,17 @@ class AsyncClient:
 
     async def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every round from `cursor` on and every change of state, each once, until the job has ended."""
+        async with aclosing(self._events(job, cursor)) as messages:
+            async for message in messages:
+                yield event_of(message)
+
+    async def watch_lines(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Job | str, None]:
+        """Yield the same as `watch`, but rounds as the lines of rounds.jsonl, which are not decoded."""
+        async with aclosing(self._events(job, cursor)) as messages:
+            async for message in messages:
+                yield message.record_json if message.HasField("record_json") else job_of(message.state)
+
+    async def _events(self, job: str, cursor: int) -> AsyncGenerator[pb.JobEvent, None]:
         told: Job | None = None
 
         def request() -> pb.WatchJobRequest:
@@ -220,17 +231,18 @@ class AsyncClient:
         stream = self._connection.stream(self._connection.stub.WatchJob, request, lasting=True)
         async with aclosing(stream) as messages:
             async for message in messages:
-                event = event_of(message)
-                if event.record is not None and event.cursor <= cursor:
+                is_round = message.HasField("record_json")
+                if is_round and message.cursor <= cursor:
                     continue
-                cursor = max(cursor, event.cursor)
-                if event.job is None:
-                    yield event
+                cursor = max(cursor, message.cursor)
+                if is_round:
+                    yield message
                     continue
-                changed = told is None or _standing(told) != _standing(event.job)
-                told = event.job
+                state = job_of(message.state)
+                changed = told is None or _standing(told) != _standing(state)
+                told = state
                 if changed:
-                    yield event
+                    yield message
                 if told.state.ended:
                     return
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from marless.app.client import Job, LogLine
 from marless.app.dashboard import rows
+from marless.app.dashboard.rows import Mark
 from marless.app.dashboard.series import RunSeries
 from marless.app.dashboard.sources import JobSource
-from marless.app.dashboard.updates import Mark
 from marless.core.errors import MarlessError, NotFoundError, UnavailableError
 
 MOST_LOG_LINES = 5000
@@ -23,6 +23,8 @@ LOOK_S = 2.0
 BATCH = 128
 """Lines decoded before other work gets its turn: some 10 ms."""
 _MARKED = {"error": "fault", "critical": "fault", "warning": "fault"}
+_RECORDED = ("invocation.repeated", "job.continued")
+"""Events of which rounds have a mark of their own."""
 _RECOVERED = ("resum", "recover", "restor", "takeover", "taken_over", "continued")
 
 
@@ -167,8 +169,10 @@ class JobFollower:
 
 
 def _mark(fields: dict[str, Any], rounds: int) -> Mark | None:  # Any: JSON
-    """The mark of a line of the log, if it tells of a fault or a recovery."""
+    """The mark of a line of the log, if it tells of a fault or a recovery that no record tells."""
     event, level = str(fields.get("event", "")), str(fields.get("level", ""))
+    if event in _RECORDED:
+        return None
     kind = "recovery" if any(word in event for word in _RECOVERED) else _MARKED.get(level, "")
     if not kind:
         return None

@@ -59,12 +59,11 @@ class Guard:
             or (origin is not None and origin.lower() != f"{self.scheme}://{host}")
         ):
             return _refused(403, "requests of other sites are refused")
-        if api and not self._may_enter(request.headers.get("Authorization", "")):
+        if api and not hmac.compare_digest(
+            request.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()
+        ):
             return _refused(401, "the token is missing or wrong; open the address that the dashboard has printed")
         return None
-
-    def _may_enter(self, header: str) -> bool:
-        return hmac.compare_digest(header.encode(), f"Bearer {self.token}".encode())
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from marless.app.dashboard.bills import BillBook
+from marless.app.dashboard.feeds import JobFeed
 from marless.app.dashboard.following import JobFollower
 from marless.app.dashboard.sources import JobListing, JobSource
 from marless.core.errors import MarlessError, OverloadedError
@@ -35,6 +36,7 @@ class Hub:
         self._listed = asyncio.Event()
         self._wanted = asyncio.Event()
         self._followers: dict[str, JobFollower] = {}
+        self._feeds: dict[str, JobFeed] = {}
         self._books: dict[str, BillBook] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -106,6 +108,13 @@ class Hub:
             found = self._books[follower.name] = BillBook(self.source, follower)
         return found
 
+    def feed(self, follower: JobFollower) -> JobFeed:
+        """What all streams of a job send."""
+        found = self._feeds.get(follower.name)
+        if found is None or found.follower is not follower:
+            found = self._feeds[follower.name] = JobFeed(follower)
+        return found
+
     async def _make_room(self) -> None:
         await self._evict_idle()
         if len(self._followers) < MOST_FOLLOWED:
@@ -123,6 +132,7 @@ class Hub:
                 await self._evict(each.name)
 
     async def _evict(self, name: str) -> None:
+        self._feeds.pop(name, None)
         if book := self._books.pop(name, None):
             await book.stop()
         if follower := self._followers.pop(name, None):

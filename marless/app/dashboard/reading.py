@@ -13,14 +13,13 @@ from urllib.parse import quote
 import numpy as np
 from aiohttp import web
 
-from marless.app.dashboard.actions import answer
+from marless.app.dashboard.actions import JOB, answer
 from marless.app.dashboard.comparing import MOST_JOBS, compare
-from marless.app.dashboard.fleets import fleet
+from marless.app.dashboard.feeds import job_fields, listing_json
+from marless.app.dashboard.fleets import MOST_ROUNDS, FleetView, timeline
 from marless.app.dashboard.hub import Hub
+from marless.app.dashboard.rows import GroupStretch
 from marless.app.dashboard.sources import read
-from marless.app.dashboard.streams import job_fields, listing_json
-from marless.app.dashboard.timeline import MOST_ROUNDS, timeline
-from marless.app.dashboard.updates import GroupStretch
 from marless.core import documents
 from marless.core.errors import MarlessError, NotFoundError, SpecError, UnavailableError
 from marless.rpc.security import Security
@@ -38,11 +37,11 @@ class Reading:
 
     def __init__(self, hub: Hub, security: Security) -> None:
         self._hub = hub
-        self._security = security
+        self._fleet = FleetView(hub, security)
 
     def routes(self) -> list[web.RouteDef]:
         """All routes that read, but the streams."""
-        job = "/api/jobs/{job}"
+        job = JOB
         return [
             web.get("/api/about", self.about),
             web.get("/api/jobs", self.jobs),
@@ -192,8 +191,7 @@ class Reading:
 
     async def fleet(self, _request: web.Request) -> web.Response:
         """Services, workers and machines."""
-        listing = await self._hub.jobs()
-        return answer(await fleet(self._hub.source, listing.jobs, self._security))
+        return answer(await self._fleet.json())
 
 
 def _number(query: Mapping[str, str], name: str) -> float | None:

@@ -1,4 +1,5 @@
-"""`RoundRow`: what the curves of a job need of a round's record, decoded many times faster than the whole record.
+"""`RoundRow`: what the curves of a job need of a round's record, decoded many times faster than the whole record; and
+`RoundUpdate`, what a page that shows the job is sent of it.
 
 A line of rounds.jsonl with 100 actors has some ten kilobytes, of which the curves need one: msgspec skips the rest.
 """
@@ -7,6 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -123,20 +127,19 @@ def decode(line: bytes, number: int, where: str) -> RoundRow:
             row = _DECODER.decode(line)
         except msgspec.DecodeError:
             # Python's JSON has NaN and infinity, which msgspec does not take from text.
-            row = _converted(json.loads(line))
+            data = json.loads(line)
+            if isinstance(data, dict):
+                for decision in data.get("decisions") or ():
+                    decision["inputs"] = msgspec.Raw(json.dumps(_finite(decision.get("inputs") or {})).encode())
+                data["invocations"] = msgspec.Raw(
+                    json.dumps(data.get("invocations", []), separators=(",", ":")).encode()
+                )
+            row = msgspec.convert(data, RoundRow, strict=False)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise CorruptError(f"{where}, line {number + 1}: this is not a round record") from None
     if row.round != number:
         raise CorruptError(f"{where}, line {number + 1}: this is the record of round {row.round + 1}")
     return row
-
-
-def _converted(data: Any) -> RoundRow:  # Any: JSON
-    if isinstance(data, dict):
-        for decision in data.get("decisions") or ():
-            decision["inputs"] = msgspec.Raw(json.dumps(_finite(decision.get("inputs") or {})).encode())
-        data["invocations"] = msgspec.Raw(json.dumps(data.get("invocations", []), separators=(",", ":")).encode())
-    return msgspec.convert(data, RoundRow, strict=False)
 
 
 def _finite(value: Any) -> Any:  # Any: JSON
@@ -149,3 +152,56 @@ def _finite(value: Any) -> Any:  # Any: JSON
         case float() if value - value != 0.0:
             return None
     return value
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that a curve has a mark for: a fault, or how it was recovered from."""
+
+    round: int
+    kind: str
+    """fault, recovery or note."""
+    text: str
+
+
+@dataclass
+class GroupStretch:
+    """Successive rounds with the same groups, decided for the same kind of reason."""
+
+    first: int
+    last: int
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """Policy and agents of each."""
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundUpdate:
+    """What a new round adds to the curves."""
+
+    row: RoundRow
+    changed: Mapping[int, Mapping[str, float]]
+    """Numbers of the round, and of an earlier one that was evaluated late."""
+    stretch: GroupStretch
+    known: Collection[str] | None
+    """The curves that are kept, if not all are."""
+
+    @cached_property
+    def json(self) -> bytes:
+        """The update as JSON; encoded once for all browsers, and only if one follows."""
+        known = self.known
+        told = [
+            {"round": number, "values": {k: v for k, v in values.items() if known is None or k in known}}
+            for number, values in self.changed.items()
+        ]
+        row = self.row
+        return msgspec.json.encode(
+            {
+                "rows": told,
+                "ended_s": row.ended_s,
+                "versions": row.versions,
+                "stretch": self.stretch,
+                "decisions": [{"kind": each.kind, "reason": each.reason} for each in row.decisions],
+            }
+        )

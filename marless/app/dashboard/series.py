@@ -1,24 +1,60 @@
-"""`RunSeries`: a job's curves in memory, a column of numbers for each, one number a round; and its groups and marks."""
+"""`RunSeries`: a job's curves in memory, a column of numbers for each, one number a round; and its groups and marks.
+
+Long curves are shown by some of their points: the lowest and the highest of each stretch are kept.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from marless.app.dashboard.downsampling import chosen
-from marless.app.dashboard.rows import RoundRow, RowDecision, RowReturns
-from marless.app.dashboard.updates import GroupStretch, Mark, RoundUpdate
+from marless.app.dashboard.rows import GroupStretch, Mark, RoundRow, RoundUpdate, RowDecision, RowReturns
 from marless.core.errors import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def chosen(columns: Sequence[NDArray[np.float64]], first: int, end: int, points: int) -> NDArray[np.intp]:
+    """Indexes in [first, end) at which curves are shown, ascending.
+
+    Each curve is cut into `points` / 2 stretches of equally many known values, and of each stretch the lowest and the
+    highest value are kept, so that no peak is lost. The first and the last index are kept, too.
+
+    Args:
+        columns: Values by index; NaN where a curve has none.
+        first: The first index of the range.
+        end: The index after the last one.
+        points: Values kept of each curve, about.
+    """
+    found = [np.asarray([first, end - 1] if end > first else [], dtype=np.intp)]
+    for values in columns:
+        known = np.flatnonzero(~np.isnan(values[first:end])) + first
+        found.append(known if len(known) <= points else _extremes(values, known, max(points // 2, 1)))
+    return np.unique(np.concatenate(found))
+
+
+def _extremes(values: NDArray[np.float64], known: NDArray[np.intp], stretches: int) -> NDArray[np.intp]:
+    bounds = np.linspace(0, len(known), stretches + 1).astype(np.intp)
+    picked = [known[0], known[-1]]
+    for start, end in pairwise(bounds):
+        part = values[known[start:end]]
+        picked += [known[start + int(part.argmin())], known[start + int(part.argmax())]]
+    return np.asarray(picked, dtype=np.intp)
+
 
 MOST_COLUMNS = 600
 """Most curves of a job; with 10,000 rounds they take 48 MB."""
+MOST_NAMED = {"agent": 300, "policy": 150}
+"""Most of them that are of single agents, and of single policies: a large team displaces none of the job's own."""
 MOST_STRETCHES = 10_000
 """Most stretches of equal groups that are kept, the newest ones."""
 MOST_MARKS = 2000
@@ -46,6 +82,8 @@ class RunSeries:
         self.rounds = 0
         self._seconds = 0.0
         self._refused: set[str] = set()
+        self._named: Counter[str] = Counter()
+        """Curves of single agents and policies so far."""
 
     def add(self, row: RoundRow) -> None:
         """Add the next round."""
@@ -75,10 +113,12 @@ class RunSeries:
             column.append(value)
             return
         if column is None:
-            if len(self.columns) >= MOST_COLUMNS:
+            kind = name.partition("/")[0]
+            if len(self.columns) >= MOST_COLUMNS or self._named[kind] >= MOST_NAMED.get(kind, MOST_COLUMNS):
                 self._refused.add(name)
                 self.left_out = len(self._refused)
                 return
+            self._named[kind] += 1
             column = self.columns[name] = array("d")
         if len(column) <= round_:
             column.extend([math.nan] * (round_ + 1 - len(column)))
@@ -192,13 +232,9 @@ def _signals(decision: RowDecision) -> Iterator[tuple[str, float]]:
         inputs = msgspec.json.decode(decision.inputs)
     except msgspec.DecodeError:  # NaN among them
         return
-    for name, value in _items(inputs):
+    for name, value in inputs.items() if isinstance(inputs, dict) else ():
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in _CONSTANT:
             yield f"signal/{name}", float(value)
-
-
-def _items(value: Any) -> Iterable[tuple[str, Any]]:  # Any: JSON
-    return value.items() if isinstance(value, dict) else ()
 
 
 def _marks(row: RoundRow) -> Iterator[Mark]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from marless.app.dashboard.actions import Actions
+from marless.app.dashboard.actions import JOB, Actions
+from marless.app.dashboard.feeds import EventStreams
 from marless.app.dashboard.guard import Guard, Handler, add_headers, hosts_of
 from marless.app.dashboard.hub import Hub
 from marless.app.dashboard.reading import Reading
 from marless.app.dashboard.sources import JobSource
-from marless.app.dashboard.streams import EventStreams
 from marless.core.errors import (
     AlreadyExistsError,
     JobStateError,
@@ -95,7 +95,7 @@ def application(source: JobSource, guard: Callable[[], Guard], security: Securit
         name = path.relative_to(STATIC).as_posix()
         app.router.add_get(f"/{name}", _static(name))
     app.router.add_get("/api/events", streams.jobs)
-    app.router.add_get("/api/jobs/{job}/events", streams.job)
+    app.router.add_get(f"{JOB}/events", streams.job)
     app.router.add_routes([*Reading(hub, security).routes(), *Actions(source).routes()])
 
     async def running(_app: web.Application) -> AsyncIterator[None]:

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import fmean
 
 from marless.core.errors import SpecError
-from marless.cost.billing.idle import serverful_rounds
 from marless.cost.billing.machines import HOUR_US, MICRO, charged_us
+from marless.cost.billing.own import serverful_rounds
 from marless.cost.pricing import Rate, usd
 from marless.jobs.prices import Prices
 from marless.jobs.record import RoundRecord

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from marless.core.errors import CorruptError, SpecError
 from marless.core.limits import check_id
-from marless.cost.billing.charged import ChargedSide, charged
+from marless.cost.billing.bill import ChargedSide, charged
 from marless.cost.billing.ledger import Ledger
-from marless.cost.estimates import overlapping
+from marless.cost.simulation import asynchronous
 from marless.cost.simulation.cluster import modelled_run
 from marless.jobs import prices as price_tables
 from marless.jobs.presets import PRESETS, Preset, own_settings, training_key
@@ -144,7 +144,7 @@ class Figures:
     cost_usd: dict[Accounting, float]
     charged_usd: dict[ChargedSide, float] = field(default_factory=dict)
     """What a provider would charge for the run as functions ("billed") and on a machine ("serverful"), both modelled,
-    and with the services that both need: see `marless.cost.billing.charged`."""
+    and with the services that both need: see `marless.cost.billing.bill`."""
     modelled_s: float
     """Wall-clock seconds of the run, modelled for the given number of slots."""
     measured_s: float
@@ -218,7 +218,7 @@ def figures(
     ledger = Ledger(spec, prices)
     line = curves(records, spec, ledger)
     if spec.schedule.overlapping:  # the time of overlapping rollouts follows from their rule, not from rounds
-        modelled_s = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
+        modelled_s = asynchronous.modelled(records, spec, slots=slots, seed=spec.seed).course.ended_s
     else:
         modelled_s = modelled_run(records, spec.functions, slots, made(spec.schedule), spec.bill.time)
     return Figures(

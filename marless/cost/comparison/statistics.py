@@ -2,7 +2,7 @@
 
 Student's t intervals for values, differences and ratios. Variants are compared seed by seed (paired), so that effects
 of a seed on all variants cancel. Also the interquartile mean with its stratified bootstrap interval, which is robust
-against single outlier seeds, and the probability that one variant is better than another.
+against single outlier seeds, the probability that one variant is better than another, and performance profiles.
 """
 
 from __future__ import annotations
@@ -280,3 +280,26 @@ def _scipy() -> ModuleType:
     except ImportError:
         raise UnavailableError("intervals need SciPy; install it with: pip install 'marless[sharing]'") from None
     return cast(ModuleType, scipy.special)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A variant's profile: the fraction of its runs that reach each threshold (Agarwal et al. 2021, §4.2).
+
+    All tuples have one length.
+    """
+
+    thresholds: tuple[float, ...]
+    """Increasing."""
+    fraction: tuple[float, ...]
+    """Of runs whose result is at least the threshold; never increasing."""
+    low: tuple[float, ...]
+    """Ends of the 95 % bootstrap intervals, point by point; empty for a single run."""
+    high: tuple[float, ...]
+
+
+def profile(values: Sequence[float], thresholds: Sequence[float]) -> Profile:
+    """The profile of one variant's results, one per run, in any order; raises ValueError for none."""
+    found = [mean_interval([float(value >= threshold) for value in sorted(values)]) for threshold in thresholds]
+    low, high = ends(found)
+    return Profile(thresholds=tuple(thresholds), fraction=tuple(each.mean for each in found), low=low, high=high)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from marless.cost.billing.charged import ChargedSide
+from marless.cost.billing.bill import ChargedSide
 from marless.cost.comparison import statistics
 from marless.cost.comparison.controls import Control, ControlKind
-from marless.cost.comparison.profiles import Profile, profile
 from marless.cost.comparison.runs import Figures, Variant
-from marless.cost.comparison.statistics import Equivalence, MeanInterval
+from marless.cost.comparison.statistics import Equivalence, MeanInterval, Profile, profile
 from marless.jobs.prices import ACCOUNTINGS, Accounting
 from marless.jobs.sections import EnvSpec
 

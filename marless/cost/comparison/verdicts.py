@@ -124,7 +124,10 @@ def verdicts(comparison: Comparison) -> tuple[Verdict, ...]:
     for column in comparison.columns:
         own = tuple(_verdict(column, each) for each in comparison.controls if each.of == column.variant)
         if own:
-            found.append(Verdict(column=column, reference=_reference(comparison, column), controls=own))
+            # The cost reference whose cost counts by the same accounting, else the first; not the column itself.
+            others = [each for each in comparison.cost_references if each is not column]
+            reference = next((each for each in others if each.counts == column.counts), next(iter(others), None))
+            found.append(Verdict(column=column, reference=reference, controls=own))
     return tuple(found)
 
 
@@ -132,12 +135,6 @@ def _verdict(column: VariantColumn, control: ControlColumn) -> ControlVerdict:
     theirs = control.results
     returns = {what: statistics.difference(values, theirs[what]) for what, values in column.results.items()}
     return ControlVerdict(control=control, cost=cost_ratio(column, control), returns=returns)
-
-
-def _reference(comparison: Comparison, column: VariantColumn) -> VariantColumn | None:
-    """The cost reference whose cost counts by the same accounting, else the first; not the column itself."""
-    others = [each for each in comparison.cost_references if each is not column]
-    return next((each for each in others if each.counts == column.counts), next(iter(others), None))
 
 
 def _control_sentence(name: str, found: ControlVerdict) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
 
 from marless.core.errors import SpecError
-from marless.cost.billing.idle import usable_vcpus
 from marless.cost.billing.ledger import Ledger, ModelledRounds, ReservedMachines, phase_ms, serverful_picos
-from marless.cost.estimates import overlapping
+from marless.cost.billing.own import usable_vcpus
 from marless.cost.pricing import usd
+from marless.cost.simulation import asynchronous
 from marless.cost.simulation.cluster import total
 from marless.cost.simulation.virtual import of_rounds
 from marless.jobs.prices import Accounting, Prices
@@ -138,7 +138,7 @@ def _spans_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> list[
 
 def _overlapping_spans_s(records: Sequence[RoundRecord], spec: JobSpec, slots: int) -> list[float]:
     """The same where rollouts overlap: from one modelled version to the next, matched by the gradients applied."""
-    course = overlapping.modelled(records, spec, slots=slots, seed=spec.seed).course
+    course = asynchronous.modelled(records, spec, slots=slots, seed=spec.seed).course
     applied = list(accumulate(len(each.gradients) for each in course.aggregations))
     spans, before_s, at, gradients = [], 0.0, 0, 0
     for record in records:

@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 
 from marless.cost.comparison import statistics
 from marless.cost.comparison.statistics import MeanInterval
-from marless.cost.frontier.goal import Contender
+from marless.cost.frontier.contenders import Contender
 from marless.cost.frontier.progress import Spending
 from marless.jobs.prices import Accounting
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from marless.cost.comparison import statistics
 from marless.cost.comparison.table import plus_minus
-from marless.cost.frontier.goal import Contender, Goal, SeedRun
+from marless.cost.frontier.contenders import Contender, Goal, SeedRun
 from marless.cost.frontier.progress import BILLS, SMOOTHED
 from marless.cost.frontier.regret import CostPoint, Regret, frontier, function_point, machine_points, regrets
 from marless.jobs.prices import Accounting, BilledTime

@@ -2,21 +2,30 @@
 
 Each actor has a slot, and so has each learner that may be under way. How long functions take is drawn from recorded
 durations, by a seed. By itself, nothing learns: the results are times, staleness, and how busy the slots are. With a
-`Work`, functions are really run, in the order in which they begin on the virtual clock.
+`Work`, functions are really run, in the order in which they begin on the virtual clock. `modelled` does the former
+for a recorded run, for as many gradients as were recorded.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
-from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step
+from marless.core.errors import SpecError
+from marless.jobs.prices import BilledTime
+from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.base import Command, Learn, Publish, RollOut, Schedule, Step, made
 from marless.jobs.schedules.events import ScheduleEvent
-from marless.jobs.schedules.overlapping import Overlapping
+from marless.jobs.schedules.overlapping import Overlapping, OverlappingConfig
+from marless.jobs.spec import JobSpec
+from marless.jobs.usage import ACTOR, HOST, PARAMETER, working_s
 from marless.learning.aggregation.queue import GradientBatch
 
 
@@ -178,13 +187,10 @@ class _Run:
             took_s *= self._machines.straggler_factor
         slots.busy_s += took_s
         # The rule may start a function on a version that the parameter function is still making.
-        begins_s = max(self._now_s, self._version_s(command.clock))
+        published_s = self._published[command.clock - 1][0] if command.clock else 0.0
+        begins_s = max(self._now_s, published_s)
         # Numbered, so that of events at one time the older comes first, and commands are never compared.
         heapq.heappush(self._events, (begins_s + took_s, next(self._order), command, slot))
-
-    def _version_s(self, clock: int) -> float:
-        """When the version of this clock is published."""
-        return self._published[clock - 1][0] if clock else 0.0
 
     def course(self) -> SimulatedRun:
         """What has happened so far. Functions under way count until now."""
@@ -204,3 +210,66 @@ class _Run:
 
 def _share(slots: _PoolSlots, ended_s: float, beyond_s: Iterable[float]) -> float:
     return (slots.busy_s - sum(beyond_s)) / (len(slots.speeds) * ended_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """A recorded run on modelled slots."""
+
+    actors: int
+    """SlotCounts of actors; each has a rollout under way."""
+    learners: int
+    """SlotCounts of learners."""
+    gradients: int
+    """That were applied."""
+    course: SimulatedRun
+
+    @property
+    def staleness(self) -> float:
+        """Mean of all gradients."""
+        return sum(self.course.staleness) / len(self.course.staleness)
+
+
+def modelled(records: Sequence[RoundRecord], spec: JobSpec, *, slots: int | None, seed: int) -> Modelled:
+    """Model a run with the settings of `spec` on `slots` vCPUs; None: as many as its actors and learners need.
+
+    Learners have their slots first. Raises SpecError for a run without a gradient, and for too few slots.
+    """
+    config = spec.schedule
+    assert isinstance(config, OverlappingConfig)
+    gradients = sum(len(each.aggregation.gradients) for each in records if each.aggregation)
+    if not gradients:
+        raise SpecError("the run has no version yet: there is nothing to model")
+    actors, sizes = spec.actors.count, spec.functions
+    if slots is not None:
+        left = math.floor((slots - config.learners * sizes.learner.vcpus) / sizes.actor.vcpus)
+        if left < 1:
+            least = math.ceil(config.learners * sizes.learner.vcpus + sizes.actor.vcpus)
+            raise SpecError(
+                f"--slots {slots}: {config.learners} learners and an actor need {least} vCPUs; give as many, or fewer "
+                "learners (--set schedule.learners=N)"
+            )
+        actors = min(actors, left)
+    durations = recorded(records, spec.bill.time)
+    given = SlotCounts(actors=actors, learners=config.learners), durations, SpeedSpread()
+    course = simulate(made(config), *given, gradients=gradients, seed=seed)
+    return Modelled(actors=actors, learners=config.learners, gradients=gradients, course=course)
+
+
+def recorded(records: Sequence[RoundRecord], time: BilledTime = "duration") -> SlotSeconds:
+    """The durations of a run's functions, or their CPU seconds, without cold starts.
+
+    A gradient of several scopes takes as long as the longest of them.
+    """
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    gradients: defaultdict[str, float] = defaultdict(float)
+    for each in (invocation for record in records for invocation in record.invocations):
+        seconds = working_s(each, time)
+        if each.function == HOST:
+            learner = each.id.rpartition("/")[0]
+            gradients[learner] = max(gradients[learner], seconds)
+        else:
+            found[each.function].append(seconds)
+    return SlotSeconds(
+        sample_s=found[ACTOR], learn_s=list(gradients.values()), publish_s=median(found[PARAMETER] or [0.0])
+    )

@@ -31,6 +31,8 @@ class WorkerProgram:
     """Those of its environment variables that a worker needs on any machine: threads, use of memory."""
     ahead: Sequence[str] = ()
     """Modules that some workers import. A launcher that forks them may import these before, while nothing waits."""
+    most: int = 0
+    """The largest number of workers; 0: not known."""
 
 
 @dataclass(frozen=True)

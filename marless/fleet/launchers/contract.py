@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marless.core import process_environment
+from marless.core.errors import require
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.hosts.pool import attach
@@ -57,7 +58,7 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
 
 async def _check(launcher: Launcher, dispatcher: Dispatcher, token: str) -> None:
     room = launcher.capacity()
-    _require(room is None or room >= 0, f"capacity() is {room}: give a number of workers, or None")
+    require(room is None or room >= 0, f"capacity() is {room}: give a number of workers, or None")
     orders = [LaunchOrder(name, dispatcher.launching(name)) for name in ("first", "second", "third")]
     answers = await launcher.launch(orders)
     _require_accepted(orders, answers)
@@ -83,11 +84,11 @@ async def _released(launcher: Launcher, dispatcher: Dispatcher, name: str) -> No
     """A worker that its pool releases exits by itself."""
     observed = asyncio.create_task(launcher.observe(name))
     await asyncio.sleep(0)
-    _require(not observed.done(), f"observe() says that {name} has ended, and it runs")
+    require(not observed.done(), f"observe() says that {name} has ended, and it runs")
     await dispatcher.drain(name)
     await _within(2 * ENDS_S, launcher.drain(name, ENDS_S), "drain() of a released worker did not return")
     await _within(ENDS_S, observed, "observe() did not return after its worker had ended")
-    _require(bool(observed.result()), "observe() says nothing about how a worker ended")
+    require(bool(observed.result()), "observe() says nothing about how a worker ended")
     await _within(ENDS_S, dispatcher.connected.absent(name), "a released worker is still connected")
 
 
@@ -97,7 +98,7 @@ async def _killed(launcher: Launcher, dispatcher: Dispatcher, name: str) -> None
     await _within(ENDS_S, launcher.drain(name, 0.0), "drain() without grace did not return")
     await _within(ENDS_S, observed, "observe() did not return after its worker was killed")
     await _within(ENDS_S, dispatcher.connected.absent(name), "drain() without grace left its worker running")
-    _require("third" in dispatcher.connected, "drain() of one worker ended another")
+    require("third" in dispatcher.connected, "drain() of one worker ended another")
 
 
 @asynccontextmanager
@@ -129,9 +130,9 @@ async def _pool(dispatcher: Dispatcher, made: Sequence[Launcher], listen: str) -
 
 
 def _require_accepted(orders: Sequence[LaunchOrder], answers: Sequence[Launch]) -> None:
-    _require(len(answers) == len(orders), f"launch() gave {len(answers)} answers to {len(orders)} orders")
+    require(len(answers) == len(orders), f"launch() gave {len(answers)} answers to {len(orders)} orders")
     for order, answer in zip(orders, answers, strict=True):
-        _require(answer.outcome is LaunchOutcome.ACCEPTED, f"{order.worker} was not accepted: {answer.reason}")
+        require(answer.outcome is LaunchOutcome.ACCEPTED, f"{order.worker} was not accepted: {answer.reason}")
 
 
 def _require_hidden(hidden: Sequence[str]) -> None:
@@ -143,7 +144,7 @@ def _require_hidden(hidden: Sequence[str]) -> None:
             except OSError:
                 continue  # no process, or one of another user
             found = any(secret.encode() in shown for secret in hidden)
-            _require(not found, f"process {process.name} shows a ticket or a token in its {name}")
+            require(not found, f"process {process.name} shows a ticket or a token in its {name}")
 
 
 async def _within(limit_s: float, awaited: Any, otherwise: str) -> None:  # Any: a coroutine or a task of any result
@@ -152,8 +153,3 @@ async def _within(limit_s: float, awaited: Any, otherwise: str) -> None:  # Any:
             await awaited
     except TimeoutError:
         raise AssertionError(f"{otherwise} (within {limit_s:g} s)") from None
-
-
-def _require(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise AssertionError(otherwise)

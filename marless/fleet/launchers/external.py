@@ -14,8 +14,8 @@ from marless.fleet.launchers.registry import seconds_of
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
-from marless.rpc.v1 import actor_pool_pb2 as pb
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 
 CONNECT_S = 600.0
 ASK_S = 5.0
@@ -69,7 +69,7 @@ async def _attached(pool: str) -> int:
     files = {name: os.environ.get(f"MARLESS_{name.upper()}", "") for name in ("tls_cert", "tls_key", "tls_ca")}
     peer = Peer(pool, Security.of_process(Role.OPERATOR, os.environ["MARLESS_TOKENS"], **files), "actor_pool")
     try:
-        asked = pb.ListWorkersRequest()
+        asked = ListWorkersRequest()
         answer = await peer.call(ActorPoolServiceStub(peer.channel).ListWorkers, asked, timeout_s=ASK_S)
     finally:
         await peer.close()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from marless.core import orphans
+from marless.fleet.gpus import GpuShares, visible_gpus
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import forking, template
 from marless.fleet.launchers.base import (
@@ -60,6 +61,7 @@ class LocalLauncher:
             program.module, self._arguments, program.environment, ahead=program.ahead
         )
         self._owns_template = shared is None
+        self._gpus = GpuShares.among(visible_gpus(program.environment), program.settings, program.most)
         self._processes: dict[str, _Process] = {}
         self._turn = asyncio.Lock()
         self._swept: asyncio.Task[None] | None = None
@@ -89,6 +91,7 @@ class LocalLauncher:
             process.kill()
             await process.ended()
             self._processes.pop(worker, None)
+            self._gpus.release(worker)
 
     async def close(self) -> None:
         await asyncio.gather(*(self.drain(worker, 0.0) for worker in self._processes))
@@ -137,7 +140,13 @@ class LocalLauncher:
 
     async def _fork(self, order: LaunchOrder) -> _Process:
         arguments = (*self._arguments, *order.arguments, "--worker", order.worker)
-        forking_order = template.ForkOrder(module=self._module, arguments=arguments, mark=orphans.new_mark())
+        share = self._gpus.claim(order.worker)
+        forking_order = template.ForkOrder(
+            module=self._module,
+            arguments=arguments,
+            settings=share.settings if share else {},
+            mark=orphans.new_mark(),
+        )
         standard_input, lines = os.pipe()
         try:
             forked = await self._template.fork(forking_order, standard_input)

@@ -75,8 +75,8 @@ LOCAL = Choice()
 def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add --launcher to the options of a pool."""
     what = (
-        "what starts workers: local, external, a plug-in's (docker, ray, ec2), or another package's; with options: "
-        "name,key=value,…"
+        "what starts workers: local, external, a plug-in's (docker, ec2, kubernetes, ray), or another package's; with "
+        "options: name,key=value,…"
     )
     add_option(parser, "--launcher", "local", what, _choice)
 

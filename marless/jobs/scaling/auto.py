@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from marless.core.group import Group
 from marless.core.settings import FunctionsSpec
-from marless.jobs.gradient_evidence import EARLY, GradientEvidence
+from marless.jobs.evidence import EARLY, GradientEvidence
 from marless.jobs.record import RoundRecord
 from marless.jobs.scaling.base import (
     ActorRange,
@@ -124,7 +124,9 @@ class CheapestScaling:
 
     def _chosen(self, scale: float, sums: RoundSums, before: int) -> _Choice:
         """The number of actors with the least cost of progress, if noise is worth `scale` actors."""
-        cost, near = sums.cost(self.rates), self._near(before)
+        cost = sums.cost(self.rates)
+        # The numbers of actors that may follow `before`.
+        near = range(max(self.bounds.least, before // 2), min(self.bounds.high, 2 * before) + 1)
         enough = min(math.ceil(scale * _LEAST_SHARE), near[-1])
         best = min((n for n in near if n >= enough), key=lambda n: (_progress_usd(n, scale, cost), n))
         saved = 1 - _progress_usd(best, scale, cost) / _progress_usd(before, scale, cost)
@@ -141,10 +143,6 @@ class CheapestScaling:
         }
         hardly_less = "" if actors == best else f", but hardly less than with {actors}: {actors} actors"
         return _Choice(actors, why + hardly_less, facts)
-
-    def _near(self, before: int) -> range:
-        """The numbers of actors that may follow `before`."""
-        return range(max(self.bounds.least, before // 2), min(self.bounds.high, 2 * before) + 1)
 
     def _tried(self, decided: int, number: int) -> int:
         """The actors of a round, which may be a trial of more or fewer than decided."""

@@ -183,9 +183,9 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
     "SCALING",
     {
         name: f"marless.jobs.scaling.{name}"
-        for name in ("fixed", "given", "adapt", "nitro", "gns", "marless", "echo", "variance", "auto")
+        for name in ("fixed", "adapt", "nitro", "gns", "marless", "echo", "variance", "auto")
     }
-    | {"max": "marless.jobs.scaling.fixed:MAX"},
+    | {"max": "marless.jobs.scaling.fixed:MAX", "given": "marless.jobs.scaling.fixed:GIVEN"},
 )
 
 TOLERANCE = 1e-9

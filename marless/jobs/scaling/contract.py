@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from marless.core.errors import require
 from marless.core.group import Group
 from marless.jobs.record import Decision, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord, from_json
 from marless.jobs.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
@@ -41,11 +42,11 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
         where, shown = f"round {number + 1}", tuple(history)
         groups = TOGETHER if number // 10 % 2 else APART
         decision = policy.decide(history, groups)
-        _require(tuple(history) == shown, f"{where}: changed the history that it was given")
+        require(tuple(history) == shown, f"{where}: changed the history that it was given")
         _check(decision, least, max_actors, where)
-        _require(policy.decide(history, groups) == decision, f"{where}: asked again, it decides otherwise")
+        require(policy.decide(history, groups) == decision, f"{where}: asked again, it decides otherwise")
         restarted = made_scaling(kind, config, context).decide(written, groups)
-        _require(
+        require(
             _read_back(restarted) == _read_back(decision),
             f"{where}: decides otherwise after a restart; what it must remember belongs into ScalingDecision.inputs",
         )
@@ -136,10 +137,10 @@ def _measured(chance: random.Random) -> dict[str, float]:
 
 def _check(decision: ScalingDecision, least: int, most: int, where: str) -> None:
     number = decision.actors
-    _require(type(number) is int, f"{where}: {number!r} actors; give a whole number")
-    _require(least <= number <= most, f"{where}: {number} actors; this job's rounds get {least} to {most}")
+    require(type(number) is int, f"{where}: {number!r} actors; give a whole number")
+    require(least <= number <= most, f"{where}: {number} actors; this job's rounds get {least} to {most}")
     one_line = bool(decision.reason.strip()) and decision.reason.isprintable()
-    _require(one_line, f"{where}: the reason is no sentence on one line: {decision.reason!r}")
+    require(one_line, f"{where}: the reason is no sentence on one line: {decision.reason!r}")
     try:
         json.dumps(dict(decision.inputs), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -149,8 +150,3 @@ def _check(decision: ScalingDecision, least: int, most: int, where: str) -> None
 def _read_back(decision: ScalingDecision) -> ScalingDecision:
     """The decision as a resumed job reads it from its record."""
     return replace(decision, inputs=json.loads(json.dumps(dict(decision.inputs))))
-
-
-def _require(kept: bool, broken: str) -> None:
-    if not kept:
-        raise AssertionError(broken)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from marless.core.settings import FunctionsSpec
-from marless.jobs.kept_sums import KeptSums
+from marless.jobs.evidence import KeptSums
 from marless.jobs.prices import Accounting, BilledTime, Prices, lambda_memory_mb
 from marless.jobs.record import RoundRecord
 from marless.jobs.usage import STARTED, WHOLE, usage

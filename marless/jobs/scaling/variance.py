@@ -72,7 +72,11 @@ class VarianceScaling:
             when = "no round has two timed actors yet" if history else "first round"
             return ScalingDecision(self.bounds.high, f"{when}: {self.bounds.high} actors, the most allowed")
         variation = self._variation(rounds) if rounds else float(known or 0.0)
-        actors = self._sweet_spot(variation)
+        # The number with the smallest J; of equal ones, the largest, which is the quickest.
+        choices = range(self.bounds.least, self.bounds.high + 1)
+        costs = {n: self._objective(n, variation) for n in choices}
+        least = min(costs.values())
+        actors = max(n for n in choices if costs[n] <= least * (1 + TOLERANCE))
         slowest = 1 + variation * largest_of(actors)
         return ScalingDecision(
             actors,
@@ -100,13 +104,6 @@ class VarianceScaling:
         keeps = 1 - 2 / (self.config.window + 1)
         weights = [keeps**age for age in range(len(newest_first))]
         return math.fsum(map(math.prod, zip(weights, newest_first, strict=True))) / math.fsum(weights)
-
-    def _sweet_spot(self, variation: float) -> int:
-        """The number with the smallest J; of equal ones, the largest, which is the quickest."""
-        choices = range(self.bounds.least, self.bounds.high + 1)
-        costs = {n: self._objective(n, variation) for n in choices}
-        least = min(costs.values())
-        return max(n for n in choices if costs[n] <= least * (1 + TOLERANCE))
 
     def _objective(self, actors: int, variation: float) -> float:
         weight = self.config.time_weight

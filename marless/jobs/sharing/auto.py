@@ -2,7 +2,7 @@
 
 A shared policy learns from all its agents' samples and pays for one learner. Whether its agents want the same is
 measured in the gradient: the mean over pairs of agents of the product of their gradients ("gradient_common" of
-`marless.learning.algos.training.gradient_statistics`). If it is below 0 by more than two standard errors while agents
+`marless.learning.algos.training.measuring`). If it is below 0 by more than two standard errors while agents
 still have gradients of their own, the policy is a compromise that no agent wants: its agents go on apart, each with a
 copy. They do not come together again, since their policies differ from then on.
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from marless.core.group import Group
-from marless.jobs.gradient_evidence import GradientEvidence
+from marless.jobs.evidence import GradientEvidence
 from marless.jobs.record import RoundRecord
 from marless.jobs.sharing.base import Members, SharingConfig, SharingDecision, SharingKind
 from marless.learning.data.returns import EpisodeReturns

@@ -2,7 +2,7 @@
 
 A policy has a config (its settings), declares the measurements that it needs, refuses invalid settings, and decides.
 Policies are found by name: ours, and those of other packages, by entry points of the group "marless.sharing". Below
-are the first groups of a job, and their validation.
+are the first groups of a job, their validation, and the policy `fixed`, which keeps them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ SHARING_POLICIES: Registry[SharingKind] = Registry(
     "sharing policy",
     "marless.sharing",
     "SHARING",
-    {name: f"marless.jobs.sharing.{name}" for name in ("fixed", "marless", "auto")},
+    {
+        "fixed": "marless.jobs.sharing.base:FIXED",
+        "marless": "marless.jobs.sharing.marless",
+        "auto": "marless.jobs.sharing.auto",
+    },
 )
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -151,3 +155,34 @@ def _check_groups(groups: Sequence[Group], spaces: EnvSpaces) -> None:
                 f"sharing.groups: {group.policy} mixes agents with different spaces "
                 f"(classes {', '.join(classes)}); only agents of one class can share a policy"
             )
+
+
+class FixedSharingConfig(SharingConfig):
+    """Settings of `fixed`; every round has the groups of the first."""
+
+    name: str = "fixed"
+
+
+@dataclass(frozen=True)
+class FixedSharing:
+    """The same groups in every round."""
+
+    groups: tuple[Group, ...]
+
+    def asks(self, history: Sequence[RoundRecord], returns: EpisodeReturns | None) -> bool:
+        return False
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
+
+
+class FixedSharingKind(SharingKind):
+    """Makes the policy; see `SharingKind`."""
+
+    config_type = FixedSharingConfig
+
+    def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> FixedSharing:
+        return FixedSharing(groups)
+
+
+FIXED = FixedSharingKind()

@@ -14,9 +14,9 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+from marless.core.errors import require
 from marless.jobs.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.jobs.sinks.base import Sink, SinkJob
-from marless.jobs.sinks.scalars import scalars
+from marless.jobs.sinks.base import Sink, SinkJob, scalars
 from marless.learning.data.returns import EpisodeReturns
 
 Point = tuple[str, int, float]
@@ -47,9 +47,9 @@ def check_sink(make: Callable[[], Sink], folder: Path, read: Callable[[Path], It
         _serve(make(), replace(job, last=rounds[1]), rounds[2:], "RUNNING")  # round 2 is written again
         _serve(make(), replace(job, last=rounds[3]), again, "SUCCEEDED")  # rounds 4 and 5 are replaced
         _serve(make(), replace(job, last=again[-1]), [], "FAILED")  # resumed without a further round
-    _require(not said.getvalue(), f"printed to standard output, which is for data: {said.getvalue()[:80]!r}")
+    require(not said.getvalue(), f"printed to standard output, which is for data: {said.getvalue()[:80]!r}")
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not thread.daemon]
-    _require(not left, f"left threads that keep the process from ending: {left}")
+    require(not left, f"left threads that keep the process from ending: {left}")
     if read:
         _compare(list(read(folder)), [*rounds[:4], *again])
 
@@ -61,7 +61,7 @@ def _serve(sink: Sink, job: SinkJob, records: list[RoundRecord], state: str) -> 
         numbers = scalars(record, before, _RANDOM)
         given = dict(numbers)
         sink.write(record, numbers)
-        _require(numbers == given, f"round {record.round + 1}: changed the scalars that it was given")
+        require(numbers == given, f"round {record.round + 1}: changed the scalars that it was given")
         before = record
     sink.close(state)
 
@@ -75,12 +75,12 @@ def _compare(shown: list[Point], records: list[RoundRecord]) -> None:
         before = record
     times = Counter((name, step) for name, step, _ in shown)
     for point in wanted:
-        _require(point in times, f"{point[0]} at env step {point[1]} is missing")
+        require(point in times, f"{point[0]} at env step {point[1]} is missing")
     for name, step, value in shown:
-        _require((name, step) in wanted, f"{name} at env step {step} was never recorded, or was taken back")
-        _require(times[name, step] == 1, f"{name} at env step {step} is shown {times[name, step]} times")
+        require((name, step) in wanted, f"{name} at env step {step} was never recorded, or was taken back")
+        require(times[name, step] == 1, f"{name} at env step {step} is shown {times[name, step]} times")
         expected = wanted[name, step]
-        _require(
+        require(
             math.isclose(value, expected, rel_tol=1e-6),
             f"{name} at env step {step} is {value}, was recorded as {expected}",
         )
@@ -122,8 +122,3 @@ def sample_round(number: int, scale: float) -> RoundRecord:
         invocations=(actor,),
         decisions=(),
     )
-
-
-def _require(kept: bool, broken: str) -> None:
-    if not kept:
-        raise AssertionError(broken)

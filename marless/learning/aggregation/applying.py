@@ -14,9 +14,9 @@ full length of it, and the moments would have to be those before all of them, or
 `step: separate` each gradient is a step of Adam of its own, of length w_i · lr and in order of arrival, as in the
 public code of that paper.
 
-For stacks of nets in torch, `marless.learning.nets.adam` has the same Adam, `marless.learning.algos.ppo.advantages` the
-same units of a critic's values, and `marless.learning.nets.layout` the same flat vector: a matrix [outputs, inputs + 1]
-for each weight and bias, those of a memory after their layer, then free parameters.
+For stacks of nets in torch, `marless.learning.nets.adam` has the same Adam, `algos.training.advantages` the same units
+of a critic's values, and `marless.learning.nets.layout` the same flat vector: a matrix [outputs, inputs + 1] for each
+weight and bias, those of a memory after their layer, then free parameters.
 Shapes: K outputs of the critic, D parameters; moments are (Σw, Σw·x, Σw·x²), float64 [K, 3].
 """
 

@@ -29,6 +29,9 @@ class AlgorithmConfig(Section):
     that acted, as recorded, or because it learns from whatever is in its replay. Needed by schedule `pipelined`."""
     normalises: ClassVar[bool] = False
     """True if its learners keep statistics of observations, and so can follow `model.normalise_observations`."""
+    lowers_precision: ClassVar[bool] = False
+    """True if its learners compute gradients in the precision of their context, and so can follow
+    `learner.precision`. Others would compute in float32, and records would say otherwise."""
     stacks_frames: ClassVar[bool] = False
     """True if its nets can read several images at once (`model.frames`)."""
     name: str

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from marless.core.errors import CorruptError, SpecError
+from marless.core.errors import CorruptError, SpecError, require
 from marless.core.group import FunctionNode, Group
 from marless.core.interruption import StoppedError
 from marless.core.settings import Measure
@@ -48,7 +48,11 @@ _ASKED = 4
 
 
 def check_algorithm(
-    algorithm: Algorithm, config: AlgorithmConfig, *, one_step: Mapping[str, object] | None = None
+    algorithm: Algorithm,
+    config: AlgorithmConfig,
+    *,
+    one_step: Mapping[str, object] | None = None,
+    device: str = "cpu",
 ) -> tuple[str, ...]:
     """Train synthetic jobs with learners of the algorithm; raises AssertionError, naming the broken rule.
 
@@ -59,36 +63,50 @@ def check_algorithm(
     Args:
         one_step: Settings with which an update is a single gradient step, such as `{"epochs": 1}`; if given,
             `gradients` and `apply` are compared with `update`, too.
+        device: Of torch, on which learners compute.
     """
     _check_config(algorithm, config)
     config = config.warm()
     accepted = dict(_accepted(algorithm, config))
     for case, job in accepted.items():
         with tempfile.TemporaryDirectory() as folder:
-            trial = _Trial(algorithm, config, job, Path(folder))
+            trial = _Trial(algorithm, config, job, Path(folder), device)
             for learner in trial.learners.values():
                 if isinstance(learner, HandWritten):
                     learner.check_gradients()
             for number, round_ in enumerate(ROUNDS):
                 trial.train(number, round_, f"{case}, round {number + 1}")
-            _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
+            require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
             if one_step is not None:
                 once = algorithm.config_type.model_validate({**config.model_dump(), **one_step})
-                _Trial(algorithm, once, job, Path(folder) / "once").compare_gradients(case)
+                _Trial(algorithm, once, job, Path(folder) / "once", device).compare_gradients(case)
     return tuple(accepted)
 
 
-def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
+def fingerprint(algorithm: Algorithm, config: AlgorithmConfig, device: str = "cpu") -> str:
     """SHA-256 of all states after the synthetic jobs; it must not depend on the process or the number of threads."""
-    digest, config = hashlib.sha256(), config.warm()
+    digest = hashlib.sha256()
+    for state in trained_states(algorithm, config, device).values():
+        digest.update(b"".join(serial.encode(state)))
+    return digest.hexdigest()
+
+
+def trained_states(
+    algorithm: Algorithm, config: AlgorithmConfig, device: str = "cpu", rounds: int = len(ROUNDS)
+) -> dict[tuple[str, str], PolicyState]:
+    """All states after so many rounds of the synthetic jobs, by job and name, in a fixed order.
+
+    Those of two devices are close after one round. Later ones act by what was learned, and so move apart.
+    """
+    found: dict[tuple[str, str], PolicyState] = {}
+    config = config.warm()
     for case, job in _accepted(algorithm, config):
         with tempfile.TemporaryDirectory() as folder:
-            trial = _Trial(algorithm, config, job, Path(folder))
-            for number, round_ in enumerate(ROUNDS):
+            trial = _Trial(algorithm, config, job, Path(folder), device)
+            for number, round_ in enumerate(ROUNDS[:rounds]):
                 trial.train(number, round_, f"{case}, round {number + 1}", again=False)
-            for name in sorted(trial.states):
-                digest.update(b"".join(serial.encode(trial.states[name])))
-    return digest.hexdigest()
+            found |= {(case, name): trial.states[name] for name in sorted(trial.states)}
+    return found
 
 
 @dataclass
@@ -100,6 +118,7 @@ class _Trial:
     job: SyntheticJob
     folder: Path
     """Directory of the replay files."""
+    device: str
     states: dict[str, PolicyState] = field(default_factory=dict)
     """The newest version of every name."""
     moved: bool = False
@@ -130,11 +149,11 @@ class _Trial:
             other = self._started(scope, inputs.groups, self.folder / f"{scope.index}.gradients")
             given = other.gradients(inputs).gradients
             missing = [group.policy for group in inputs.groups if group.policy not in given]
-            _require(not missing, f"{where}, {scope.name}: no gradients of {missing}")
+            require(not missing, f"{where}, {scope.name}: no gradients of {missing}")
             for name in given:
                 held, before = other.state(name).acting, self.states[name].acting
                 same = all(_equal(held, before, array) for array in held.keys() | before.keys())
-                _require(same, f"{where}: `gradients` has moved the weights of {name}")
+                require(same, f"{where}: `gradients` has moved the weights of {name}")
             for name, gradients in given.items():
                 other.apply(name, gradients, inputs.env_steps)
             for name in given:
@@ -214,20 +233,20 @@ class _Trial:
     def _check_output(self, scope: Scope, inputs: RoundInput, output: UpdateOutput, where: str, trained: bool) -> None:
         nodes = self.algorithm.functions(self.config, scope, inputs.groups, self.job.spaces)
         names = self.learners[scope.index].names(inputs.groups)
-        _require(len(set(names)) == len(names), f"{where}: some names are published twice: {names}")
+        require(len(set(names)) == len(names), f"{where}: some names are published twice: {names}")
         missing = [group.policy for group in inputs.groups if group.policy not in names]
-        _require(not missing, f"{where}: policies {missing} are not among the names that are published, {names}")
+        require(not missing, f"{where}: policies {missing} are not among the names that are published, {names}")
         _check_nodes(nodes, scope, inputs.groups, names, where)
         _check_runs(nodes, output, where, trained)
         metrics = output.metrics
-        _require(metrics.keys() <= set(names), f"{where}: metrics of {sorted(metrics)}, published {names}")
+        require(metrics.keys() <= set(names), f"{where}: metrics of {sorted(metrics)}, published {names}")
         odd = {f"{n}.{m}": x for n, found in metrics.items() for m, x in found.items() if not math.isfinite(x)}
-        _require(not odd, f"{where}: metrics that are no finite numbers: {odd}")
+        require(not odd, f"{where}: metrics that are no finite numbers: {odd}")
         if inputs.measure.curvature and trained:
             _check_measured(output, inputs.groups, scope.agent_classes(self.job.spaces), where)
 
     def _learner(self, scope: Scope, replay: Path | None) -> Learner:
-        context = LearnerContext(self.job.model, self.job.spaces, scope, "cpu", replay)
+        context = LearnerContext(self.job.model, self.job.spaces, scope, self.device, replay)
         return self.algorithm.learner(self.config, context)
 
     def _replay(self, scope: Scope) -> Path:
@@ -248,18 +267,18 @@ def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[s
         try:
             algorithm.check(config, job.setting)
         except SpecError as refusal:
-            _require(str(refusal).isprintable(), f"{case}: it is refused in more than one line: {refusal}")
+            require(str(refusal).isprintable(), f"{case}: it is refused in more than one line: {refusal}")
             refusals.append(f"{case}: {refusal}")
         else:
             yield case, job
-    _require(len(refusals) < len(CASES), f"the algorithm refuses everything it could be tried on: {refusals}")
+    require(len(refusals) < len(CASES), f"the algorithm refuses everything it could be tried on: {refusals}")
 
 
 def _check_config(algorithm: Algorithm, config: AlgorithmConfig) -> None:
     kind = algorithm.config_type
-    _require(isinstance(config, kind), f"the config is no {kind.__name__}")
+    require(isinstance(config, kind), f"the config is no {kind.__name__}")
     read = kind.model_validate(json.loads(json.dumps(config.model_dump())))
-    _require(read == config, f"the config does not survive a job file: {config!r} became {read!r}")
+    require(read == config, f"the config does not survive a job file: {config!r} became {read!r}")
     try:
         kind.model_validate({**config.model_dump(), "no_such_setting": 1})
     except ValueError:
@@ -270,10 +289,10 @@ def _check_config(algorithm: Algorithm, config: AlgorithmConfig) -> None:
 def _check_sizes(declared: Mapping[str, int], states: Mapping[str, PolicyState], where: str) -> None:
     """Check that a job whose nets are too large is refused by what they weigh: counters beside them hardly count."""
     for name, size in declared.items():
-        _require(name in states, f"{where}: net_bytes names {name}, which is not published")
+        require(name in states, f"{where}: net_bytes names {name}, which is not published")
         arrays = {**states[name].learning, **states[name].acting}
         made = sum(array.nbytes for key, array in arrays.items() if not key.endswith(f".{GRAPH}"))
-        _require(
+        require(
             0 <= made - size <= _COUNTERS_BYTES, f"{where}: net_bytes of {name} is {size}, its state has {made} bytes"
         )
 
@@ -290,14 +309,14 @@ def _check_nodes(
 ) -> None:
     seen: set[str] = set()
     for node in nodes:
-        _require(node.id not in seen, f"{where}: function {node.id} is declared twice")
-        _require(seen.issuperset(node.after), f"{where}: {node.id} waits for {node.after}, declared later or never")
+        require(node.id not in seen, f"{where}: function {node.id} is declared twice")
+        require(seen.issuperset(node.after), f"{where}: {node.id} waits for {node.after}, declared later or never")
         serves = (scope.name,) if node.function == "post_process" else names
-        _require(node.name in serves, f"{where}: {node.id} serves none of {serves}")
+        require(node.name in serves, f"{where}: {node.id} serves none of {serves}")
         seen.add(node.id)
     policies = [node.name for node in nodes if node.function == "policy"]
     expected = sorted(group.policy for group in groups)
-    _require(sorted(policies) == expected, f"{where}: declares policies {policies}, groups have {expected}")
+    require(sorted(policies) == expected, f"{where}: declares policies {policies}, groups have {expected}")
 
 
 def _check_runs(nodes: Sequence[FunctionNode], output: UpdateOutput, where: str, trained: bool) -> None:
@@ -306,12 +325,12 @@ def _check_runs(nodes: Sequence[FunctionNode], output: UpdateOutput, where: str,
     ran = Counter(
         f"{run.function}/{run.name}" for run in output.runs if run.function not in ("curvature", "similarity")
     )
-    _require(max(ran.values(), default=1) == 1, f"{where}: functions are reported twice: {dict(ran)}")
+    require(max(ran.values(), default=1) == 1, f"{where}: functions are reported twice: {dict(ran)}")
     kept = ran.keys() == declared if trained else ran.keys() <= declared
-    _require(kept, f"{where}: functions {sorted(ran)} ran, {sorted(declared)} are declared")
+    require(kept, f"{where}: functions {sorted(ran)} ran, {sorted(declared)} are declared")
     for run in output.runs:
         sane = run.start_s <= run.end_s and run.vcpu_s >= 0 and run.cpu_s >= 0
-        _require(sane, f"{where}: {run.function}/{run.name} ended before it began, or took less than nothing")
+        require(sane, f"{where}: {run.function}/{run.name} ended before it began, or took less than nothing")
 
 
 def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequence[AgentClass], where: str) -> None:
@@ -319,13 +338,13 @@ def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequ
     for group in groups:
         found = output.metrics.get(group.policy, {})
         for metric in ("curvature", "noise_scale"):
-            _require(found.get(metric, -1.0) >= 0, f"{where}: no {metric} of {group.policy}, which was asked for")
-        _require(group.policy in billed, f"{where}: measuring {group.policy} is no function `curvature`")
+            require(found.get(metric, -1.0) >= 0, f"{where}: no {metric} of {group.policy}, which was asked for")
+        require(group.policy in billed, f"{where}: measuring {group.policy} is no function `curvature`")
     for agents in classes:
         if len(agents.agents) > 1:
             size = (len(agents.agents),) * 2
             found_NN = output.distances.get(agents.name)
-            _require(found_NN is not None and found_NN.shape == size, f"{where}: no distances {size} of {agents.name}")
+            require(found_NN is not None and found_NN.shape == size, f"{where}: no distances {size} of {agents.name}")
 
 
 def _require_equal(learner: Learner, name: str, expected: PolicyState, where: str) -> None:
@@ -334,7 +353,7 @@ def _require_equal(learner: Learner, name: str, expected: PolicyState, where: st
     odd = [] if dict(held.metadata) == dict(expected.metadata) else ["metadata"]
     for mine, theirs in ((held.acting, expected.acting), (held.learning, expected.learning)):
         odd += sorted(array for array in mine.keys() | theirs.keys() if not _equal(mine, theirs, array))
-    _require(not odd, f"{where} {name} has another state: {', '.join(odd)} differ")
+    require(not odd, f"{where} {name} has another state: {', '.join(odd)} differ")
 
 
 def _moved(before: PolicyState, after: PolicyState) -> bool:
@@ -349,8 +368,3 @@ def _equal(one: Arrays, other: Arrays, name: str) -> bool:
         return False
     mine, theirs = one[name], other[name]
     return mine.dtype == theirs.dtype and mine.shape == theirs.shape and mine.tobytes() == theirs.tobytes()
-
-
-def _require(kept: bool, broken: str) -> None:
-    if not kept:
-        raise AssertionError(broken)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # so that `marless submit` can check a job file without the t
 
     from marless.learning.data.trajectory import Trajectory
     from marless.learning.envs.base import AgentClass, EnvSpaces
+    from marless.learning.nets.kinds import Precision
     from marless.learning.nets.model import ModelSpec
 
 
@@ -65,6 +66,15 @@ class RoundInput:
     that truncates ratios over them reads them. Policies may be missing."""
     stopped: Stopped = field(default=never, compare=False)
     """Returns True once the update is not needed any more (job closed). Learners check it between gradient steps."""
+
+    @property
+    def sampled_steps(self) -> int:
+        """Env steps of the round's trajectories."""
+        return sum(each.env_steps for each in self.trajectories)
+
+
+MINIBATCH_PARTS = "minibatch_parts"
+"""The metric of a net whose minibatches did not fit into a GPU's memory, and were computed in so many parts."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,8 @@ class LearnerContext:
     """File of the replay buffer of off-policy algorithms, which outlives the process; None: in memory."""
     carried: bool = False
     """True if episodes continue over rounds."""
+    precision: Precision = "float32"
+    """Of the gradients of nets that torch differentiates; other nets are always computed in float32."""
 
 
 class Learner(Protocol):

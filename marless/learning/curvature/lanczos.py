@@ -62,6 +62,7 @@ def _tridiagonal(product: Product, start_PD: Tensor, steps: int) -> tuple[Tensor
         scale_P1 = torch.maximum(scale_P1, alpha_P1.abs() + beta_P1)
         going_P1 = going_P1 & ~(beta_P1 <= _NOTHING_LEFT * scale_P1)  # written so that nan is passed on
         off_diagonal.append(torch.where(going_P1, beta_P1, 0.0))
+        # A complete matrix goes on with zeros, which add nothing: the others of the stack are not complete yet.
         vector_PD = rest_PD * torch.where(going_P1, 1 / beta_P1, 0.0)
     return torch.cat(diagonal, dim=1), torch.cat(off_diagonal, dim=1)
 
@@ -89,6 +90,7 @@ def _ends(diagonal_PK: Tensor, off_diagonal_PK: Tensor) -> tuple[NDArray[np.floa
     below = np.arange(steps - 1)
     matrix_PKK[:, below + 1, below] = beta_PK[:, :-1]  # eigvalsh reads the lower triangle
     finite_P = np.isfinite(alpha_PK).all(axis=1) & np.isfinite(beta_PK).all(axis=1)
+    # For one matrix that is not finite, eigvalsh would raise, and the others would have no result.
     matrix_PKK[~finite_P] = 0.0
     values_PK = np.linalg.eigvalsh(matrix_PKK).astype(np.float64, copy=False)
     values_PK[~finite_P] = np.nan

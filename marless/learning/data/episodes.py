@@ -33,6 +33,8 @@ class EpisodeStats:
     """Counted episodes with a known result (won or not): all of them, or 0 if the environment does not report wins."""
     wins: int = 0
     """Counted episodes that were won."""
+    broken: int = 0
+    """Episodes that a fault of the environment has ended (`Transition.broken`). They count nowhere else."""
 
 
 def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
@@ -48,6 +50,7 @@ def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
         mean_scatter=mean_scatter,
         judged=sum(each.judged for each in parts),
         wins=sum(each.wins for each in parts),
+        broken=sum(each.broken for each in parts),
     )
 
 
@@ -90,6 +93,7 @@ class EpisodeMeter:
             counted_B = ended_B if cut_B is None else ended_B & ~(cut_B & transition.truncated)
             if transition.broken is not None:
                 counted_B = counted_B & ~transition.broken
+                self._broken += int((ended_B & transition.broken).sum())
             counted_B = counted_B & (self._missing_B > 0)
             self._missing_B -= counted_B
             self._episode_steps += int(self.steps_B[counted_B].sum())
@@ -132,6 +136,7 @@ class EpisodeMeter:
             mean_scatter=float(self._scatter_R[-1]),
             judged=self._judged,
             wins=self._wins,
+            broken=self._broken,
         )
         self._clear()
         return found
@@ -150,4 +155,4 @@ class EpisodeMeter:
         self._mean_R, self._scatter_R = np.zeros(len(self._agents) + 1), np.zeros(len(self._agents) + 1)
         self.episodes = 0
         """Number of finished episodes that count."""
-        self._env_steps = self._episode_steps = self._judged = self._wins = 0
+        self._env_steps = self._episode_steps = self._judged = self._wins = self._broken = 0

@@ -81,6 +81,10 @@ class EpisodeSums(Protocol):
     def wins(self) -> int:
         """Number of episodes won."""
 
+    @property
+    def broken(self) -> int:
+        """Number of episodes that a fault of the environment has ended; they are in none of the sums."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
@@ -92,6 +96,7 @@ class Sums:
     mean_scatter: float
     judged: int
     wins: int
+    broken: int = 0
 
     @classmethod
     def of(cls, actors: Sequence[EpisodeSums]) -> Sums:
@@ -108,6 +113,7 @@ class Sums:
             mean_scatter=mean_scatter,
             judged=sum(each.judged for each in actors),
             wins=sum(each.wins for each in actors),
+            broken=sum(each.broken for each in actors),
         )
 
 

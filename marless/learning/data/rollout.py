@@ -6,12 +6,10 @@ No torch, no I/O. Suffixes as in `marless.learning.envs.base` and `marless.learn
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError
 from marless.core.interruption import Stopped, check, never
@@ -30,6 +28,7 @@ from marless.learning.envs.base import (
     Saved,
     Transition,
     Truncating,
+    checksum,
     random_actions,
 )
 
@@ -117,6 +116,7 @@ class Lane:
 
         Raises SpecError if the environment cannot be saved, or does not show what it showed when it was.
         """
+        # No frame until all of the carry has been read: a lane that was loaded in part must not be rolled on.
         env, self._frame = _saved(self._env), None
         meter, stagger = EpisodeMeter(self._env.spaces, self._env.batch), Stagger(self._env.batch)
         meter.load(carry.part("meter"))
@@ -125,7 +125,7 @@ class Lane:
         check = carry.arrays.get("frame/check")
         if check is None or check.dtype != np.uint32 or check.shape != (1,):
             raise CorruptError("carry: frame/check is missing or no uint32[1]")
-        if int(check[0]) != _checksum(frame):
+        if int(check[0]) != checksum(frame.arrays()):
             raise SpecError(
                 "the environment shows other observations after it was saved and loaded: it is not deterministic "
                 "under its seed, or its save() is incomplete; set actors.episodes: fresh"
@@ -137,7 +137,7 @@ class Lane:
     def save(self) -> Carry:
         """The lane as it is between two rollouts, as copies. Raises SpecError if the environment cannot be saved."""
         arrays = {f"env/{name}": array for name, array in _saved(self._env).save().items()}
-        arrays["frame/check"] = np.array([_checksum(self._present())], np.uint32)
+        arrays["frame/check"] = np.array([checksum(self._present().arrays())], np.uint32)
         arrays |= {f"meter/{name}": array for name, array in self._meter.save().items()}
         arrays |= {f"stagger/{name}": array for name, array in self._stagger.save().items()}
         for k, memory in self._memory.items():
@@ -173,8 +173,12 @@ class Lane:
                 raise CorruptError(f"carry: it has a memory of {spaces.classes[k].name}, its policies none")
             if k in self._memory and isinstance(policy, Remembering):
                 policy.recall(self._memory[k])
-        memory = [] if index is None else _memory(policies)
-        before = {} if index is None else _before(policies)
+        remembered = {} if index is None else _remembered(policies)
+        memory = _memory(remembered)
+        # The images before the first step, and who begins with it, by class; see `FrameStack.memory`.
+        before = {
+            k: (held["frames"], held["begins"].astype(np.bool_)) for k, held in remembered.items() if "frames" in held
+        }
         units = tuple(each.shape[2] for each in memory)
         frames = tuple(1 + len(before[k][0]) if k in before else 1 for k in range(len(policies))) if before else ()
         recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, index is not None, units, frames))
@@ -234,28 +238,14 @@ def _saved(env: BatchedEnv) -> Saved:
     return env
 
 
-def _checksum(frame: Frame) -> int:
-    """CRC-32 of all arrays of a frame."""
-    found = 0
-    for array in frame.arrays():
-        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
-    return found
-
-
-def _memory(policies: Sequence[ActingPolicy]) -> list[FloatArray]:
+def _memory(remembered: Mapping[int, Arrays]) -> list[FloatArray]:
     """[N, B, H] of each class before the first step of a rollout; [] if there is no memory."""
     # "hidden" before "last_action": readers of `memory/k` take the last action from its end.
     found = {
         k: [memory[name] for name in ("hidden", "last_action") if name in memory]
-        for k, memory in sorted(_remembered(policies).items())
+        for k, memory in sorted(remembered.items())
     }
     return [np.concatenate(parts, axis=1, dtype=np.float32).swapaxes(1, 2) for parts in found.values() if parts]
-
-
-def _before(policies: Sequence[ActingPolicy]) -> dict[int, tuple[NDArray[np.generic], BoolArray]]:
-    """The images before the first step, and who begins with it, by class; see `FrameStack.memory`."""
-    found = {k: memory for k, memory in _remembered(policies).items() if "frames" in memory}
-    return {k: (memory["frames"], memory["begins"].astype(np.bool_)) for k, memory in found.items()}
 
 
 def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:

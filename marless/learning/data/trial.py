@@ -6,18 +6,28 @@ What is seen is a sample: an event that random actions did not cause in this tim
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from marless.learning.envs.base import ActionArray, BatchedEnv, EnvSpaces, Frame, Helping, Transition, random_actions
+from marless.learning.envs.base import (
+    ActionArray,
+    BatchedEnv,
+    EnvSpaces,
+    Frame,
+    Helping,
+    Transition,
+    checksum,
+    random_actions,
+)
 
 MOST_STEPS = 2000
 """Env steps of a trial, at most."""
-SECONDS = 0.4
-"""Seconds after which a trial takes no further step."""
+SECONDS = 0.6
+"""CPU seconds after which a trial takes no further step: of what it shows, a busy machine changes little."""
+WAITS = 3
+"""Times as many seconds after which it takes none either: an environment may wait, for a game or for others."""
 _REPEATED_STEPS = 50
 """Env steps that are repeated from the same seed with the same actions."""
 
@@ -79,15 +89,18 @@ class Trial:
 
 
 def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS, seed: int = 0) -> Trial:
-    """Play random legal actions in copy 0 of an environment, until `steps` or `seconds` are over.
+    """Play random legal actions in copy 0 of an environment, until `steps`, or `seconds` of CPU time, are over.
 
-    Raises what the environment raises. The environment can be reset and used afterwards.
+    With `WAITS` times as many seconds it ends, too. Raises what the environment raises, which can be reset and used
+    afterwards.
     """
     seen, rng = _Seen(env.spaces), np.random.Generator(np.random.PCG64(seed))
-    started_s = time.perf_counter()
+    started_s, cpu_s = time.perf_counter(), time.process_time()
     frame, digests, actions = env.reset(seed), list[int](), list[tuple[ActionArray, ...]]()
     seen.observe(frame)
-    while seen.env_steps < steps and time.perf_counter() - started_s < seconds:
+    while seen.env_steps < steps and time.process_time() - cpu_s < seconds:
+        if time.perf_counter() - started_s >= WAITS * seconds:
+            break
         chosen = random_actions(env.spaces, frame, rng)
         # Before the step, after which the frame may show something else.
         seen.act(frame)
@@ -107,10 +120,8 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
 
 def _digest(transition: Transition) -> int:
     """CRC-32 of what a step shows: observations, rewards, ends."""
-    found, frame = 0, transition.frame
-    for array in (*frame.obs, *(frame.masks or ()), *transition.rewards, *transition.terminated, transition.ended):
-        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
-    return found
+    frame, ends = transition.frame, (*transition.terminated, transition.ended)
+    return checksum((*frame.obs, *(frame.masks or ()), *transition.rewards, *ends))
 
 
 class _Seen:

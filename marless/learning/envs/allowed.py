@@ -77,7 +77,12 @@ def place(path: str) -> ConstructorPlace:
         module = _module_of(module)
     own = _OWN.fullmatch(module) is not None
     if not own and not is_listed(module):
-        raise SpecError(_refusal(module))
+        raise SpecError(
+            f"module {_cut(module)} is not allowed, because importing it runs its code. Allowed are PettingZoo's own "
+            "(as multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages "
+            "that whoever runs this process trusts and lists: "
+            f"{ENV_MODULES}=cogrid, or --env-modules of coordinator and actor pool"
+        )
     if separator and not (attribute in USUAL if own else _PUBLIC.fullmatch(attribute)):
         wanted = "'parallel_env' or 'env'" if own else "the name of a function or class"
         raise SpecError(f"{attribute[:_LONGEST_SHOWN]!r} is not allowed after {module}: give {wanted}")
@@ -110,15 +115,6 @@ def _is_among(module: str, allowed: Sequence[str]) -> bool:
 
 def _cut(module: str) -> str:
     return repr(module if len(module) <= _LONGEST_SHOWN else f"{module[:_LONGEST_SHOWN]}…")
-
-
-def _refusal(module: str) -> str:
-    return (
-        f"module {_cut(module)} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
-        "multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that "
-        "whoever runs this process trusts and lists: "
-        f"{ENV_MODULES}=cogrid, or --env-modules of coordinator and actor pool"
-    )
 
 
 FAMILIES = ("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "mpe2")

@@ -9,7 +9,7 @@ state size.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -198,6 +198,14 @@ class EnvSpaces:
 def agents_checksum(spaces: EnvSpaces) -> int:
     """CRC-32 of the agents' names in their order, by which processes know that they mean the same agents by a row."""
     return zlib.crc32("\0".join(spaces.agents).encode())
+
+
+def checksum(arrays: Iterable[NDArray[np.generic]]) -> int:
+    """CRC-32 of the bytes of arrays, one after another."""
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
+    return found
 
 
 def check_spaces(spaces: EnvSpaces) -> None:

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.core.errors import told
+from marless.core.errors import require, told
 from marless.learning.envs.base import (
     BatchedEnv,
     BoolArray,
@@ -40,11 +40,11 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
     for batch in (1, 3):
         first, second = factory(batch), factory(batch)
         _check_spaces(first.spaces)
-        _require(first.batch == batch, f"asked for {batch} copies, got {first.batch}")
+        require(first.batch == batch, f"asked for {batch} copies, got {first.batch}")
         played = _play(first, steps, seed)
-        _require(_same(played, _play(second, steps, seed)), f"two environments with one seed part ways: {_SEEDED}")
+        require(_same(played, _play(second, steps, seed)), f"two environments with one seed part ways: {_SEEDED}")
         again = _play(first, steps, seed)
-        _require(_same(played, again), f"a second reset with the same seed gives another episode: {_SEEDED}")
+        require(_same(played, again), f"a second reset with the same seed gives another episode: {_SEEDED}")
         if isinstance(first, Saved):
             try:
                 _compare_saves(first, second, steps, seed)
@@ -75,15 +75,15 @@ def _compare_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) ->
         except Exception as error:
             raise AssertionError(f"{where}: load() failed with {told(error)}") from error
         _check_frame(other, loaded, where)
-        _require(_same(shown, _by_copy(loaded)), f"{where}: the frame is another")
-        _require(_alike(kept, other.save()), f"{where}: the next save is another")
+        require(_same(shown, _by_copy(loaded)), f"{where}: the frame is another")
+        require(_alike(kept, other.save()), f"{where}: the next save is another")
         for t in range(begun, steps):
             actions = random_actions(env.spaces, frame, rng)
             step, again = env.step(actions), other.step(tuple(action.copy() for action in actions))
-            _require(_same(_arrays(step), _arrays(again)), f"{where}: step {t} is another")
+            require(_same(_arrays(step), _arrays(again)), f"{where}: step {t} is another")
             frame = step.frame
-        _require(_alike(kept, saved), f"{where}: later steps changed the save; it must hold copies")
-        _require(_alike(env.save(), other.save()), f"{where}: the saves part ways")
+        require(_alike(kept, saved), f"{where}: later steps changed the save; it must hold copies")
+        require(_alike(env.save(), other.save()), f"{where}: the saves part ways")
 
 
 def _check_truncate(env: BatchedEnv, other: BatchedEnv, steps: int, chosen_B: BoolArray, seed: int) -> None:
@@ -111,13 +111,13 @@ def _check_truncate(env: BatchedEnv, other: BatchedEnv, steps: int, chosen_B: Bo
 
 def _compare_truncated(step: Transition, whole: Transition, chosen_B: BoolArray, where: str) -> None:
     """The chosen copies have ended, truncated unless they ended by themselves; all else is as in `whole`."""
-    _require(bool((step.ended == whole.ended | chosen_B).all()), f"{where}: ended must be true where it was truncated")
+    require(bool((step.ended == whole.ended | chosen_B).all()), f"{where}: ended must be true where it was truncated")
     wanted_B = whole.truncated | (chosen_B & ~whole.ended)
-    _require(bool((step.truncated == wanted_B).all()), f"{where}: truncated is wrong")
-    _require(_same([*step.rewards, *step.terminated], [*whole.rewards, *whole.terminated]), f"{where}: it differs")
-    _require(_same(_by_copy(step.final), _by_copy(whole.final)), f"{where}: final differs")
+    require(bool((step.truncated == wanted_B).all()), f"{where}: truncated is wrong")
+    require(_same([*step.rewards, *step.terminated], [*whole.rewards, *whole.terminated]), f"{where}: it differs")
+    require(_same(_by_copy(step.final), _by_copy(whole.final)), f"{where}: final differs")
     others = [[array[~step.ended] for array in _by_copy(each.frame)] for each in (step, whole)]
-    _require(_same(*others), f"{where}: the frame of another copy differs")
+    require(_same(*others), f"{where}: the frame of another copy differs")
 
 
 def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
@@ -131,7 +131,7 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
         there = _there(frame)
         given = [action.copy() for action in actions]
         step = env.step(actions)
-        _require(_same(given, list(actions)), f"step {t} changed the actions it was given")
+        require(_same(given, list(actions)), f"step {t} changed the actions it was given")
         length_B += 1
         _check_transition(env, there, step, f"step {t}")
         _check_length(env.spaces, length_B, step, f"step {t}")
@@ -142,22 +142,22 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
 
 
 def _check_spaces(spaces: EnvSpaces) -> None:
-    _require(len(set(spaces.agents)) == len(spaces.agents) > 0, f"agents need distinct names, got {spaces.agents}")
+    require(len(set(spaces.agents)) == len(spaces.agents) > 0, f"agents need distinct names, got {spaces.agents}")
     names = [c.name for c in spaces.classes]
-    _require(len(set(names)) == len(names), f"agent classes need distinct names, got {names}")
+    require(len(set(names)) == len(names), f"agent classes need distinct names, got {names}")
     for c in spaces.classes:
-        _require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
+        require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
         pixels = c.obs_size if c.image is None else prod(c.image)
-        _require(pixels == c.obs_size, f"class {c.name}: obs_size is {c.obs_size}, an image {c.image} has {pixels}")
+        require(pixels == c.obs_size, f"class {c.name}: obs_size is {c.obs_size}, an image {c.image} has {pixels}")
 
 
 def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: There = None) -> None:
     """Check a frame; `leaving` agents were there in the step before and have not terminated: they may show an end."""
     spaces, batch = env.spaces, env.batch
-    _require((frame.state is None) == (spaces.state_size == 0), f"{where}: state and state_size disagree")
-    _require((frame.masks is None) != spaces.masks, f"{where}: masks and spaces.masks disagree")
-    _require((frame.alive is None) != (spaces.deaths or spaces.turns), f"{where}: alive and spaces.deaths disagree")
-    _require((frame.waits is None) != spaces.turns, f"{where}: waits and spaces.turns disagree")
+    require((frame.state is None) == (spaces.state_size == 0), f"{where}: state and state_size disagree")
+    require((frame.masks is None) != spaces.masks, f"{where}: masks and spaces.masks disagree")
+    require((frame.alive is None) != (spaces.deaths or spaces.turns), f"{where}: alive and spaces.deaths disagree")
+    require((frame.waits is None) != spaces.turns, f"{where}: waits and spaces.turns disagree")
     if frame.state is not None:
         _check(frame.state, "float32", (batch, spaces.state_size), f"{where}: state")
     for k, c in enumerate(spaces.classes):
@@ -165,15 +165,15 @@ def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: There = Non
         _check(frame.obs[k], c.obs_dtype, (*shape, c.obs_size), f"{where}: obs of {c.name}")
         if frame.masks is not None:
             _check(frame.masks[k], "bool", (*shape, c.action.n), f"{where}: mask of {c.name}")
-            _require(bool(frame.masks[k].any(axis=-1).all()), f"{where}: some {c.name} has no legal action")
+            require(bool(frame.masks[k].any(axis=-1).all()), f"{where}: some {c.name} has no legal action")
         if frame.alive is not None:
             _check(frame.alive[k], "bool", shape, f"{where}: alive of {c.name}")
             absent_NB = ~frame.alive[k] if leaving is None else ~(frame.alive[k] | leaving[k])
-            _require(not frame.obs[k][absent_NB].any(), f"{where}: an absent {c.name} sees something")
+            require(not frame.obs[k][absent_NB].any(), f"{where}: an absent {c.name} sees something")
         if frame.waits is not None and frame.alive is not None:
             _check(frame.waits[k], "bool", shape, f"{where}: waits of {c.name}")
-            _require(not (frame.waits[k] & frame.alive[k]).any(), f"{where}: a {c.name} both waits and is alive")
-            _require(not frame.obs[k][frame.waits[k]].any(), f"{where}: a {c.name} that waits sees something")
+            require(not (frame.waits[k] & frame.alive[k]).any(), f"{where}: a {c.name} both waits and is alive")
+            require(not frame.obs[k][frame.waits[k]].any(), f"{where}: a {c.name} that waits sees something")
 
 
 def _check_transition(env: BatchedEnv, there: There, step: Transition, where: str) -> None:
@@ -183,28 +183,28 @@ def _check_transition(env: BatchedEnv, there: There, step: Transition, where: st
     _check_frame(env, step.final, f"{where}, final", leaving)
     _check(step.truncated, "bool", (env.batch,), f"{where}: truncated")
     _check(step.ended, "bool", (env.batch,), f"{where}: ended")
-    _require((step.won is None) != env.spaces.wins, f"{where}: won and spaces.wins disagree")
+    require((step.won is None) != env.spaces.wins, f"{where}: won and spaces.wins disagree")
     if step.won is not None:
         _check(step.won, "bool", (env.batch,), f"{where}: won")
-        _require(not step.won[~step.ended].any(), f"{where}: an episode was won that has not ended")
+        require(not step.won[~step.ended].any(), f"{where}: an episode was won that has not ended")
     has = step.team_reward is not None
-    _require(has == env.spaces.team_reward, f"{where}: team_reward and spaces.team_reward disagree")
+    require(has == env.spaces.team_reward, f"{where}: team_reward and spaces.team_reward disagree")
     if step.team_reward is not None:
         dtype = str(step.team_reward.dtype)
-        _require(dtype in ("float32", "float64"), f"{where}: team_reward is {dtype}")
+        require(dtype in ("float32", "float64"), f"{where}: team_reward is {dtype}")
         _check(step.team_reward, dtype, (env.batch,), f"{where}: team_reward")
     for k, c in enumerate(env.spaces.classes):
         shape = (len(c.agents), env.batch)
         dtype = str(step.rewards[k].dtype)
-        _require(dtype in ("float32", "float64"), f"{where}: reward of {c.name} is {dtype}")
+        require(dtype in ("float32", "float64"), f"{where}: reward of {c.name} is {dtype}")
         _check(step.rewards[k], dtype, shape, f"{where}: reward of {c.name}")
         _check(step.terminated[k], "bool", shape, f"{where}: terminated of {c.name}")
         if there is not None:
             absent = ~there[k]
-            _require(not step.rewards[k][absent].any(), f"{where}: an absent {c.name} was rewarded")
-            _require(not step.terminated[k][absent].any(), f"{where}: an absent {c.name} terminated")
+            require(not step.rewards[k][absent].any(), f"{where}: an absent {c.name} was rewarded")
+            require(not step.terminated[k][absent].any(), f"{where}: an absent {c.name} terminated")
     going_on = [[array[~step.ended] for array in _by_copy(frame)] for frame in (step.frame, step.final)]
-    _require(_same(*going_on), f"{where}: frame and final differ in a copy whose episode goes on")
+    require(_same(*going_on), f"{where}: frame and final differ in a copy whose episode goes on")
     _check_end(there, step, where)
 
 
@@ -214,21 +214,21 @@ def _check_end(there: There, step: Transition, where: str) -> None:
     all_gone_B = ~(present_NB & ~terminated_NB).any(axis=0)
     if (left := _there(step.final)) is not None:
         left_NB = np.concatenate(left)
-        _require(not (left_NB & terminated_NB).any(), f"{where}: an agent that terminated is still alive")
+        require(not (left_NB & terminated_NB).any(), f"{where}: an agent that terminated is still alive")
         all_gone_B = ~left_NB.any(axis=0)
     over_B = step.truncated | all_gone_B
-    _require(bool((step.ended == over_B).all()), f"{where}: ended must mean truncated, or every agent gone")
+    require(bool((step.ended == over_B).all()), f"{where}: ended must mean truncated, or every agent gone")
     if there is None:
         goes_on = terminated_NB.any(axis=0) & ~step.ended
-        _require(not goes_on.any(), f"{where}: an agent terminated in mid-episode, but spaces.deaths is false")
+        require(not goes_on.any(), f"{where}: an agent terminated in mid-episode, but spaces.deaths is false")
 
 
 def _check_length(spaces: EnvSpaces, length_B: NDArray[np.int64], step: Transition, where: str) -> None:
     if spaces.max_steps is not None:
         over_B = length_B >= spaces.max_steps
-        _require(bool(step.ended[over_B].all()), f"{where}: an episode is longer than max_steps={spaces.max_steps}")
+        require(bool(step.ended[over_B].all()), f"{where}: an episode is longer than max_steps={spaces.max_steps}")
         early_B = step.truncated & ~over_B
-        _require(not early_B.any(), f"{where}: truncated before max_steps={spaces.max_steps}")
+        require(not early_B.any(), f"{where}: truncated before max_steps={spaces.max_steps}")
 
 
 def _there(frame: Frame) -> There:
@@ -260,10 +260,5 @@ def _same(left: Sequence[Array], right: Sequence[Array]) -> bool:
 
 def _check(array: Array, dtype: str, shape: tuple[int, ...], what: str) -> None:
     found = f"{array.dtype}{list(array.shape)}"
-    _require(found == f"{dtype}{list(shape)}", f"{what} is {found}, must be {dtype}{list(shape)}")
-    _require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"{what} holds NaN or infinite values")
-
-
-def _require(kept: bool | np.bool_, broken: str) -> None:
-    if not kept:
-        raise AssertionError(broken)
+    require(found == f"{dtype}{list(shape)}", f"{what} is {found}, must be {dtype}{list(shape)}")
+    require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"{what} holds NaN or infinite values")

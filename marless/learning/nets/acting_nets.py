@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs.base import BoolArray, FloatArray
 from marless.learning.nets import acting_images
-from marless.learning.nets.kinds import EPSILON, GRU, LAYER_NORM, MLP, SIZED_BY_WEIGHTS, kind_of
+from marless.learning.nets.kinds import EPSILON, GRU, IMPALA, LAYER_NORM, MLP, NATURE, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import GATES, MEMORY, NetLayout, layout_of
 from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.net_kind import InputShape, Layer, Ops
@@ -66,19 +67,26 @@ class ActingPerceptrons(ActingNet):
     def __init__(self, layers: Sequence[FloatArray], activation: str) -> None:
         self._layers = layers
         self._activate = ACTIVATE[activation]
-        self._buffers: list[FloatArray] = []
+        self._hidden: list[tuple[FloatArray, FloatArray, FloatArray]] = []
+        """Of each hidden layer: its matrix, what it reads, and where its outputs go."""
+        self._last = np.empty((0, 0, 0), np.float32)
+        """What the last layer reads."""
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
         # The last row of each buffer stays 1: it carries the bias (see `Layout`).
-        self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
-        return self._buffers[0]
+        buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
+        self._hidden = [
+            (layer, source, target[:, :-1])
+            for layer, (source, target) in zip(self._layers[:-1], pairwise(buffers), strict=True)
+        ]
+        self._last = buffers[-1]
+        return buffers[0]
 
     def output(self) -> FloatArray:
-        for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
-            hidden = target[:, :-1]
+        for layer, source, hidden in self._hidden:
             np.matmul(layer, source, out=hidden)
             self._between(hidden)
-        result: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
+        result: FloatArray = np.matmul(self._layers[-1], self._last)
         return result
 
     def _between(self, hidden: FloatArray) -> None:
@@ -218,12 +226,18 @@ def stacked(
     flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
     parts = zip(layout.spans, layout.shapes, strict=True)
     matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
-    free_NF = flat_ND[:, layout.size - free :]
+    free_NF = flat_ND[:, layout.size - free :].copy()  # a view would keep all weights, which some nets hold otherwise
     if kind == GRU:
         *body, memory, output = matrices
         return ActingGatedUnits(ActingPerceptrons(body, activation), memory, output), free_NF
     if kind in (MLP, LAYER_NORM):
         return (ActingNormalised if kind == LAYER_NORM else ActingPerceptrons)(matrices, activation), free_NF
+    if kind in (NATURE, IMPALA) and activation == "relu":
+        # Imported here: few actors see images.
+        from marless.learning.nets import acting_convolutions, compiled_images
+
+        if loaded := compiled_images.library():
+            return acting_convolutions.ActingConvolutions(loaded, layout, matrices), free_NF
     return AnyKind(layout, matrices, activation), free_NF
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.core.errors import MarlessError
+from marless.core.errors import MarlessError, require
 from marless.learning.nets import acting_nets, stacked, unrolled
 from marless.learning.nets.layout import FloatArray, NetLayout, layout_of
 from marless.learning.nets.net_kind import InputShape
@@ -58,7 +58,7 @@ class _Trial:
         where = f"net {name} with {activation}, {inputs.size} inputs, {outputs} outputs"
         layout = layout_of(name, inputs, hidden, outputs)
         flats = [layout.initial(rng, 1.0) for _ in range(_NETS)]
-        _require(all(each.shape == (layout.size,) for each in flats), f"{where}: its parameters have another size")
+        require(all(each.shape == (layout.size,) for each in flats), f"{where}: its parameters have another size")
         # Biases are 0 at first: unchanged, a kind that forgets or mixes them up would pass.
         flat_PD = torch.tensor(np.stack(flats) + 0.1 * rng.standard_normal((_NETS, layout.size), np.float32))
         input_PIM = torch.tensor(rng.standard_normal((_NETS, inputs.size + 1, _STEPS * _COPIES), np.float32))
@@ -71,7 +71,7 @@ class _Trial:
         """Weights survive the named arrays in which they are stored."""
         flat_D = self.flat[0].numpy()
         read_D = self.layout.from_arrays("policy", self.layout.to_arrays("policy", flat_D))
-        _require(np.array_equal(read_D, flat_D), f"{self.where}: its weights do not survive being stored")
+        require(np.array_equal(read_D, flat_D), f"{self.where}: its weights do not survive being stored")
 
     def check_acting(self) -> None:
         """An actor that plays the steps gets what a learner gets, with weights of its own and with shared ones."""
@@ -82,16 +82,16 @@ class _Trial:
             expected_PKM = self._trained(self.flat[:1].expand_as(self.flat)) if shared else trained_PKM
             error = np.abs(acted_PKM - expected_PKM.numpy()).max()
             where = f"{self.where}{', shared by all agents' if shared else ''}"
-            _require(error <= close, f"{where}: actors (NumPy) and learners (torch) differ by {error:.2g}")
+            require(error <= close, f"{where}: actors (NumPy) and learners (torch) differ by {error:.2g}")
         other = stacked.net(self.layout, self.flat.clone(), self.activation)
         error = (other.evaluate(self.input, self.resets) - trained_PKM).abs().max().item()
-        _require(error <= close, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
+        require(error <= close, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
         if not self.layout.memory:
             none_PK0 = other.evaluate(self.input[:, :, :0])
-            _require(none_PK0.shape == (*trained_PKM.shape[:2], 0), f"{self.where}: no samples have outputs")
+            require(none_PK0.shape == (*trained_PKM.shape[:2], 0), f"{self.where}: no samples have outputs")
         defined_PKM = unrolled.outputs(self.layout, self.flat, self.activation, self.input, self.resets)
         error = (defined_PKM - trained_PKM).abs().max().item()
-        _require(error <= close, f"{self.where}: a learner's net and its definition differ by {error:.2g}")
+        require(error <= close, f"{self.where}: a learner's net and its definition differ by {error:.2g}")
 
     def check_columns(self) -> None:
         """A net depends on its own weights, and on the inputs of its own copy up to this step."""
@@ -101,11 +101,11 @@ class _Trial:
         moved_PKM = (self._trained(input_PIM=inputs_PIM) - before_PKM).abs() > 0
         may_M = torch.arange(_STEPS * _COPIES) >= _COPIES
         may_M &= torch.arange(_STEPS * _COPIES) % _COPIES == 0
-        _require(not moved_PKM[:, :, ~may_M].any(), f"{self.where}: copies, or steps, depend on later or other ones")
+        require(not moved_PKM[:, :, ~may_M].any(), f"{self.where}: copies, or steps, depend on later or other ones")
         flat_PD = self.flat.clone()
         flat_PD[0] += 1.0
         same = torch.equal(self._trained(flat_PD)[1:], before_PKM[1:])
-        _require(same, f"{self.where}: nets depend on one another's weights")
+        require(same, f"{self.where}: nets depend on one another's weights")
 
     def check_gradient(self) -> None:
         """The gradient that trains is that of the definition, by differences in float64 and by autograd."""
@@ -128,7 +128,7 @@ class _Trial:
         # Errors are compared with the sum of magnitudes: the terms of a directional
         # derivative may cancel to almost nothing.
         size = (net.gradient_PD.double().abs() * direction_PD.abs()).sum().item()
-        _require(abs(found - expected) <= 1e-3 * size, f"{self.where}: its gradient is {found:.6g}, not {expected:.6g}")
+        require(abs(found - expected) <= 1e-3 * size, f"{self.where}: its gradient is {found:.6g}, not {expected:.6g}")
 
     def _trained(self, flat_PD: Tensor | None = None, input_PIM: Tensor | None = None) -> Tensor:
         net = stacked.net(self.layout, (self.flat if flat_PD is None else flat_PD).clone(), self.activation)
@@ -157,10 +157,5 @@ class _Trial:
             net.reset_memory(np.broadcast_to(self.resets[t].numpy(), (_NETS, _COPIES)))
             buffer[:] = self.input[:, :, t * _COPIES : (t + 1) * _COPIES].numpy()
             found.append(net.output())
-        _require(all(each.dtype == np.float32 for each in found), f"{self.where}: actors do not compute in float32")
+        require(all(each.dtype == np.float32 for each in found), f"{self.where}: actors do not compute in float32")
         return np.concatenate(found, axis=2)
-
-
-def _require(kept: bool, broken: str) -> None:
-    if not kept:
-        raise AssertionError(broken)

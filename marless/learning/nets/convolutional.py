@@ -15,15 +15,15 @@ from marless.core.errors import SpecError
 from marless.learning.nets.kinds import IMPALA, NATURE
 from marless.learning.nets.net_kind import Array, InputShape, Layer, Ops, Window, flattened
 
-_FILTERS = ((32, Window(8, 4)), (64, Window(4, 2)), (64, Window(3, 1)))
+FILTERS = ((32, Window(8, 4)), (64, Window(4, 2)), (64, Window(3, 1)))
 """Channels and window of each convolution of `nature`."""
 _LEAST = 36
 """Pixels of a side below which there is no place for the last window of `nature`."""
-_SECTIONS = (16, 32, 32)
+SECTIONS = (16, 32, 32)
 """Channels of each section of `impala`."""
-_HALVING = Window(3, 2, padding=1)
-_KEEPING = Window(3, 1, padding=1)
-_CONVOLUTIONS = 5
+HALVING = Window(3, 2, padding=1)
+KEEPING = Window(3, 1, padding=1)
+CONVOLUTIONS = 5
 """Of a section: one before the maximum, and two in each of two residual blocks."""
 
 
@@ -38,7 +38,7 @@ class NatureNet:
                 f"{width}; choose model.net: {IMPALA}, which reads any, or observe larger ones"
             )
         found = []
-        for filters, window in _FILTERS:
+        for filters, window in FILTERS:
             found.append((filters, window.area * channels))
             channels, height, width = filters, window.steps(height), window.steps(width)
         return [*found, *_dense(channels * height * width, inputs, hidden, outputs)]
@@ -48,9 +48,9 @@ class NatureNet:
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
         images = ops.images(x)
-        for layer, (_, window) in zip(layers, _FILTERS, strict=False):
+        for layer, (_, window) in zip(layers, FILTERS, strict=False):
             images = ops.activate(ops.convolve(layer, images, window))
-        return _judged(ops, layers[len(_FILTERS) :], images, x), memory
+        return _judged(ops, layers[len(FILTERS) :], images, x), memory
 
 
 class ImpalaNet:
@@ -63,10 +63,10 @@ class ImpalaNet:
     def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
         channels, height, width = _image(IMPALA, inputs)
         found = []
-        for filters in _SECTIONS:
-            area = _KEEPING.area
-            found += [(filters, area * channels), *[(filters, area * filters)] * (_CONVOLUTIONS - 1)]
-            channels, height, width = filters, _HALVING.steps(height), _HALVING.steps(width)
+        for filters in SECTIONS:
+            area = KEEPING.area
+            found += [(filters, area * channels), *[(filters, area * filters)] * (CONVOLUTIONS - 1)]
+            channels, height, width = filters, HALVING.steps(height), HALVING.steps(width)
         return [*found, *_dense(channels * height * width, inputs, hidden, outputs)]
 
     def memory(self, hidden: tuple[int, ...]) -> int:
@@ -74,13 +74,13 @@ class ImpalaNet:
 
     def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
         images, remaining = ops.images(x), list(layers)
-        for _ in _SECTIONS:
-            first, *blocks = remaining[:_CONVOLUTIONS]
-            images = ops.pool(ops.convolve(first, images, _KEEPING), _HALVING)
+        for _ in SECTIONS:
+            first, *blocks = remaining[:CONVOLUTIONS]
+            images = ops.pool(ops.convolve(first, images, KEEPING), HALVING)
             for one, other in (blocks[:2], blocks[2:]):
-                between = ops.convolve(one, ops.activate(images), _KEEPING)
-                images = images + ops.convolve(other, ops.activate(between), _KEEPING)
-            remaining = remaining[_CONVOLUTIONS:]
+                between = ops.convolve(one, ops.activate(images), KEEPING)
+                images = images + ops.convolve(other, ops.activate(between), KEEPING)
+            remaining = remaining[CONVOLUTIONS:]
         return _judged(ops, remaining, ops.activate(images), x), memory
 
 

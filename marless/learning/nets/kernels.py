@@ -41,7 +41,8 @@ def _on_host(x: Tensor) -> bool:
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
     if not _on_host(out):
-        torch.matmul(a, b, out=out)
+        nets = out.shape[0]  # an operand that all nets share has 1 there
+        torch.bmm(a.expand(nets, -1, -1), b.expand(nets, -1, -1), out=out)
     elif fused_matmul(a, b, out):
         return
     elif a.shape[2] == 1:  # an outer product: NumPy has no fast path for it
@@ -137,6 +138,14 @@ def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
         np.take(x.numpy(), index_S.numpy(), axis=2, out=out.numpy(), mode="clip")
     else:
         torch.index_select(x, 2, index_S, out=out)
+
+
+def copy_rows(x: Tensor, which_P: Tensor, out: Tensor) -> None:
+    """out[p] = x[p] where `which` is true; x [P, D]. A GPU is not asked whether there are any, or it would wait."""
+    if not _on_host(out):
+        out.copy_(torch.where(which_P.unsqueeze(1), x, out))
+    elif which_P.any():
+        out[which_P] = x[which_P]
 
 
 def clip_(gradient_PD: Tensor, limit: float) -> Tensor | None:
@@ -273,18 +282,6 @@ def surrogate_gradient(log_prob: Tensor, old: Tensor, advantage: Tensor, weight:
     out, strided = torch.empty(log_prob.shape), [each for x in every for each in (x.data_ptr(), x.stride(0))]
     kernels.surrogate_gradient(*log_prob.shape, *strided, clip, out.data_ptr())
     return out
-
-
-def choose_device(asked: str) -> tuple[str, str]:
-    """The torch device to use, and why, for the log; raises SpecError for a GPU that does not exist."""
-    if asked == "auto":
-        if torch.cuda.is_available():
-            return "cuda:0", torch.cuda.get_device_name(0)
-        return "cpu", f"auto: torch sees no GPU; threads: {torch.get_num_interop_threads()}"
-    gpus = torch.cuda.device_count()
-    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
-        raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
-    return asked, "as configured"
 
 
 def compute_side_by_side() -> None:

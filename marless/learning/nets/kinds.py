@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, TypeAlias
 
 from marless.core.registry import Registry
 from marless.learning.nets.module_kind import Module, is_module
 from marless.learning.nets.net_kind import Array, InputShape, Layer, NetKind, Ops
 
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+"""In what torch computes the gradients of nets that it differentiates: bfloat16 only where that is precise enough."""
 EPSILON = 1e-5
 """What layer normalisation adds to a variance."""
 
@@ -123,6 +126,11 @@ KINDS: Registry[NetKind] = Registry(
         ENTITIES: "marless.learning.nets.entities:ENTITIES_KIND",
     },
 )
+
+
+def is_by_hand(name: str) -> bool:
+    """True if learners have the backward pass of this kind by hand, in float32; others are differentiated by torch."""
+    return name in OURS
 
 
 def kind_of(name: str) -> NetKind:

@@ -18,7 +18,7 @@ from marless.learning.nets import kernels
 from marless.learning.nets.compiled import CLayer, CPerceptrons, Library, library
 from marless.learning.nets.kernels import Activation, Then
 from marless.learning.nets.kernels import activation as activation_of
-from marless.learning.nets.kinds import LAYER_NORM
+from marless.learning.nets.kinds import LAYER_NORM, Precision
 from marless.learning.nets.layout import GRULayout, Layout, LSTMLayout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
@@ -74,7 +74,7 @@ class FeedForward(Net, Protocol):
         """
 
 
-def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedForward:
+def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str, precision: Precision = "float32") -> FeedForward:
     """The net, as `net` builds it; raises SpecError for nets with memory, too."""
     if layout.memory:
         raise SpecError(f"{layout.kind} nets have a memory, and these must not")
@@ -83,13 +83,18 @@ def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedFor
     from marless.learning.nets.layer_norm import StackedNormalised
     from marless.learning.nets.unrolled import Unrolled
 
-    return (StackedNormalised if layout.kind == LAYER_NORM else Unrolled)(layout, flat_PD, activation)
+    if layout.kind == LAYER_NORM:
+        return StackedNormalised(layout, flat_PD, activation)
+    return Unrolled(layout, flat_PD, activation, precision)
 
 
-def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
-    """Make the stacked nets of a layout; raises SpecError for an unknown activation."""
+def net(layout: NetLayout, flat_PD: Tensor, activation: str, precision: Precision = "float32") -> Net:
+    """Make the stacked nets of a layout; raises SpecError for an unknown activation.
+
+    Nets with a backward pass by hand (`kinds.is_by_hand`) are always computed in float32.
+    """
     if not layout.memory:
-        return feed_forward(layout, flat_PD, activation)
+        return feed_forward(layout, flat_PD, activation, precision)
     from marless.learning.nets.gru import StackedGRU  # these are imported here, because they import this module
     from marless.learning.nets.lstm import StackedLSTM
     from marless.learning.nets.unrolled import Unrolled
@@ -98,7 +103,7 @@ def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
         return StackedGRU(layout, flat_PD, activation)
     if isinstance(layout, LSTMLayout):
         return StackedLSTM(layout, flat_PD, activation)
-    return Unrolled(layout, flat_PD, activation)
+    return Unrolled(layout, flat_PD, activation, precision)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,10 @@ class StackedMLP:
     @property
     def output_layer(self) -> Tensor:
         return self._layers[-1]
+
+    def release(self) -> None:
+        """Give the memory of all buffers back; the next passes allocate others."""
+        self._workspaces.clear()
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if self._fused:

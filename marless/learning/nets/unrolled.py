@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, max_pool2d
 
+from marless.learning.nets import training_images
 from marless.learning.nets.kernels import activation as activation_of
-from marless.learning.nets.kinds import kind_of
+from marless.learning.nets.kinds import Precision, kind_of
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.module_layout import ModuleLayout
-from marless.learning.nets.net_kind import InputShape, Layer, Ops, Window
+from marless.learning.nets.net_kind import InputShape, Layer, Ops
 from marless.learning.nets.stacked import matrices
 
 _CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
@@ -28,7 +27,6 @@ _SAMPLES_OF_IMAGES = 128
 """Samples of a part: with images, parts are computed on several threads. Their number does not depend on that of the
 threads, so that sums of gradients do not either. With smaller ones, a single thread takes a tenth longer.
 """
-_PIXELS = 16
 _GivenT = TypeVar("_GivenT")
 _FoundT = TypeVar("_FoundT")
 
@@ -37,21 +35,27 @@ _FoundT = TypeVar("_FoundT")
 class _Part:
     """Outputs of some samples, and what they were computed of, for autograd."""
 
-    leaf_PD: Tensor  # noqa: N815  # a shape suffix
-    input_PIM: Tensor  # noqa: N815
+    leaves: tuple[Tensor, ...]
+    """Weights: each matrix [P, outputs, inputs + 1], or those of a module, flat [P, D]."""
+    input_PIM: Tensor  # noqa: N815  # a shape suffix
     output_PKM: Tensor  # noqa: N815
 
 
 class Unrolled:
-    """P nets; see `nets.stacked.Net`. `forward` raises ValueError if nets with memory get no `resets`."""
+    """P nets; see `nets.stacked.Net`. `forward` raises ValueError if nets with memory get no `resets`.
 
-    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str) -> None:
+    `precision` is that of `forward` and of its gradients. Weights and results are float32, and so is `evaluate`: what
+    is only evaluated, such as targets, takes less time, and its errors would not average out over minibatches.
+    """
+
+    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str, precision: Precision = "float32") -> None:
         """Make the nets; raises SpecError for an unknown activation."""
         activation_of(activation)
         self.layout = layout
         self.activation = activation
         self.gradient_PD = torch.zeros_like(flat_PD)
         self._flat_PD = flat_PD
+        self._lower = precision == "bfloat16"
         self._parts: list[_Part] = []
 
     @property
@@ -65,33 +69,42 @@ class Unrolled:
         pieces = torch.split(whole_PIM, _SAMPLES_OF_IMAGES, dim=2) if apart else (whole_PIM,)
 
         def compute(piece_PIM: Tensor) -> _Part:
-            # `detach` copies nothing: the leaf is the present weights, and the caller's tensor stays out of the graph.
-            leaf_PD, input_PIM = self._flat_PD.detach().requires_grad_(), piece_PIM.detach().requires_grad_()
-            output_PKM = outputs(self.layout, leaf_PD, self.activation, input_PIM, resets, memory)
-            return _Part(leaf_PD, input_PIM, output_PKM)
+            # `detach` copies nothing: leaves are the present weights, and the caller's tensor stays out of the graph.
+            # Each matrix is a leaf of its own: autograd would write the gradient of a part of the flat vector into as
+            # many zeros as that has, a tenth of an update of `nature`.
+            leaves = tuple(each.detach().requires_grad_() for each in weights(self.layout, self._flat_PD))
+            input_PIM = piece_PIM.detach().requires_grad_()
+            # Here, because each thread has this state of its own. The backward pass takes the types of this one.
+            with torch.autocast(self._flat_PD.device.type, torch.bfloat16, enabled=self._lower):
+                output_PKM = _outputs(self.layout, leaves, self.activation, input_PIM, resets, memory, once=True)
+            return _Part(leaves, input_PIM, output_PKM.to(self._flat_PD.dtype))
 
         self._parts = self._each(compute, pieces)
         return torch.cat([part.output_PKM.detach() for part in self._parts], dim=2)
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`. It can be called once after each `forward`, whose graph is freed."""
-        found = self._pulled_back(d_output_PKM, lambda part: part.leaf_PD)
-        total_PD = sum(found[1:], found[0])  # in the order of the parts, whoever ends first
-        written = self.layout.size - self.layout.free
-        self.gradient_PD[:, :written] = total_PD[:, :written]
+        # A kind of net may have a matrix that it does not use; an input that nobody reads is a mistake.
+        found = self._pulled_back(d_output_PKM, lambda part: part.leaves, unused_are_zero=True)
+        for target, *parts in zip(weights(self.layout, self.gradient_PD), *found, strict=True):
+            target.copy_(parts[0])
+            for part in parts[1:]:  # in the order of the parts, whoever ends first
+                target.add_(part)
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        gradient_PIM = torch.cat(self._pulled_back(d_output_PKM, lambda part: part.input_PIM), dim=2)
+        found = self._pulled_back(d_output_PKM, lambda part: (part.input_PIM,))
+        gradient_PIM = torch.cat([gradient_PIM for (gradient_PIM,) in found], dim=2)
         return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
 
-    def _pulled_back(self, d_output_PKM: Tensor, leaf: Callable[[_Part], Tensor]) -> list[Tensor]:
-        """The gradient at a leaf of each part."""
+    def _pulled_back(
+        self, d_output_PKM: Tensor, leaves: Callable[[_Part], tuple[Tensor, ...]], *, unused_are_zero: bool = False
+    ) -> list[tuple[Tensor, ...]]:
+        """The gradients at leaves of each part."""
         pieces = torch.split(d_output_PKM, [part.output_PKM.shape[2] for part in self._parts], dim=2)
 
-        def pull(given: tuple[_Part, Tensor]) -> Tensor:
+        def pull(given: tuple[_Part, Tensor]) -> tuple[Tensor, ...]:
             part, d_PKM = given
-            (found,) = pulled_back(d_PKM, part.output_PKM, leaf(part))
-            return found
+            return pulled_back(d_PKM, part.output_PKM, leaves(part), unused_are_zero=unused_are_zero)
 
         return self._each(pull, list(zip(self._parts, pieces, strict=True)))
 
@@ -131,20 +144,40 @@ def outputs(
 
     Raises ValueError if a net with memory gets no `resets`.
     """
+    return _outputs(layout, weights(layout, flat_PD), activation, input_PIM, resets, memory)
+
+
+def weights(layout: NetLayout, flat_PD: Tensor) -> tuple[Tensor, ...]:
+    """Views of a net's weights: each matrix [P, outputs, inputs + 1], or a module's, flat; not its free parameters."""
+    return (flat_PD[:, : layout.numbers],) if isinstance(layout, ModuleLayout) else matrices(layout, flat_PD)
+
+
+def _outputs(
+    layout: NetLayout,
+    leaves: Sequence[Tensor],
+    activation: str,
+    input_PIM: Tensor,
+    resets: Tensor | None,
+    memory: Tensor | None,
+    *,
+    once: bool = False,
+) -> Tensor:
+    """See `outputs`; with `once`, gradients of these outputs need not be differentiable."""
     if isinstance(layout, ModuleLayout):
         # Imported here: torch.func takes time to import, and few jobs have modules.
         from marless.learning.nets.modules import outputs_of_module
 
-        return outputs_of_module(layout, flat_PD, input_PIM)
-    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape)
-    layers = [Layer(matrix) for matrix in matrices(layout, flat_PD)]
-    x_PIM = input_PIM[:, :-1].expand(len(flat_PD), -1, -1)
+        return outputs_of_module(layout, leaves[0], input_PIM)
+    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape, once=once)
+    layers = [Layer(matrix) for matrix in leaves]
+    nets, dtype = len(leaves[0]), leaves[0].dtype
+    x_PIM = input_PIM[:, :-1].expand(nets, -1, -1)
     if not layout.memory:
         found_PKM, _ = kind.step(ops, layers, x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
         return _tensor(found_PKM)
     if resets is None:
         raise ValueError("a net with memory depends on where it forgets: resets are missing")
-    keep = (~resets).to(flat_PD.dtype)
+    keep = (~resets).to(dtype)
     keep_PTB = keep if keep.dim() == 3 else keep.unsqueeze(0)
     memory_PHB = x_PIM.new_zeros(len(x_PIM), layout.memory, keep.shape[-1]) if memory is None else memory
     found = []
@@ -156,18 +189,28 @@ def outputs(
 
 
 def pulled_back(
-    at_output: Tensor, output: Tensor, leaf: Tensor, *, create_graph: bool = False, retain_graph: bool | None = None
+    at_output: Tensor,
+    output: Tensor,
+    leaf: Tensor | Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+    unused_are_zero: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The product of `at_output`, of the shape of `output`, with the Jacobian of `output` by `leaf`.
+    """The product of `at_output`, of the shape of `output`, with the Jacobian of `output` by each `leaf`.
+
+    Raises RuntimeError for a leaf on which `output` does not depend, unless `unused_are_zero`.
 
     As `torch.autograd.grad(output, leaf, at_output)`, bit for bit. That imports sympy to compare two shapes: a second
     in every process that calls it.
     """
     along = (output * at_output).sum()
-    return torch.autograd.grad(along, leaf, create_graph=create_graph, retain_graph=retain_graph)
+    return torch.autograd.grad(
+        along, leaf, create_graph=create_graph, retain_graph=retain_graph, materialize_grads=unused_are_zero
+    )
 
 
-def torch_ops(activation: str, inputs: InputShape) -> Ops:
+def torch_ops(activation: str, inputs: InputShape, *, once: bool = False) -> Ops:
     """The operations of kinds, in torch; raises SpecError for an unknown activation."""
     return Ops(
         inputs=inputs,
@@ -178,44 +221,10 @@ def torch_ops(activation: str, inputs: InputShape) -> Ops:
         join=partial(torch.cat, dim=1),
         largest=torch.amax,
         choose=torch.where,
-        images=partial(_images, inputs),
-        convolve=_convolve,
-        pool=_pool,
+        images=partial(training_images.images_of, inputs),
+        convolve=partial(training_images.convolve, once=once),
+        pool=training_images.pool,
     )
-
-
-def _images(inputs: InputShape, x_PIM: Tensor) -> Tensor:
-    """The images of inputs with the channels of each pixel in one piece, the form in which torch convolves fastest."""
-    channels, height, width = inputs.image or (0, 0, 0)
-    nets, _, samples = x_PIM.shape
-    pixels_PCSM = x_PIM[:, : inputs.pixels].detach().reshape(nets, channels, height * width, samples)
-    if x_PIM.stride(1) == 1 or x_PIM.device.type != "cpu":
-        images_PMSC = pixels_PCSM.permute(0, 3, 2, 1).contiguous()
-    else:  # rows of samples: some pixels at a time, so that what is read stays in a cache until all of it is written
-        images_PMSC = pixels_PCSM.new_empty(nets, samples, height * width, channels)
-        source, target = pixels_PCSM.numpy(), images_PMSC.numpy()
-        for start, k in product(range(0, height * width, _PIXELS), range(channels)):
-            some = slice(start, start + _PIXELS)
-            target[:, :, some, k] = source[:, k, some].swapaxes(1, 2)
-    return images_PMSC.view(nets, samples, height, width, channels)
-
-
-def _convolve(layer: Layer, images_PMHWC: Tensor, window: Window) -> Tensor:
-    matrix_POI, size, channels = layer.matrix, window.size, images_PMHWC.shape[-1]
-    found = []
-    for matrix_OI, images_MHWC in zip(matrix_POI, images_PMHWC, strict=True):
-        # Columns are (row, column, channel): both operands have torch's format "channels last", in which it is fastest.
-        weight = matrix_OI[:, :-1].view(-1, size, size, channels).permute(0, 3, 1, 2)
-        made = conv2d(images_MHWC.permute(0, 3, 1, 2), weight, matrix_OI[:, -1], window.stride, window.padding)
-        found.append(made.permute(0, 2, 3, 1))
-    return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
-
-
-def _pool(images_PMHWC: Tensor, window: Window) -> Tensor:
-    images = images_PMHWC.flatten(0, 1).permute(0, 3, 1, 2)
-    found = max_pool2d(images, window.size, window.stride, window.padding)
-    made = found.permute(0, 2, 3, 1)
-    return made.reshape(*images_PMHWC.shape[:2], *made.shape[1:])
 
 
 def _tensor(output: object) -> Tensor:

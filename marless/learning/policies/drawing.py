@@ -67,13 +67,10 @@ def _scene(scene: Scene, reach: float, spaces: EnvSpaces) -> Image.Image:
     if radii is None:
         radii = np.repeat([AGENT_RADIUS, LANDMARK_RADIUS], [len(scene.agents), len(scene.landmarks)])
     for k in np.argsort(-radii, kind="stable"):  # the largest first, so that no disc is covered wholly
-        _disc(canvas, places[k], reach, float(radii[k]), colours[k])
+        x, y = (_SMOOTH * coordinate for coordinate in pixel(places[k], reach))
+        radius = _SMOOTH * float(radii[k]) * SIDE_PIXELS / (2 * reach)
+        canvas.circle((x, y), radius, fill=colours[k], outline=PAPER, width=_SMOOTH)
     return image.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.LANCZOS)
-
-
-def _disc(canvas: ImageDraw.ImageDraw, place: NDArray[np.float64], reach: float, radius: float, colour: str) -> None:
-    x, y = (_SMOOTH * coordinate for coordinate in pixel(place, reach))
-    canvas.circle((x, y), _SMOOTH * radius * SIDE_PIXELS / (2 * reach), fill=colour, outline=PAPER, width=_SMOOTH)
 
 
 def _captioned(image: Image.Image, caption: str) -> Image.Image:

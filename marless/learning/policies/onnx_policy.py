@@ -21,22 +21,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+import onnx
+from onnx import TensorProto, numpy_helper
 
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets import acting_heads as heads
+from marless.learning.nets.acting_module import OUTPUTS, PARAMETER, graph_in, input_names
 from marless.learning.nets.acting_nets import hidden_of
 from marless.learning.nets.inputs import WHITE, Inputs
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
 from marless.learning.nets.layout import NetLayout, layout_of
 from marless.learning.nets.module_kind import is_module
-from marless.learning.nets.net_kind import Ops, Window
+from marless.learning.nets.module_layout import PARAMETERS
+from marless.learning.nets.net_kind import InputShape, Ops, Window
 from marless.learning.nets.normalising import Normaliser
-from marless.learning.policies import onnx_module
 from marless.learning.policies.onnx_graph import BATCH, OnnxGraph, Traced
 from marless.learning.policies.policy import Policy
 
@@ -50,7 +53,7 @@ def write(graph: OnnxGraph, policy: Policy, prefix: str, held: str) -> None:
     kind, activation = metadata.get("kind", MLP), metadata.get("activation", "")
     if is_module(kind):
         x, last_action = _Reader(graph, prefix, policy, agents, inputs).rows()
-        output = onnx_module.write(graph, policy, prefix, held, inputs.shape(agents), x[0].swapaxes(0, 1))
+        output = _add_module(graph, policy, prefix, held, inputs.shape(agents), x[0].swapaxes(0, 1))
         _finish(graph, prefix, held, policy, output[:, : heads.outputs_of(agents.action, acts)], last_action)
         return
     by_weights = kind in SIZED_BY_WEIGHTS
@@ -114,7 +117,10 @@ class _Reader:
         if normaliser is None:
             return x
         x = (x - normaliser.centre[0, :, 0]) * normaliser.scale[0, :, 0]
-        return x if normaliser.clip is None else _clipped(x, -normaliser.clip, normaliser.clip)
+        if normaliser.clip is None:
+            return x
+        low, high = (self.graph.constant(np.array(bound, np.float32)) for bound in (-normaliser.clip, normaliser.clip))
+        return x.alike("Clip", low, high)
 
 
 def _memory(graph: OnnxGraph, prefix: str, layout: NetLayout) -> Traced:
@@ -256,6 +262,37 @@ def _within(box: Box, unit: Traced) -> Traced:
     return found.alike("Max", found.graph.constant(low)).alike("Min", found.graph.constant(high))
 
 
-def _clipped(x: Traced, low: float, high: float) -> Traced:
-    bounds = (x.graph.constant(np.array(number, np.float32)) for number in (low, high))
-    return x.alike("Clip", *bounds)
+def _add_module(graph: OnnxGraph, policy: Policy, prefix: str, held: str, inputs: InputShape, x: Traced) -> Traced:
+    """Add the graph that actors run, which reads inputs [batch, I]; returns its outputs [batch, K].
+
+    Its parameters are one constant, as in the state, of which the graph takes each.
+    """
+    arrays = policy.state.acting
+    part = onnx.load_model_from_string(graph_in(arrays)).graph
+    flat = graph.constant(arrays[f"policy.{PARAMETERS}"], f"{held}policy.{PARAMETERS}")
+    given = [x] if inputs.image is None else [x[:, : inputs.pixels].reshape(BATCH, *inputs.image)]
+    if inputs.image is not None and inputs.size > inputs.pixels:
+        given.append(x[:, inputs.pixels :])
+    names, start = {name: each.name for name, each in zip(input_names(len(given)), given, strict=True)}, 0
+    for each in part.input:
+        if each.name.startswith(PARAMETER):
+            shape = [length.dim_value for length in each.type.tensor_type.shape.dim]
+            size = prod(shape)
+            names[each.name] = flat[start : start + size].reshape(*shape).name
+            start += size
+
+    # Names of values are those of the whole file, so all of this part get one beginning.
+    def renamed(name: str) -> str:
+        return names.get(name, f"{prefix}module/{name}") if name else ""
+
+    for held_array in part.initializer:
+        names[held_array.name] = graph.constant(numpy_helper.to_array(held_array)).name
+    for node in part.node:
+        copied = onnx.NodeProto()
+        copied.CopyFrom(node)
+        copied.name = renamed(node.name)
+        copied.input[:] = map(renamed, node.input)
+        copied.output[:] = map(renamed, node.output)
+        graph.nodes.append(copied)
+    outputs = part.output[0].type.tensor_type.shape.dim[1].dim_value
+    return Traced(graph, renamed(OUTPUTS), (BATCH, outputs))

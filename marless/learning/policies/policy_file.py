@@ -41,13 +41,14 @@ class SavedTeam:
 def write_policy(path: Path, policy: Policy, origin: Origin) -> None:
     """Write a policy to a file atomically; raises OSError, and SpecError for a path that is no file's."""
     about = {"policy": policy.name, "agents": json.dumps(policy.agents), "version": str(policy.version)}
-    metadata = {**policy.state.metadata, **about, **_texts(origin)}
-    write_file(path, _encoded(metadata, policy.state.acting))
+    metadata, arrays = {**policy.state.metadata, **about, **_texts(origin)}, policy.state.acting
+    write_file(path, serial.encode_acting(ActingState(arrays, signed(metadata, arrays))))
 
 
 def write_team(path: Path, saved: SavedTeam) -> None:
     """Write all policies of a team to one file atomically; raises OSError, and SpecError if it is too large."""
-    write_file(path, _encoded(*contents(saved)))
+    metadata, arrays = contents(saved)
+    write_file(path, serial.encode_acting(ActingState(arrays, signed(metadata, arrays))))
 
 
 def contents(saved: SavedTeam) -> tuple[dict[str, str], dict[str, NDArray[np.generic]]]:
@@ -139,10 +140,6 @@ def _by_place(held: Mapping[str, Any], places: int) -> list[dict[str, Any]]:  # 
 def signed(metadata: Mapping[str, str], arrays: Arrays) -> dict[str, str]:
     """The metadata with the digest by which damage is detected."""
     return {**metadata, "sha256": digest(metadata, arrays)}
-
-
-def _encoded(metadata: Mapping[str, str], arrays: Arrays) -> bytes:
-    return serial.encode_acting(ActingState(arrays, signed(metadata, arrays)))
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -26,7 +26,7 @@ from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 from marless.rpc.v1 import hosts_pb2 as marless_dot_rpc_dot_v1_dot_hosts__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a\x1amarless/rpc/v1/hosts.proto\"\x8c\x02\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x12\n\nbackground\x18\x08 \x01(\x08\x12#\n\x05lanes\x18\t \x03(\x0b\x32\x14.marless.rpc.v1.Lane\"\xf7\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0f\n\x07limit_s\x18\n \x01(\x01\x12\x0f\n\x07\x63\x61rried\x18\x0c \x01(\x08\x12\x14\n\x0c\x61gents_crc32\x18\r \x01(\r\x12\x16\n\x0erelative_error\x18\x0b \x01(\x01\"5\n\x04Lane\x12\x0c\n\x04lane\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x83\x02\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x0e\n\x06\x61\x63tors\x18\x08 \x01(\x05\x12\"\n\x04lane\x18\t \x01(\x0b\x32\x14.marless.rpc.v1.Lane\"\xfd\x03\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06judged\x18\x08 \x01(\x03\x12\x0c\n\x04wins\x18\t \x01(\x03\x12\x10\n\x08played_s\x18\n \x01(\x01\x12\"\n\x04lane\x18\x0b \x01(\x0b\x32\x14.marless.rpc.v1.Lane\x12\r\n\x05\x63\x61rry\x18\x0c \x01(\x0c\x12I\n\x0ereturn_scatter\x18\r \x03(\x0b\x32\x31.marless.rpc.v1.RolloutReceipt.ReturnScatterEntry\x12\x14\n\x0cmean_scatter\x18\x0e \x01(\x01\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12ReturnScatterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x06\x10\x07R\x11return_square_sum\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"8\n\x0cRelayMessage\x12(\n\x04\x66rom\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.FromWorker\"[\n\nFromWorker\x12\x0e\n\x06stream\x18\x01 \x01(\x03\x12.\n\x07message\x18\x02 \x01(\x0b\x32\x1d.marless.rpc.v1.WorkerMessage\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"2\n\nRelayOrder\x12$\n\x02to\x18\x01 \x03(\x0b\x32\x18.marless.rpc.v1.ToWorker\"z\n\x08ToWorker\x12\x0e\n\x06stream\x18\x01 \x01(\x03\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.marless.rpc.v1.PoolMessage\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\"-\n\x0ePrewarmRequest\x12\x0e\n\x06\x61\x63tors\x18\x01 \x01(\x05\x12\x0b\n\x03job\x18\x02 \x01(\t\"\x11\n\x0fPrewarmResponse\"\x14\n\x12ListWorkersRequest\"R\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\x05*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\xf6\x04\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12J\n\x07Prewarm\x12\x1e.marless.rpc.v1.PrewarmRequest\x1a\x1f.marless.rpc.v1.PrewarmResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12Y\n\x0cListMachines\x12#.marless.rpc.v1.ListMachinesRequest\x1a$.marless.rpc.v1.ListMachinesResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x12\x45\n\x05Relay\x12\x1c.marless.rpc.v1.RelayMessage\x1a\x1a.marless.rpc.v1.RelayOrder(\x01\x30\x01\x12\x42\n\x04Host\x12\x1b.marless.rpc.v1.HostMessage\x1a\x19.marless.rpc.v1.HostOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a\x1amarless/rpc/v1/hosts.proto\"\x8c\x02\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x12\n\nbackground\x18\x08 \x01(\x08\x12#\n\x05lanes\x18\t \x03(\x0b\x32\x14.marless.rpc.v1.Lane\"\xf7\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0f\n\x07limit_s\x18\n \x01(\x01\x12\x0f\n\x07\x63\x61rried\x18\x0c \x01(\x08\x12\x14\n\x0c\x61gents_crc32\x18\r \x01(\r\x12\x16\n\x0erelative_error\x18\x0b \x01(\x01\"5\n\x04Lane\x12\x0c\n\x04lane\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x83\x02\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x0e\n\x06\x61\x63tors\x18\x08 \x01(\x05\x12\"\n\x04lane\x18\t \x01(\x0b\x32\x14.marless.rpc.v1.Lane\"\x8d\x04\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06judged\x18\x08 \x01(\x03\x12\x0c\n\x04wins\x18\t \x01(\x03\x12\x10\n\x08played_s\x18\n \x01(\x01\x12\"\n\x04lane\x18\x0b \x01(\x0b\x32\x14.marless.rpc.v1.Lane\x12\r\n\x05\x63\x61rry\x18\x0c \x01(\x0c\x12I\n\x0ereturn_scatter\x18\r \x03(\x0b\x32\x31.marless.rpc.v1.RolloutReceipt.ReturnScatterEntry\x12\x14\n\x0cmean_scatter\x18\x0e \x01(\x01\x12\x0e\n\x06\x62roken\x18\x0f \x01(\x03\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12ReturnScatterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x06\x10\x07R\x11return_square_sum\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"8\n\x0cRelayMessage\x12(\n\x04\x66rom\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.FromWorker\"[\n\nFromWorker\x12\x0e\n\x06stream\x18\x01 \x01(\x03\x12.\n\x07message\x18\x02 \x01(\x0b\x32\x1d.marless.rpc.v1.WorkerMessage\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"2\n\nRelayOrder\x12$\n\x02to\x18\x01 \x03(\x0b\x32\x18.marless.rpc.v1.ToWorker\"z\n\x08ToWorker\x12\x0e\n\x06stream\x18\x01 \x01(\x03\x12,\n\x07message\x18\x02 \x01(\x0b\x32\x1b.marless.rpc.v1.PoolMessage\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\"-\n\x0ePrewarmRequest\x12\x0e\n\x06\x61\x63tors\x18\x01 \x01(\x05\x12\x0b\n\x03job\x18\x02 \x01(\t\"\x11\n\x0fPrewarmResponse*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\xf6\x04\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12J\n\x07Prewarm\x12\x1e.marless.rpc.v1.PrewarmRequest\x1a\x1f.marless.rpc.v1.PrewarmResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12Y\n\x0cListMachines\x12#.marless.rpc.v1.ListMachinesRequest\x1a$.marless.rpc.v1.ListMachinesResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x12\x45\n\x05Relay\x12\x1c.marless.rpc.v1.RelayMessage\x1a\x1a.marless.rpc.v1.RelayOrder(\x01\x30\x01\x12\x42\n\x04Host\x12\x1b.marless.rpc.v1.HostMessage\x1a\x19.marless.rpc.v1.HostOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._loaded_options = None
   _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._serialized_options = b'8\001'
-  _globals['_ROLLOUTMODE']._serialized_start=2170
-  _globals['_ROLLOUTMODE']._serialized_end=2287
+  _globals['_ROLLOUTMODE']._serialized_start=2080
+  _globals['_ROLLOUTMODE']._serialized_end=2197
   _globals['_ROLLOUTREQUEST']._serialized_start=109
   _globals['_ROLLOUTREQUEST']._serialized_end=377
   _globals['_ROLLOUTSETTINGS']._serialized_start=380
@@ -48,33 +48,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTTASK']._serialized_start=685
   _globals['_ROLLOUTTASK']._serialized_end=944
   _globals['_ROLLOUTRECEIPT']._serialized_start=947
-  _globals['_ROLLOUTRECEIPT']._serialized_end=1456
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=1329
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=1377
-  _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._serialized_start=1379
-  _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._serialized_end=1431
-  _globals['_ROLLOUTRESPONSE']._serialized_start=1458
-  _globals['_ROLLOUTRESPONSE']._serialized_end=1574
-  _globals['_RELAYMESSAGE']._serialized_start=1576
-  _globals['_RELAYMESSAGE']._serialized_end=1632
-  _globals['_FROMWORKER']._serialized_start=1634
-  _globals['_FROMWORKER']._serialized_end=1725
-  _globals['_RELAYORDER']._serialized_start=1727
-  _globals['_RELAYORDER']._serialized_end=1777
-  _globals['_TOWORKER']._serialized_start=1779
-  _globals['_TOWORKER']._serialized_end=1901
-  _globals['_SCALEREQUEST']._serialized_start=1903
-  _globals['_SCALEREQUEST']._serialized_end=1934
-  _globals['_SCALERESPONSE']._serialized_start=1936
-  _globals['_SCALERESPONSE']._serialized_end=1996
-  _globals['_PREWARMREQUEST']._serialized_start=1998
-  _globals['_PREWARMREQUEST']._serialized_end=2043
-  _globals['_PREWARMRESPONSE']._serialized_start=2045
-  _globals['_PREWARMRESPONSE']._serialized_end=2062
-  _globals['_LISTWORKERSREQUEST']._serialized_start=2064
-  _globals['_LISTWORKERSREQUEST']._serialized_end=2084
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2086
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=2168
-  _globals['_ACTORPOOLSERVICE']._serialized_start=2290
-  _globals['_ACTORPOOLSERVICE']._serialized_end=2920
+  _globals['_ROLLOUTRECEIPT']._serialized_end=1472
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=1345
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=1393
+  _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._serialized_start=1395
+  _globals['_ROLLOUTRECEIPT_RETURNSCATTERENTRY']._serialized_end=1447
+  _globals['_ROLLOUTRESPONSE']._serialized_start=1474
+  _globals['_ROLLOUTRESPONSE']._serialized_end=1590
+  _globals['_RELAYMESSAGE']._serialized_start=1592
+  _globals['_RELAYMESSAGE']._serialized_end=1648
+  _globals['_FROMWORKER']._serialized_start=1650
+  _globals['_FROMWORKER']._serialized_end=1741
+  _globals['_RELAYORDER']._serialized_start=1743
+  _globals['_RELAYORDER']._serialized_end=1793
+  _globals['_TOWORKER']._serialized_start=1795
+  _globals['_TOWORKER']._serialized_end=1917
+  _globals['_SCALEREQUEST']._serialized_start=1919
+  _globals['_SCALEREQUEST']._serialized_end=1950
+  _globals['_SCALERESPONSE']._serialized_start=1952
+  _globals['_SCALERESPONSE']._serialized_end=2012
+  _globals['_PREWARMREQUEST']._serialized_start=2014
+  _globals['_PREWARMREQUEST']._serialized_end=2059
+  _globals['_PREWARMRESPONSE']._serialized_start=2061
+  _globals['_PREWARMRESPONSE']._serialized_end=2078
+  _globals['_ACTORPOOLSERVICE']._serialized_start=2200
+  _globals['_ACTORPOOLSERVICE']._serialized_end=2830
 # @@protoc_insertion_point(module_scope)

@@ -304,6 +304,7 @@ class RolloutReceipt(_message.Message):
     CARRY_FIELD_NUMBER: _builtins.int
     RETURN_SCATTER_FIELD_NUMBER: _builtins.int
     MEAN_SCATTER_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
@@ -318,6 +319,8 @@ class RolloutReceipt(_message.Message):
     """that state, if it is small: the caller publishes it; empty: the worker has published it"""
     mean_scatter: _builtins.float
     """the same of the episodes' mean returns over all agents"""
+    broken: _builtins.int
+    """episodes that a fault of the environment has ended, which are in none of the sums"""
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
@@ -346,10 +349,11 @@ class RolloutReceipt(_message.Message):
         carry: _builtins.bytes = ...,
         return_scatter: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         mean_scatter: _builtins.float = ...,
+        broken: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carry", b"carry", "env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "mean_scatter", b"mean_scatter", "played_s", b"played_s", "return_scatter", b"return_scatter", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "carry", b"carry", "env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "mean_scatter", b"mean_scatter", "played_s", b"played_s", "return_scatter", b"return_scatter", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -555,41 +559,3 @@ class PrewarmResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrewarmResponse: _TypeAlias = PrewarmResponse  # noqa: Y015
-
-@_typing.final
-class ListWorkersRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
-
-@_typing.final
-class ListWorkersResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKERS_FIELD_NUMBER: _builtins.int
-    QUEUED_FIELD_NUMBER: _builtins.int
-    queued: _builtins.int
-    @_builtins.property
-    def workers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerInfo]: ...
-    def __init__(
-        self,
-        *,
-        workers: _abc.Iterable[_common_pb2.WorkerInfo] | None = ...,
-        queued: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queued", b"queued", "workers", b"workers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015

@@ -53,8 +53,8 @@ class ActorPoolServiceStub:
                 _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/marless.rpc.v1.ActorPoolService/ListWorkers',
-                request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.SerializeToString,
-                response_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.FromString,
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
         self.ListMachines = channel.unary_unary(
                 '/marless.rpc.v1.ActorPoolService/ListMachines',
@@ -108,7 +108,7 @@ class ActorPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Lists workers. Read-only.
+        """Lists workers, and what the pool has for further ones. Read-only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,8 +164,8 @@ def add_ActorPoolServiceServicer_to_server(servicer, server):
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
-                    request_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.FromString,
-                    response_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.SerializeToString,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.SerializeToString,
             ),
             'ListMachines': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMachines,
@@ -294,8 +294,8 @@ class ActorPoolService:
             request,
             target,
             '/marless.rpc.v1.ActorPoolService/ListWorkers',
-            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.SerializeToString,
-            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.FromString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

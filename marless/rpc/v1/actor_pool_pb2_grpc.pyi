@@ -47,8 +47,8 @@ class ActorPoolServiceStub:
     """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
     Never removes workers. Idempotent.
     """
-    ListWorkers: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]
-    """Lists workers. Read-only."""
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListWorkersRequest, _common_pb2.ListWorkersResponse]
+    """Lists workers, and what the pool has for further ones. Read-only."""
     ListMachines: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
@@ -79,8 +79,8 @@ class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
     Never removes workers. Idempotent.
     """
-    ListWorkers: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists workers. Read-only."""
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_common_pb2.ListWorkersRequest, _common_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Lists workers, and what the pool has for further ones. Read-only."""
     ListMachines: _aio.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]  # type: ignore[assignment]
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
@@ -130,10 +130,10 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListWorkers(
         self,
-        request: _actor_pool_pb2.ListWorkersRequest,
+        request: _common_pb2.ListWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_actor_pool_pb2.ListWorkersResponse, _abc.Awaitable[_actor_pool_pb2.ListWorkersResponse]]:
-        """Lists workers. Read-only."""
+    ) -> _typing.Union[_common_pb2.ListWorkersResponse, _abc.Awaitable[_common_pb2.ListWorkersResponse]]:
+        """Lists workers, and what the pool has for further ones. Read-only."""
 
     @_abc_1.abstractmethod
     def ListMachines(

@@ -453,6 +453,7 @@ class WorkerHello(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     pid: _builtins.int
     host: _builtins.str
@@ -461,6 +462,8 @@ class WorkerHello(_message.Message):
     """"cpu" or "cuda:0" """
     ticket: _builtins.str
     """the token that the pool gave to a worker that it launched; other workers choose a random one"""
+    gpus: _builtins.int
+    """of its machine, whether or not it can use them"""
     @_builtins.property
     def machine(self) -> Global___Machine: ...
     def __init__(
@@ -473,10 +476,11 @@ class WorkerHello(_message.Message):
         device: _builtins.str = ...,
         ticket: _builtins.str = ...,
         machine: Global___Machine | None = ...,
+        gpus: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "machine", b"machine", "pid", b"pid", "ticket", b"ticket", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "gpus", b"gpus", "host", b"host", "machine", b"machine", "pid", b"pid", "ticket", b"ticket", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -797,11 +801,27 @@ class WorkerInfo(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     INVOCATIONS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    VCPUS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     pid: _builtins.int
     host: _builtins.str
     busy: _builtins.bool
     invocations: _builtins.int
+    job: _builtins.str
+    """of its task; of an idle actor worker, the job to which it belongs; "" for none"""
+    machine: _builtins.str
+    """id"""
+    device: _builtins.str
+    vcpus: _builtins.float
+    memory_bytes: _builtins.int
+    """peak resident size at the end of its last invocation; 0 before"""
+    drain: _builtins.str
+    """why it gets no further task, and exits; "" if it is not being drained"""
     def __init__(
         self,
         *,
@@ -810,11 +830,117 @@ class WorkerInfo(_message.Message):
         host: _builtins.str = ...,
         busy: _builtins.bool = ...,
         invocations: _builtins.int = ...,
+        job: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        device: _builtins.str = ...,
+        vcpus: _builtins.float = ...,
+        memory_bytes: _builtins.int = ...,
+        drain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "host", b"host", "invocations", b"invocations", "pid", b"pid", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "device", b"device", "drain", b"drain", "host", b"host", "invocations", b"invocations", "job", b"job", "machine", b"machine", "memory_bytes", b"memory_bytes", "pid", b"pid", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class MachineInfo(_message.Message):
+    """A machine that has workers of a pool, or that its launcher keeps without any."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    tasks: _builtins.int
+    """that run there"""
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
+    def __init__(
+        self,
+        *,
+        machine: Global___Machine | None = ...,
+        workers: _builtins.int = ...,
+        tasks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MachineInfo: _TypeAlias = MachineInfo  # noqa: Y015
+
+@_typing.final
+class ListWorkersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
+
+@_typing.final
+class ListWorkersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    LAUNCHER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    queued: _builtins.int
+    """tasks that wait for a worker"""
+    launcher: _builtins.str
+    """name of what starts them"""
+    limit: _builtins.int
+    """most workers that the pool starts; it takes others that dial in"""
+    starting: _builtins.int
+    """workers that were launched and have not connected"""
+    room: _builtins.int
+    """workers for which the launcher has room besides, as last known"""
+    refused: _builtins.str
+    """why the launcher did not start the last worker; "" if it did"""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
+    @_builtins.property
+    def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___MachineInfo]: ...
+    @_builtins.property
+    def background(self) -> Global___WorkerInfo:
+        """runs evaluations at the lowest CPU priority; not one of `workers`"""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___WorkerInfo] | None = ...,
+        queued: _builtins.int = ...,
+        launcher: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        starting: _builtins.int = ...,
+        room: _builtins.int | None = ...,
+        refused: _builtins.str = ...,
+        machines: _abc.Iterable[Global___MachineInfo] | None = ...,
+        background: Global___WorkerInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "background", b"background", "room", b"room"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "background", b"background", "launcher", b"launcher", "limit", b"limit", "machines", b"machines", "queued", b"queued", "refused", b"refused", "room", b"room", "starting", b"starting", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__room: _TypeAlias = _typing.Literal["room"]  # noqa: Y015
+    _WhichOneofArgType__room: _TypeAlias = _typing.Literal["_room", b"_room"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__room) -> _WhichOneofReturnType__room | None: ...
+
+Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015

@@ -435,6 +435,7 @@ class UpdateResponse(_message.Message):
     INVOCATIONS_FIELD_NUMBER: _builtins.int
     DISTANCES_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    COMPUTED_BY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """number of actors of the next round for which room is reserved already"""
     @_builtins.property
@@ -449,6 +450,10 @@ class UpdateResponse(_message.Message):
     def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
         """per agent class, if asked for"""
 
+    @_builtins.property
+    def computed_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what decides the bits of the results: devices, versions"""
+
     def __init__(
         self,
         *,
@@ -457,10 +462,11 @@ class UpdateResponse(_message.Message):
         invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
         room: _builtins.int = ...,
+        computed_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "invocations", b"invocations", "metrics", b"metrics", "room", b"room", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_by", b"computed_by", "distances", b"distances", "invocations", b"invocations", "metrics", b"metrics", "room", b"room", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -579,6 +585,7 @@ class GradientResponse(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     INVOCATIONS_FIELD_NUMBER: _builtins.int
     DISTANCES_FIELD_NUMBER: _builtins.int
+    COMPUTED_BY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gradients(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
         """names and versions in the store, one of each scope"""
@@ -593,6 +600,10 @@ class GradientResponse(_message.Message):
     def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
         """per agent class, if asked for"""
 
+    @_builtins.property
+    def computed_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what decides the bits of the gradients; empty if the store had them already"""
+
     def __init__(
         self,
         *,
@@ -600,10 +611,11 @@ class GradientResponse(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
+        computed_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "gradients", b"gradients", "invocations", b"invocations", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_by", b"computed_by", "distances", b"distances", "gradients", b"gradients", "invocations", b"invocations", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,7 +836,10 @@ class LearnResult(_message.Message):
     DISTANCES_FIELD_NUMBER: _builtins.int
     UNPUBLISHED_FIELD_NUMBER: _builtins.int
     GRADIENT_FIELD_NUMBER: _builtins.int
+    COMPUTED_BY_FIELD_NUMBER: _builtins.int
     device: _builtins.str
+    computed_by: _builtins.str
+    """what decides the bits of the result: device, versions"""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
     @_builtins.property
@@ -855,10 +870,11 @@ class LearnResult(_message.Message):
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
         unpublished: Global___Unpublished | None = ...,
         gradient: _common_pb2.PolicyVersion | None = ...,
+        computed_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "unpublished", b"unpublished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "gradient", b"gradient", "metrics", b"metrics", "unpublished", b"unpublished", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_by", b"computed_by", "device", b"device", "distances", b"distances", "functions", b"functions", "gradient", b"gradient", "metrics", b"metrics", "unpublished", b"unpublished", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,11 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.FromString,
                 _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/marless.rpc.v1.LearnerPoolService/ListWorkers',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
         self.ListMachines = channel.unary_unary(
                 '/marless.rpc.v1.LearnerPoolService/ListMachines',
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.SerializeToString,
@@ -175,6 +180,13 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkers(self, request, context):
+        """Lists workers, and what the pool has for further ones. Read-only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListMachines(self, request, context):
         """What the machines of this pool's workers did for a job. Read-only.
         """
@@ -252,6 +264,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.CloseJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.SerializeToString,
             ),
             'ListMachines': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMachines,
@@ -468,6 +485,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/CloseJob',
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/ListWorkers',
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

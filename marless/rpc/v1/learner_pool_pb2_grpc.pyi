@@ -79,6 +79,8 @@ class LearnerPoolServiceStub:
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
     FAILED_PRECONDITION if the epoch is over.
     """
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListWorkersRequest, _common_pb2.ListWorkersResponse]
+    """Lists workers, and what the pool has for further ones. Read-only."""
     ListMachines: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
@@ -147,6 +149,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
     FAILED_PRECONDITION if the epoch is over.
     """
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_common_pb2.ListWorkersRequest, _common_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Lists workers, and what the pool has for further ones. Read-only."""
     ListMachines: _aio.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]  # type: ignore[assignment]
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
@@ -254,6 +258,14 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
         FAILED_PRECONDITION if the epoch is over.
         """
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _common_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.ListWorkersResponse, _abc.Awaitable[_common_pb2.ListWorkersResponse]]:
+        """Lists workers, and what the pool has for further ones. Read-only."""
 
     @_abc_1.abstractmethod
     def ListMachines(

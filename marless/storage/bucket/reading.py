@@ -32,7 +32,7 @@ from marless.storage.bucket.head import (
     key_of,
 )
 from marless.storage.bucket.objects import Objects, S3Objects
-from marless.storage.checkpoint import round_of
+from marless.storage.checkpoint import WhichRound, round_of
 from marless.storage.places import Address
 
 STATUS, SPEC, PENDING = "job.json", "spec.yaml", "pending.json"
@@ -54,8 +54,8 @@ def records(paths: Collection[str]) -> Iterable[str]:
     return [path for path in paths if path in (ROUNDS, STATUS, SPEC, MACHINES)]
 
 
-def checkpoint(round_: int | None = None, *, acting_only: bool = False, with_records: bool = False) -> Choice:
-    """The checkpoint after this round, by default the newest, and what describes the job.
+def checkpoint(round_: WhichRound = None, *, acting_only: bool = False, with_records: bool = False) -> Choice:
+    """The checkpoint after this round, by default the newest, and what describes the job; "best": all, and the rounds.
 
     Args:
         acting_only: Only the parts that policies act with.
@@ -66,12 +66,12 @@ def checkpoint(round_: int | None = None, *, acting_only: bool = False, with_rec
         names = {path.split("/")[1] for path in paths if path.startswith(_CHECKPOINTS)}
         rounds = {name: found for name in names if (found := round_of(name)) is not None}
         newest = max(rounds.values(), default=None) if round_ is None else round_
-        wanted = [name for name, found in rounds.items() if found == newest]
+        wanted = [name for name, found in rounds.items() if round_ == "best" or found == newest]
         for path in paths:
             top, _, rest = path.partition("/")
             part_of_it = not rest or (f"{top}/" == _CHECKPOINTS and rest.split("/")[0] in wanted)
             needless = acting_only and path.endswith((".learning.safetensors", ".carry"))
-            if part_of_it and not needless and (path != ROUNDS or with_records):
+            if part_of_it and not needless and (path != ROUNDS or with_records or round_ == "best"):
                 yield path
 
     return choice

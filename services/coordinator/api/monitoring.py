@@ -82,6 +82,7 @@ def figures(jobs: Jobs) -> list[Metric]:
         gauge("jobs_in_trouble", "Jobs that wait for a service, or try a round again.", jobs.queue.in_trouble),
         counter("rounds", "Rounds recorded.", tally.rounds),
         counter("env_steps", "Env steps sampled for training (all agents act once in one copy).", tally.env_steps),
+        counter("broken_episodes", "Episodes that a fault of the environment has ended.", tally.broken_episodes),
         counter("invocations", "Executions of workers in recorded rounds.", tally.invocations, by="function"),
         counter("invocation_seconds", "Their seconds from start to end.", tally.seconds, by="function"),
         counter("invocation_vcpu_seconds", "The vCPU seconds they used.", tally.vcpu_seconds, by="function"),

@@ -28,7 +28,7 @@ from marless.jobs.schedules.base import is_due
 from marless.learning.data.returns import EpisodeReturns, EpisodeSums, PlayLimits, batches, returns_of
 from marless.learning.envs.registry import one_by_one
 from marless.rpc.concurrency import delays, pause_s
-from marless.services.coordinator.execution.backoff import PASSING
+from marless.services.coordinator.execution.interruptions import PASSING
 from marless.services.coordinator.execution.pools import Played, Pools, Rollout
 from marless.services.coordinator.state.job_log import JobLog
 

@@ -86,6 +86,11 @@ class Commands(Protocol[State]):
         """True if this round is recorded."""
         ...
 
+    @property
+    def evaluating(self) -> int | None:
+        """The round whose policies are evaluated beside the commands; None if there is none."""
+        ...
+
     async def stop(self) -> None:
         """Stop what runs beside the commands."""
         ...
@@ -133,6 +138,11 @@ class Executor(Generic[State]):
     async def __aexit__(self, *_: object) -> None:
         self._drop_tasks()
         await asyncio.gather(*self._dropped, self._commands.stop(), return_exceptions=True)
+
+    @property
+    def evaluating(self) -> int | None:
+        """The round whose policies are evaluated beside the commands; None if there is none."""
+        return self._commands.evaluating
 
     async def advance(self, plan: RoundPlan) -> None:
         """Go on until the round of this plan is recorded."""

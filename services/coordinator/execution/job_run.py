@@ -16,23 +16,22 @@ from marless.core.group import Versions
 from marless.core.log import structlog
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
+from marless.jobs.schedules.base import is_due
 from marless.jobs.schedules.overlapping import OverlappingConfig
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.tracing import within
 from marless.services.coordinator.execution import recording
-from marless.services.coordinator.execution.backoff import PASSING, Backoff, doing
-from marless.services.coordinator.execution.cancellation import CANCELLED, Cancellation, Steps
 from marless.services.coordinator.execution.evaluations import Baseline
 from marless.services.coordinator.execution.executor import Executor
-from marless.services.coordinator.execution.job_trace import JobTrace
+from marless.services.coordinator.execution.interruptions import CANCELLED, PASSING, Backoff, Cancellation, Steps, doing
 from marless.services.coordinator.execution.planning import Planner, RoundPlan, ending, may_end
 from marless.services.coordinator.execution.pools import JobContext, Pools
 from marless.services.coordinator.execution.recording import RoundRecorder
 from marless.services.coordinator.execution.recovery import Recovery, SavedEpoch
 from marless.services.coordinator.execution.reservations import JobReservations
 from marless.services.coordinator.execution.round_commands import RoundCommands
-from marless.services.coordinator.execution.timing import Timing
+from marless.services.coordinator.execution.timing import JobTrace, Timing
 from marless.services.coordinator.execution.version_commands import VersionCommands
 from marless.services.coordinator.state.job_log import JobLog
 from marless.services.coordinator.state.journal import Costs, Flusher, Journal
@@ -74,7 +73,7 @@ class JobRun:
         self._changed = changed
         self._context = JobContext(job_id, job, folder, pools, log)
         self._costs = Costs(job.spec, folder)
-        self._journal = Journal(folder, self._costs)
+        self._journal = Journal(folder, self._costs, best=job.spec.checkpoint.best)
         self._planner = Planner(job, self._journal)
         self._cancellation = Cancellation()
         self._steps = Steps(self._cancellation, self._show)
@@ -193,7 +192,7 @@ class JobRun:
         async with self._executor() as running:
             while True:
                 self._take_baseline()
-                await self._checkpoint(plan.ending)
+                await self._checkpoint(plan.ending, evaluating=running.evaluating)
                 if plan.ending or self._cancellation.asked.is_set():
                     return plan.ending
                 await running.advance(plan)
@@ -289,11 +288,18 @@ class JobRun:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
         return self._cancellation.asked.is_set() or may_end(self._job.spec.stop, self._journal, record)
 
-    async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
-        """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""
+    async def _checkpoint(self, ending: str, *, final: bool = False, evaluating: int | None = None) -> None:
+        """Save the versions of the newest round if `checkpoint` asks for it, and at the end of the job.
+
+        `evaluating` is the round whose policies are evaluated at present, if they are not those of the newest round.
+        """
         spec, last = self._job.spec.checkpoint, self._journal.last
-        final = final or bool(ending) or self._cancellation.asked.is_set()
-        if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
+        if last is None:
+            return
+        due = spec.every and (last.round + 1) % spec.every == 0
+        # Whether they are the best is known once a later round has evaluated them: what is not is dropped then.
+        judged = spec.best and is_due(self._job.spec.evaluation.every, last.round + 1)
+        if not (due or judged or final or ending or self._cancellation.asked.is_set()):
             return
         progress = CheckpointProgress(
             round=last.round + 1,
@@ -304,7 +310,8 @@ class JobRun:
             groups={group.policy: group.agents for group in last.groups},
         )
         versions = self._journal.versions, self._acting()
-        await self._recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
+        spared = {round_ for round_ in (self._journal.best, evaluating) if spec.best and round_ is not None}
+        await self._recovery.snapshots.save(progress, *versions, last.lanes, keep=spec.keep, spared=spared)
         self._flusher.begin()
 
     async def _end(self, state: str, reason: str) -> None:

@@ -53,7 +53,13 @@ class Planner:
         journal = self._journal
         limits = () if ending else (self._budget(), journal.trained_s)
         decided = decide(self._job, journal.history, *limits)
-        _check_starts(self._job.spec.sharing.name, decided.groups, versions)
+        for group in decided.groups:
+            if group.start not in versions:
+                rule = self._job.spec.sharing.name
+                raise InternalError(
+                    f"sharing policy {rule!r}: group {'+'.join(group.agents)} is to start from {group.start!r}, "
+                    f"which has no version; there is {', '.join(sorted(versions))}"
+                )
         return RoundPlan(
             round=journal.rounds,
             env_steps=journal.env_steps,
@@ -115,15 +121,6 @@ class Planner:
             gradients=job.gradients_due(number),
             similarity=SHARING_POLICIES.find(sharing.name).similarity(sharing) if similarity else None,
         )
-
-
-def _check_starts(rule: str, groups: tuple[Group, ...], versions: Versions) -> None:
-    for group in groups:
-        if group.start not in versions:
-            raise InternalError(
-                f"sharing policy {rule!r}: group {'+'.join(group.agents)} is to start from {group.start!r}, "
-                f"which has no version; there is {', '.join(sorted(versions))}"
-            )
 
 
 def limit_reached(stop: StopSpec, *, rounds: int, env_steps: int, wall_s: float) -> str:

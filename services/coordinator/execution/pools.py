@@ -32,6 +32,8 @@ class Rollout:
     """How a round's actors leave their lanes, if episodes are carried."""
     carries: Mapping[LaneRecord, bytes] = field(default_factory=dict)
     """The carries of those lanes that are not published yet."""
+    broken_episodes: int = 0
+    """As in the round's record."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Update:
     distances: tuple[Distances, ...]
     room: int = 0
     """Number of actors of the next round for which the learner pool has reserved room already."""
+    computed_by: tuple[str, ...] = ()
+    """As in the round's record, also where nothing has changed."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class GradientResult:
     """Of the agents of each class, if asked for."""
     versions: Versions = field(default_factory=dict)
     """Of all that it has published by itself."""
+    computed_by: tuple[str, ...] = ()
+    """As of an `Update`; () if it was in the store already."""
 
 
 class Pools(Protocol):

@@ -1,27 +1,88 @@
-"""Records the rounds of a job; builds records, the log lines about changed decisions, and the summary."""
+"""Records the rounds of a job; builds records, the log lines about changed decisions, and the summary. Asks what
+machines did for the job: what has changed since the last record, and machines.json at the job's end and after it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
-from marless.core.errors import CancelledJobError
+from marless.core.errors import CancelledJobError, MarlessError
 from marless.core.group import LaneRecord
-from marless.core.machine import MachineRecord
+from marless.core.log import structlog
+from marless.core.machine import FACTS, Kept, MachineRecord
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.explanation import acted
 from marless.jobs.record import Decision, Evaluation, GroupRecord, PhaseSeconds, RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
-from marless.services.coordinator.execution.cancellation import Steps
 from marless.services.coordinator.execution.evaluations import Evaluations
-from marless.services.coordinator.execution.machines import PoolMachines
+from marless.services.coordinator.execution.interruptions import Steps
 from marless.services.coordinator.execution.planning import RoundPlan
-from marless.services.coordinator.execution.pools import JobContext, Rollout, Update
+from marless.services.coordinator.execution.pools import JobContext, Pools, Rollout, Update
 from marless.services.coordinator.execution.timing import RoundTimes, Timing
+from marless.services.coordinator.state.job_log import JobLog
 from marless.services.coordinator.state.journal import Costs, Flusher, Journal
+from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus, PendingRollout
+
+LOOK_S = 1.0
+"""Seconds between two looks, at least."""
+_log = structlog.get_logger("coordinator")
+
+
+class PoolMachines:
+    """Asks the pools what their machines did for a job that runs."""
+
+    def __init__(self, job_id: str, pools: Pools) -> None:
+        self._id = job_id
+        self._pools = pools
+        self._told: dict[tuple[str, str, float], MachineRecord] = {}
+        """What was recorded last."""
+        self._looked_s = -math.inf
+
+    async def look(self) -> tuple[MachineRecord, ...]:
+        """What the pools' machines did for the job so far; nothing if the last look was less than LOOK_S ago, because
+        rounds may follow one another in milliseconds.
+        """
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return ()
+        self._looked_s = time.monotonic()
+        return await self._pools.machines(self._id)
+
+    def changes(self, found: tuple[MachineRecord, ...]) -> tuple[MachineRecord, ...]:
+        """The machines among those of a look that did something for the job since the last call, in all pools that
+        have them; facts that the last call returned are left out.
+        """
+        changed = {each.id for each in found if self._has_changed(each)}
+        rows = [each for each in found if each.id in changed]
+        short = tuple(_without_facts(each, self._told.get(each.key)) for each in rows)
+        self._told |= {each.key: each for each in rows}
+        return short
+
+    async def at_the_end(self, folder: RunFolder) -> None:
+        """Write machines.json of a job that ends; a failure is logged, and the job ends all the same."""
+        try:
+            found = await self._pools.machines(self._id)
+            await asyncio.to_thread(folder.write_kept, Kept(end=found, now=found, seen_s=time.time()))
+        except MarlessError as error:
+            _log.warning("job.machines_not_saved", job=self._id, error=str(error))
+
+    def _has_changed(self, found: MachineRecord) -> bool:
+        # The time for which a machine is there grows by itself, and is no reason to record it again.
+        before = self._told.get(found.key)
+        return before is None or replace(found, present_s=before.present_s) != before
+
+
+def _without_facts(found: MachineRecord, before: MachineRecord | None) -> MachineRecord:
+    known = [name for name in FACTS if before and getattr(before, name) == getattr(found, name)]
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(MachineRecord)}  # Any: of several kinds
+    return replace(found, **{name: defaults[name] for name in known})
 
 
 class RoundRecorder:
@@ -55,6 +116,7 @@ class RoundRecorder:
         self.evaluations = Evaluations(job_id=context.job_id, job=context.job, pools=context.pools, log=context.log)
         self.machines = PoolMachines(context.job_id, context.pools)
         self._folder = context.folder
+        self._devices = LearnerDevices(context.log)
         self._costs = costs
         self._flusher = flusher
         self._steps = steps
@@ -107,10 +169,30 @@ class RoundRecorder:
             record.round, self.evaluations.of(record, epoch) if self._is_last(record) else None
         )
         changes = self.machines.changes(machines)
-        record = finished(record, own, changes, times=times, evaluation_s=waited_s + own_s)
+        record = self._devices.news(finished(record, own, changes, times=times, evaluation_s=waited_s + own_s))
         await to_the_end(self.journal.append, record)
         self.timing.recorded(record)
         self._told(before)
+
+
+class LearnerDevices:
+    """What the learners of a job compute by, so that a record says it only where it changes."""
+
+    def __init__(self, log: JobLog) -> None:
+        self._log = log
+        self._known: tuple[str, ...] = ()
+
+    def news(self, record: RoundRecord) -> RoundRecord:
+        """The record without what is known already. Warns where the bits of the weights may not be those of one learner
+        alone: several differ, or others have come in their place.
+        """
+        found = record.computed_by
+        if found in ((), self._known):
+            return replace(record, computed_by=())
+        if len({*self._known, *found}) > 1:
+            self._log.warning("learners.differ", round=record.round, now=list(found), before=list(self._known))
+        self._known = found
+        return record
 
 
 def trained(
@@ -145,7 +227,9 @@ def trained(
         invocations=pending.invocations + update.invocations,
         decisions=plan.decisions,
         distances=update.distances,
+        computed_by=update.computed_by,
         lanes=pending.lanes,
+        broken_episodes=pending.broken_episodes,
         ahead=ahead,
     )
 

@@ -82,7 +82,8 @@ class Recovery:
             rolled_out: That round's rollout is done, and its trajectories were in the learner pool.
             acting: The versions that act in that round if they are older than those it starts from.
 
-        Raises transient errors (see `backoff.PASSING`), and SpecError if the checkpoint it starts from does not fit.
+        Raises transient errors (see `interruptions.PASSING`), and SpecError if the checkpoint it starts from does not
+        fit.
         """
         if not self.epoch or (self._opened and self._job.spec.schedule.overlapping):
             # Events that were not recorded are forgotten, and the numbers of their rollouts are given again, for other
@@ -125,6 +126,7 @@ class Recovery:
     async def _open(self) -> Versions:
         fresh = not self._journal.rounds and self._folder.start_path.exists()
         start = await asyncio.to_thread(load_start, self._folder.start_path, self._job) if fresh else None
+        # Before the job is opened: then the learner pool publishes random weights for each policy that has no version.
         if start:
             await self.snapshots.start_from(start, self.epoch)
         groups = self._job.sharing.decide(self._journal.history).groups
@@ -199,6 +201,8 @@ class Recovery:
         # Whoever has lost the folder must not begin an epoch: it would fence its successor off.
         self._folder.check_owned()
         failpoint("coordinator.epoch.before")
+        # The call is repeated under this id if its answer is lost, and then gets the same epoch. Another coordinator
+        # of the job never has the same id, so that it gets a newer epoch.
         self._epoch_id = f"{self._id}/{secrets.token_hex(8)}"
         self.epoch = await self._pools.store.acquire_epoch(self._id, self._epoch_id, self._newest + 1)
         self._newest = self.epoch

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from marless.core.errors import CancelledJobError, MarlessError
 from marless.jobs.job import PreparedJob
-from marless.services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
+from marless.services.coordinator.execution.interruptions import CANCELLED, SHOWN_AFTER_S
 from marless.services.coordinator.execution.pools import Pools
 
 

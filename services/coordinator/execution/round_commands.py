@@ -15,8 +15,8 @@ from marless.jobs.schedules.events import ScheduleEvent
 from marless.jobs.schedules.rounds import Rounds
 from marless.rpc.concurrency import both, to_the_end
 from marless.services.coordinator.execution import recording
-from marless.services.coordinator.execution.cancellation import Steps
 from marless.services.coordinator.execution.executor import Result, Resumed
+from marless.services.coordinator.execution.interruptions import Steps
 from marless.services.coordinator.execution.planning import Planner, RoundPlan
 from marless.services.coordinator.execution.pools import JobContext, Update
 from marless.services.coordinator.execution.recording import RoundRecorder
@@ -102,6 +102,11 @@ class RoundCommands:
     def recorded(self, round_: int) -> bool:
         return self._journal.rounds > round_
 
+    @property
+    def evaluating(self) -> int | None:
+        """None: an evaluation beside an update ends with its round."""
+        return None
+
     async def stop(self) -> None:
         """Nothing runs beside the commands."""
 
@@ -136,6 +141,7 @@ class RoundCommands:
             returns=rollout.returns,
             invocations=rollout.invocations,
             lanes=recording.left(lanes, rollout.lanes),
+            broken_episodes=rollout.broken_episodes,
             actors=plan.actors,
         )
         self._rolled_out.put(pending)

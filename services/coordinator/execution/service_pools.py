@@ -193,6 +193,7 @@ class ServicePools:
             invocations=invocations_of(reply.invocations),
             distances=tuple(distances_of(each) for each in reply.distances),
             room=reply.room,
+            computed_by=tuple(reply.computed_by),
         )
 
     async def sample(
@@ -237,6 +238,7 @@ class ServicePools:
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
             invocations=invocations_of(reply.invocations),
             distances=tuple(distances_of(each) for each in reply.distances),
+            computed_by=tuple(reply.computed_by),
         )
 
     def _rollout(
@@ -266,4 +268,5 @@ class ServicePools:
             invocations=invocations_of(reply.invocations),
             lanes=tuple(lanes),
             carries={lane: carry for lane, carry in lanes.items() if carry},
+            broken_episodes=sum(receipt.broken for receipt in reply.receipts),
         )

@@ -1,4 +1,4 @@
-"""Measures the duration of a job's rounds and the idle time between them, for its records.
+"""Measures the duration of a job's rounds and the idle time between them, for its records, and tells the spans of both.
 
 Training time, which `stop.wall_s` limits and the bill charges, is the sum of both over the recorded rounds (see
 `RoundRecord.spent_s`). Interruptions are in neither: nothing of the job runs while it has no coordinator, waits for a
@@ -8,10 +8,13 @@ service that is down, or waits for room in the learner pool. Durations are measu
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord
+from marless.rpc.tracing import Attributes, TracedSpan, TraceScope, present
+from marless.services.coordinator.state.status import JobStatus
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,60 @@ class Timing:
     def since(self, accepted_s: float) -> float:
         """Seconds since `accepted_s`, the Unix time at which the job was accepted."""
         return max(self._life.started_s - accepted_s, 0.0) + self._life.seconds
+
+
+class JobTrace:
+    """The trace of a job, if this coordinator traces: its span and those of its rounds. Pools tell those of phases."""
+
+    def __init__(self, status: JobStatus) -> None:
+        process = present()
+        self.scope: TraceScope | None = None
+        """In which the job runs."""
+        if process and process.tracer:
+            self.scope = process.of_job(status.job, status.accepted_s, status.resume_request_id)
+        self._start_s = time.time() if status.resume_request_id else status.accepted_s
+
+    def recorded(self, record: RoundRecord) -> None:
+        """Emit the span of a round, once it is recorded."""
+        if self.scope:
+            start_s = min(record.started_s, self.scope.rounds.pop(record.round, record.started_s))
+            facts: Attributes = {"marless.env_steps": record.env_steps, "marless.actors": record.actors}
+            if record.returns:
+                facts = {**facts, "marless.return": record.returns.mean}
+            self._round(record.round, start_s, max(record.ended_s, start_s), facts)
+
+    def ended(self, status: JobStatus) -> None:
+        """Emit the spans of rounds that are not recorded, and that of the job."""
+        if self.scope:
+            now_s = time.time()
+            for number, start_s in self.scope.rounds.items():
+                self._round(number, start_s, now_s, {}, error="not recorded")
+            facts: Attributes = {
+                "marless.job": status.job,
+                "marless.state": status.state,
+                "marless.resumes": status.resumes,
+            }
+            error = "" if status.state == "SUCCEEDED" else status.reason
+            self._emit("job", self.scope.span, "", self._start_s, now_s, facts, error)
+
+    def _round(self, number: int, start_s: float, end_s: float, facts: Attributes, error: str = "") -> None:
+        assert self.scope is not None  # asked by who calls this
+        span, parent = self.scope.id_of("round", number), self.scope.span
+        self._emit("round", span, parent, start_s, end_s, {"marless.round": number, **facts}, error)
+
+    def _emit(
+        self, name: str, span: str, parent: str, start_s: float, end_s: float, facts: Attributes, error: str
+    ) -> None:
+        assert self.scope is not None  # asked by who calls this
+        self.scope.emit(
+            TracedSpan(
+                name=name,
+                trace=self.scope.trace,
+                span=span,
+                parent=parent,
+                start_s=start_s,
+                end_s=end_s,
+                attributes=facts,
+                error=error,
+            )
+        )

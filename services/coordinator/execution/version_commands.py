@@ -23,14 +23,13 @@ from marless.learning.algos.algorithm import scopes
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.gradients import is_gradient
 from marless.rpc.param_store import PolicyListing
-from marless.services.coordinator.execution.cancellation import Steps
-from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.asynchronous_state import Clocks, StoredGradients
 from marless.services.coordinator.execution.executor import Result, Resumed
+from marless.services.coordinator.execution.interruptions import Steps
 from marless.services.coordinator.execution.planning import FIRST_VERSION, Planner, RoundPlan
 from marless.services.coordinator.execution.pools import GradientResult, JobContext, RolloutResult
 from marless.services.coordinator.execution.recording import RoundRecorder
 from marless.services.coordinator.execution.recovery import Recovery
-from marless.services.coordinator.execution.stored_gradients import StoredGradients
 from marless.services.coordinator.execution.versions import NextVersion, PendingVersion, Versions
 from marless.services.coordinator.state.pending_rollouts import PendingRollouts
 from marless.services.coordinator.state.status import PendingRollout
@@ -77,6 +76,8 @@ class VersionCommands:
         """By the newest learner, if it has published a version itself."""
         self._updating: Stopwatch | None = None
         """Since such a learner began."""
+        self._computed_by: frozenset[str] = frozenset()
+        """What all gradients so far were computed by: few learners arrive for each version."""
 
     async def resume(self) -> Resumed[Overlapping]:
         """Go on after the recorded events, or after those that have led to a version which is being made."""
@@ -190,6 +191,7 @@ class VersionCommands:
         if isinstance(result, GradientResult):
             self._gradients.put(event.number, result.parts)
             self._made = result if self._learner_publishes else None
+            self._computed_by |= set(result.computed_by)
         self._note_learners(step)
         self._since.add(event, result)
         applied = step.published.gradients if step.published else ()
@@ -206,6 +208,10 @@ class VersionCommands:
 
     def recorded(self, round_: int) -> bool:
         return self._journal.rounds > round_
+
+    @property
+    def evaluating(self) -> int | None:
+        return self._versions.evaluating
 
     async def stop(self) -> None:
         """Stop an evaluation that is under way."""
@@ -238,6 +244,7 @@ class VersionCommands:
             clocks=self._clocks,
             made=self._made,
             updating=self._updating,
+            computed_by=tuple(sorted(self._computed_by)),
         )
         await self._versions.publish(version, self._gradients)
 
@@ -314,6 +321,7 @@ class VersionCommands:
             invocations=made.invocations,
             distances=made.distances,
             versions=made.versions,
+            computed_by=made.computed_by,
         )
 
     async def _are_gone(self, versions: VersionNumbers, plan: RoundPlan) -> bool:

@@ -21,15 +21,14 @@ from marless.learning.data.returns import EpisodeSums, Sums, returns_of
 from marless.rpc.concurrency import both, to_the_end
 from marless.rpc.param_store import Aggregation, AggregationReply, WeightedGradient
 from marless.services.coordinator.execution import recording
-from marless.services.coordinator.execution.cancellation import Steps
-from marless.services.coordinator.execution.clocks import Clocks
+from marless.services.coordinator.execution.asynchronous_state import Clocks, StoredGradients
 from marless.services.coordinator.execution.evaluations import outstanding
 from marless.services.coordinator.execution.executor import Result
+from marless.services.coordinator.execution.interruptions import Steps
 from marless.services.coordinator.execution.planning import RoundPlan
 from marless.services.coordinator.execution.pools import GradientResult, JobContext, Rollout, RolloutResult, Update
 from marless.services.coordinator.execution.recording import RoundRecorder
 from marless.services.coordinator.execution.recovery import Recovery
-from marless.services.coordinator.execution.stored_gradients import StoredGradients
 from marless.services.coordinator.state.pending_rollouts import PendingRollouts
 from marless.services.coordinator.state.status import PendingRollout
 
@@ -74,6 +73,7 @@ class PendingVersion:
             env_steps=env_steps,
             returns=returns_of(self.episodes),
             invocations=tuple(self.invocations),
+            broken_episodes=sum(each.broken for each in self.episodes),
             actors=actors,
             arrivals=written(self.events),
             metrics=mean(self.metrics),
@@ -129,6 +129,8 @@ class NextVersion:
     """By its learner, which has published it by itself; None: its gradients are in the store, and are to be applied."""
     updating: Stopwatch | None = None
     """Since its learner began, if that has published it."""
+    computed_by: tuple[str, ...] = ()
+    """What the job's gradients so far were computed by, those that this coordinator knows."""
 
     @property
     def learners(self) -> list[int]:
@@ -155,6 +157,11 @@ class Versions:
         self._rolled_out = rolled_out
         self._evaluating: tuple[RoundRecord, asyncio.Task[Rollout]] | None = None
 
+    @property
+    def evaluating(self) -> int | None:
+        """The number of rounds after which there was the version that is evaluated at present; None if none is."""
+        return self._evaluating[0].round + 1 if self._evaluating else None
+
     async def stop(self) -> None:
         """Stop an evaluation that is under way."""
         if self._evaluating:
@@ -179,7 +186,7 @@ class Versions:
         updating = version.updating or Stopwatch.start()
         update, machines = await self._updated(version, gradients)
         record = recording.trained(self._id, plan, version.pending, update, times=times, update_s=updating.seconds)
-        record = replace(record, aggregation=_aggregation(version, gradients))
+        record = replace(record, aggregation=_aggregation(version, gradients), computed_by=version.computed_by)
         before, earlier = self._evaluated()
         record = recording.with_earlier(record, before, earlier)
         await recorder.record(record, machines, times=times, waited_s=0.0, epoch=self._recovery.epoch)
@@ -225,13 +232,11 @@ class Versions:
 
     def kept(self, state: Overlapping, clock: int) -> int:
         """How many of the newest versions are to be kept once there is one of this clock."""
-        return min(clock - self._oldest_in_use(state) + SPARE_VERSIONS, MAX_KEPT)
-
-    def _oldest_in_use(self, state: Overlapping) -> int:
-        """The clock of the oldest version that something under way may still read."""
-        evaluating = [self._evaluating[0].round + 1] if self._evaluating else []
+        # Something under way may still read the oldest of these.
+        evaluating = [self.evaluating] if self.evaluating is not None else []
         learning = [clock for each in state.learning.values() for clock in (each.clock, *each.peers)]
-        return min([state.queue.clock, *state.sampling.values(), *learning, *evaluating])
+        oldest = min([state.queue.clock, *state.sampling.values(), *learning, *evaluating])
+        return min(clock - oldest + SPARE_VERSIONS, MAX_KEPT)
 
     def _evaluated(self) -> tuple[RoundRecord | None, Rollout | None]:
         """The evaluation that has ended since the version before, and the record of the version that it is of.

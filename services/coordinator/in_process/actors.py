@@ -23,8 +23,7 @@ from marless.learning.data.player import Player
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.nets.acting import Acting
 from marless.learning.nets.serial import encode_acting
-from marless.services.coordinator.in_process.channel import receive, send
-from marless.services.coordinator.in_process.tasks import ActorResult, ActorTask, perform
+from marless.services.coordinator.in_process.tasks import ActorResult, ActorTask, perform, receive, send
 
 MOST_ATTEMPTS = 3
 """Of one task whose worker dies, or takes longer than `actors.timeout_s`."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from marless.core.errors import CorruptError, SpecError, contained
 from marless.core.group import FunctionRun, Group, Versions
+from marless.core.log import structlog
 from marless.core.settings import Measure
 from marless.core.state import Arrays
 from marless.core.stopwatch import Stopwatch
@@ -29,6 +30,8 @@ from marless.services.coordinator.execution.pools import GradientResult, Update
 from marless.services.coordinator.in_process.store import MemoryStore
 from marless.services.coordinator.in_process.tasks import HERE, memory_bytes
 
+_log = structlog.get_logger("learner")
+
 
 @dataclass
 class _Held:
@@ -37,6 +40,8 @@ class _Held:
     learner: Learner
     scope: Scope
     agents: frozenset[str]
+    device: str
+    computed_by: str
     versions: dict[str, int] = field(default_factory=dict)
 
     def groups(self, groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -66,29 +71,36 @@ class JobLearners:
     """
 
     def __init__(self, job_id: str, job: PreparedJob, store: MemoryStore, replay: Path) -> None:
-        # Here, because it imports torch: see `serving`, which does so while the job is being prepared.
-        from marless.learning.nets.kernels import choose_device
-
         self._id = job_id
         self._job = job
         self._store = store
-        self._device = choose_device(job.spec.learner.device)[0]
         config = job.spec.algorithm
         learned = scopes(registry.algorithm(config.name), config, job.spaces)
         self._held = [self._made(scope, replay) for scope in learned]
+        self._computed_by = tuple(sorted({held.computed_by for held in self._held}))
 
     def _made(self, scope: Scope, replay: Path) -> _Held:
+        # Here, because they import torch: see `serving`, which does so while the job is being prepared.
+        from marless.learning.algos.training.devices import GradientLoad, compute_again_alike
+        from marless.learning.algos.training.precision import found_device
+
         spec, spaces = self._job.spec, self._job.spaces
+        settings = spec.learner
+        load = GradientLoad(spec.nets, spaces, scope, spec.minibatch_samples, settings.precision)
+        facts = found_device(settings.device, load)
+        _log.info("job.device", job=self._id, scope=scope.name, **facts)
+        compute_again_alike(facts["device"], wanted=settings.deterministic)
         file = None
         if wanted := replay_of(spec, spaces, scope):
             schema, capacity = wanted
             replay.mkdir(parents=True, exist_ok=True)
             file = replay / scope.name
             allocate(file, schema.file_bytes(capacity))
-        context = LearnerContext(spec.nets, spaces, scope, self._device, file, self._job.carried)
+        device, carried = facts["device"], self._job.carried
+        context = LearnerContext(spec.nets, spaces, scope, device, file, carried, settings.precision)
         learner = registry.algorithm(spec.algorithm.name).learner(spec.algorithm, context)
         agents = frozenset(agent for each in scope.agent_classes(spaces) for agent in each.agents)
-        return _Held(learner, scope, agents)
+        return _Held(learner, scope, agents, device, facts["computed_by"])
 
     def open(self, groups: Sequence[Group]) -> Versions:
         """Load what the store has, initialise and publish the rest; returns the newest version of everything.
@@ -132,7 +144,7 @@ class JobLearners:
             distances += self._distances(output.distances)
             held.versions = self._publish(held, names, given.round, given.round)
             versions |= held.versions
-        return Update(versions, metrics, tuple(invocations), tuple(distances))
+        return Update(versions, metrics, tuple(invocations), tuple(distances), computed_by=self._computed_by)
 
     def gradient(self, given: LearnInput, peers: Sequence[Versions]) -> GradientResult:
         """Compute one gradient of every policy, and keep it in the store; the policies stay as they are."""
@@ -151,7 +163,7 @@ class JobLearners:
             distances += self._distances(output.distances)
             name = gradients.name_of(given.round, held.scope.index)
             parts[name] = self._store.put_gradient(name, output.gradients)
-        return GradientResult(parts, metrics, tuple(invocations), tuple(distances))
+        return GradientResult(parts, metrics, tuple(invocations), tuple(distances), computed_by=self._computed_by)
 
     def _inputs(self, held: _Held, given: LearnInput) -> tuple[RoundInput, tuple[str, ...]]:
         """The input of one scope's learner, which then holds what it starts from; and the names that it publishes."""
@@ -239,7 +251,7 @@ class JobLearners:
                 start_s=run.start_s,
                 end_s=run.end_s,
                 vcpu_s=run.vcpu_s,
-                pass_cpu_s=run.cpu_s if self._device == "cpu" else run.vcpu_s,
+                pass_cpu_s=run.cpu_s if held.device == "cpu" else run.vcpu_s,
                 memory_bytes=0,
                 cold=False,
                 after=after.get(f"{run.function}/{run.name}", ()),

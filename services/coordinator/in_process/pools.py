@@ -290,6 +290,7 @@ def _rollout_of(tasks: Sequence[ActorTask], results: Sequence[ActorResult]) -> R
         env_steps=sum(each.stats.env_steps for each in results),
         returns=returns_of(each.stats for each in results),
         invocations=_invocations(tasks, results),
+        broken_episodes=sum(each.stats.broken for each in results),
     )
 
 

@@ -17,8 +17,7 @@ from marless.core.errors import MarlessError, contained, told
 from marless.learning.data.player import EnvKey, Mode, Player
 from marless.learning.nets.acting import ActingState
 from marless.learning.nets.serial import decode_acting
-from marless.services.coordinator.in_process.channel import Message, receive, send
-from marless.services.coordinator.in_process.tasks import ActorTask, perform
+from marless.services.coordinator.in_process.tasks import ActorTask, Message, perform, receive, send
 
 _PR_SET_PDEATHSIG = 1
 Version = tuple[str, int]

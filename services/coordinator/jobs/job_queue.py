@@ -20,7 +20,7 @@ from marless.services.coordinator.jobs.view import JobView, Tally, ended, view_o
 from marless.services.coordinator.state.job_log import JobLog
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
-from marless.storage.progress import JobProgress
+from marless.storage.round_file import JobProgress
 
 MAX_WAITING = 1000
 WAITING_RETRY_S = 60.0
@@ -245,6 +245,8 @@ class LiveJob:
         for each in record.invocations:
             if each.attempt > 1:
                 self.log.warning("invocation.repeated", id=each.id, attempt=each.attempt, worker=each.worker)
+        if record.broken_episodes:
+            self.log.warning("episodes.broken", round=record.round + 1, episodes=record.broken_episodes)
         for evaluation in record.evaluations:
             self.log.info(
                 "round.evaluated",

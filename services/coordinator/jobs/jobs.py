@@ -32,7 +32,7 @@ from marless.services.coordinator.state.runs import Index, Runs
 from marless.services.coordinator.state.status import JobStatus
 from marless.services.coordinator.state.uploads import FileUploads
 from marless.storage.bucket import reading
-from marless.storage.progress import JobProgress, progress_of
+from marless.storage.round_file import JobProgress, progress_of
 
 T = TypeVar("T")
 MOST_TAKEOVERS = 10

@@ -25,8 +25,7 @@ from marless.core import regular_files
 from marless.core.errors import CorruptError, MarlessError
 from marless.core.limits import MAX_SMALL_BYTES
 from marless.jobs.record import RoundRecord
-from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob, make_sink
-from marless.jobs.sinks.scalars import scalars, settings
+from marless.jobs.sinks.base import Sink, SinkConfig, SinkJob, make_sink, scalars, settings
 from marless.jobs.spec import JobSpec
 from marless.learning.data.returns import EpisodeReturns
 from marless.rpc.concurrency import delays

@@ -18,8 +18,7 @@ from marless.jobs.record import RoundRecord, Summary
 from marless.services.coordinator.state.journal import Costs, Journal
 from marless.services.coordinator.state.run_folder import RunFolder
 from marless.services.coordinator.state.status import JobStatus
-from marless.storage.progress import JobProgress, progress_of
-from marless.storage.round_file import lines_backwards, spent_s
+from marless.storage.round_file import JobProgress, lines_backwards, progress_of, spent_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +139,13 @@ class Tally:
         self.inner_vcpu_seconds: defaultdict[str, float] = defaultdict(float)
         self.repeated = 0
         """Invocations that needed more than one attempt."""
+        self.broken_episodes = 0
 
     def add(self, record: RoundRecord, *, after_env_steps: int) -> None:
         """Count a round of a job that had sampled `after_env_steps` env steps before it."""
         self.rounds += 1
         self.env_steps += max(0, record.env_steps - after_env_steps)
+        self.broken_episodes += record.broken_episodes
         for each in record.invocations:
             if each.function in EXECUTED:
                 self.invocations[each.function] += 1

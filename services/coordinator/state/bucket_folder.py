@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -193,8 +193,8 @@ class BucketFolder(RunFolder):
         super().drop_pending()
         self.bucket_state.note(pending="")
 
-    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        super().save_checkpoint(checkpoint, keep)
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int, spared: Collection[int] = ()) -> None:
+        super().save_checkpoint(checkpoint, keep, spared)
         with self._disk:
             self.bucket_state.note_checkpoints(self.checkpoints.rounds())
         self.bucket_state.note_files([self.log_path.name])

@@ -6,7 +6,7 @@ The coordinator interprets the bytes of the latter only, to refuse policies that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +46,19 @@ class Snapshots:
         self._log = log
 
     async def save(
-        self, progress: CheckpointProgress, versions: Versions, acting: Versions, lanes: Sequence[LaneRecord], keep: int
+        self,
+        progress: CheckpointProgress,
+        versions: Versions,
+        acting: Versions,
+        lanes: Sequence[LaneRecord],
+        *,
+        keep: int,
+        spared: Collection[int] = (),
     ) -> None:
-        """Copy these versions and lanes to disk, unless the round has a checkpoint; drop all but the `keep` newest.
+        """Copy these versions and lanes to disk, unless the round has a checkpoint.
 
-        Of policies that act in the next round with an earlier version, `acting`, that one is saved, too.
+        Of policies that act in the next round with an earlier version, `acting`, that one is saved, too. All but the
+        `keep` newest checkpoints, and those of the rounds `spared`, are dropped.
         """
         # After a restart, the checkpoint of the newest round is due once more.
         if await asyncio.to_thread(self._folder.checkpoints.has, progress.round):
@@ -64,7 +72,7 @@ class Snapshots:
             policies[name] = SavedPolicy(version=each.version, blobs=blobs)
         held = [SavedLane(lane, data) for lane, data in await carries.fetch_all(self._store, self._id, lanes)]
         checkpoint = Checkpoint(progress=progress, policies=policies, lanes=tuple(held))
-        await to_the_end(self._folder.save_checkpoint, checkpoint, keep)
+        await to_the_end(self._folder.save_checkpoint, checkpoint, keep, spared)
         self._log.info("checkpoint.saved", round=progress.round)
 
     def newest(self, rounds: int) -> Checkpoint | None:
@@ -109,6 +117,8 @@ class Snapshots:
         if EARLIER not in saved.blobs:
             await self._publish(epoch, round_, name, saved, what, version)
             return
+        # In this order, because the store takes a version only as the successor of its head. So both have again the
+        # numbers by which records name them.
         earlier = SavedPolicy(version=version - 1, blobs={"acting": saved.blobs[EARLIER]})
         await self._publish(epoch, round_, name, earlier, f"{what}/earlier", version - 1)
         newest = {part: blob for part, blob in saved.blobs.items() if part != EARLIER}

@@ -32,9 +32,10 @@ HISTORY_ROUNDS = 512
 class Journal:
     """Reads the recorded rounds once, then appends rounds and their costs. Its methods block on the disk."""
 
-    def __init__(self, folder: RunFolder, costs: Costs) -> None:
+    def __init__(self, folder: RunFolder, costs: Costs, *, best: bool = False) -> None:
         self._folder = folder
         self.costs = costs
+        self._judged = best
         self._clear()
 
     def read(self) -> None:
@@ -51,12 +52,14 @@ class Journal:
 
     def append(self, record: RoundRecord) -> None:
         """Append a round durably."""
+        # On the disk first: what decisions and watchers see of a round is never taken back by a crash.
         self._folder.append(record)
         self._add_record(record)
 
     def cut(self, rounds: int) -> None:
         """Drop all but the first `rounds` rounds, durably."""
         self._folder.cut(rounds)
+        # All of it anew, because sums over rounds, such as costs, cannot be taken back.
         self.read()
 
     @property
@@ -85,6 +88,11 @@ class Journal:
         return self.last.versions if self.last else {}
 
     @property
+    def best(self) -> int | None:
+        """The number of rounds after which policies were evaluated best, if `checkpoint.best` asks; None if not yet."""
+        return self._best[1] if self._best else None
+
+    @property
     def env_steps(self) -> int:
         """Env steps sampled for training in all recorded rounds."""
         return self.last.env_steps if self.last else 0
@@ -94,6 +102,8 @@ class Journal:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS + 1)
         self.greedy: EpisodeReturns | None = None
         """Returns of the newest evaluation."""
+        self._best: tuple[float, int] | None = None
+        """The highest mean return of an evaluation, and after how many rounds; of equal ones the newest."""
         self.trained_s = 0.0
         """Training time in seconds: see `RoundRecord.spent_s`."""
         self.costs.clear()
@@ -105,8 +115,10 @@ class Journal:
             self.trained_s += spent_s(path, line)
             # A job may go on after many thousand rounds. Of those that no decision sees, only the seconds are read, and
             # the newest evaluation.
-            if len(self._history) <= HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
+            wanted = (self._judged or self.greedy is None) and may_be_evaluated(line)
+            if wanted or len(self._history) <= HISTORY_ROUNDS:
                 record = parse(path, line)
+                self._judge(record)
                 self.greedy = self.greedy or record.newest_evaluation
                 if len(self._history) <= HISTORY_ROUNDS:
                     self._history.appendleft(record)
@@ -122,9 +134,14 @@ class Journal:
 
     def _add_record(self, record: RoundRecord) -> None:
         self._history.append(record)
+        self._judge(record)
         self.greedy = record.newest_evaluation or self.greedy
         self.costs.put(record)
         self.trained_s += record.spent_s
+
+    def _judge(self, record: RoundRecord) -> None:
+        found = [(each.returns.mean, each.rounds) for each in record.evaluations]
+        self._best = max([*found, self._best] if self._best else found, default=None)
 
 
 MOST_DUE = 8

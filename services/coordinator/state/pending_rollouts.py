@@ -63,6 +63,7 @@ class PendingRollouts:
         """
         self._folder.write_pending(())
         await to_the_end(self._folder.sync_pending)
+        # Last: after a write that failed, the next attempt must find them, and discard them again.
         self._found = ()
 
     async def drop_those_without_carries(self) -> None:

@@ -26,7 +26,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -177,6 +177,7 @@ class RunFolder:
 
     def _own_new(self) -> bool:
         """Become the owner of a folder that holds no job yet; returns whether that is so."""
+        # Owned first: else another process could create its job between the look and the lock.
         return self.own() and not regular_files.is_there(self.path / "job.json")
 
     def load(self) -> tuple[JobSpec, JobStatus]:
@@ -308,14 +309,14 @@ class RunFolder:
 
     # Checkpoints
 
-    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write a checkpoint atomically, unless its round has one, and drop all but the `keep` newest."""
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int, spared: Collection[int] = ()) -> None:
+        """Write a checkpoint atomically, unless its round has one; drop all but the `keep` newest and the `spared`."""
         self.check_owned()
         if self.checkpoints.has(checkpoint.progress.round):
             return
         with self._disk:
             failpoint("coordinator.checkpoint.before")
-            self.checkpoints.save(checkpoint, keep)
+            self.checkpoints.save(checkpoint, keep, spared)
             failpoint("coordinator.checkpoint.after")
 
     def _replace(self, name: str, text: str, *, at: str) -> None:

@@ -102,6 +102,8 @@ class PendingRollout:
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """As in the round's record."""
+    broken_episodes: int = 0
+    """As in the round's record."""
     arrivals: str = ""
     """Under schedule `stellaris`: what happened since the version before, as in its record."""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

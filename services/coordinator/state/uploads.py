@@ -120,6 +120,7 @@ class FileUploads:
         try:
             for name, content in files.items():
                 (partial / name).write_bytes(content)
+            # A directory that is there already is complete, as it was renamed, too, and has the same files.
             with suppress(OSError):
                 partial.rename(self._directory / digest)
             os.utime(self._directory / digest)

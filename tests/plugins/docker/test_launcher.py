@@ -14,6 +14,7 @@ import pytest
 
 from marless.core import process_environment
 from marless.core.errors import SpecError
+from marless.fleet.gpus import WORKERS_PER_GPU
 from marless.fleet.launchers.base import ACCEPTED, LaunchOrder, LaunchOutcome, WorkerProgram
 from marless.fleet.launchers.contract import check_launcher
 from marless_docker import containers
@@ -88,6 +89,20 @@ async def test_a_container_has_limits_and_no_rights_and_shows_no_secret(server, 
     assert config["Labels"][containers.WORKER] == "one"
     shown = json.dumps(config)
     assert "ticket of" not in shown and "token of" not in shown and "of the pool" not in shown
+
+
+async def test_containers_of_learners_have_one_gpu_each_and_a_part_of_its_memory(server, tmp_path):
+    learners = dataclasses.replace(program(tmp_path), settings={WORKERS_PER_GPU: "0"}, most=3)
+    made = docker.make(learners, options(server, gpus="0+2"))
+    try:
+        await made.launch([LaunchOrder(worker, "ticket") for worker in ("one", "two")])
+        found = [each.config for each in server.created]
+        asked = [each["HostConfig"]["DeviceRequests"] for each in found]
+        assert sorted(each["DeviceIDs"][0] for [each] in asked) == ["0", "2"]
+        assert all(each["Capabilities"] == [["gpu"]] for [each] in asked)
+        assert all("MARLESS_GPU_SHARE=0.5" in each["Env"] for each in found)
+    finally:
+        await made.close()
 
 
 @pytest.mark.parametrize(("worker", "how"), [("exits", "exit code 3"), ("dies", "exit code -15")])

@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet import fleet
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.v1.common_pb2 import WorkerInfo
+from marless.rpc.v1.common_pb2 import ListWorkersRequest, WorkerInfo
 from marless.services.actor_pool import __main__ as actor_pool
 from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ec2 import launcher as ec2

@@ -19,8 +19,9 @@ from marless.fleet.launchers.contract import check_launcher
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
+from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 from marless.services.actor_pool import __main__ as actor_pool
 from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ec2 import group as ec2_group
@@ -151,6 +152,25 @@ async def test_a_group_grows_with_its_workers_up_to_its_size_and_idle_machines_e
         await pool.scale(0)
         await expect(lambda: not instances(), "the last machine ends")
     assert seen()["DesiredCapacity"] == 0
+
+
+async def test_machines_that_outlive_a_lease_are_kept_and_ended_when_they_are_idle(tmp_path, aws_between):
+    """AWS refuses, as moto does not, to end a machine if that would lower the desired capacity below the least one."""
+    group()
+    refuse = failing("ValidationError", "Currently, desiredSize equals minSize (0).")
+    aws_between.handles["TerminateInstanceInAutoScalingGroup"] = lambda given, forward: (
+        forward() if seen()["DesiredCapacity"] else refuse(given, forward)
+    )
+    async with running(tmp_path, idle_s="1") as pool:
+        await pool.expect_refused(1)
+        await pool.expect_workers(1)
+        [kept] = instances()
+        await expect(lambda: seen()["Instances"][0]["ProtectedFromScaleIn"], "the machine is protected")
+        client("autoscaling").set_desired_capacity(AutoScalingGroupName="actors", DesiredCapacity=0)  # as a lease does
+        await expect(lambda: seen()["DesiredCapacity"] == 1, "the machine with work is wanted again")
+        assert instances() == [kept]
+        await pool.scale(0)
+        await expect(lambda: not instances(), "the idle machine ends")
 
 
 async def test_a_machine_that_does_not_dial_in_is_ended_and_another_one_is_started(tmp_path):

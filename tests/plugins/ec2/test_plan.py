@@ -40,6 +40,9 @@ def decided(found: ScalingGroup, loads: dict[str, Load], *, waiting: int = 0, sl
         (group("InService", desired=3), {"i-0": BUSY}, 0, 2, 1),  # what AWS could not launch is not needed any more
         (group("InService", desired=3, least=2), {"i-0": BUSY}, 0, 2, None),
         (group("InService"), {"i-0": BUSY}, 0, 2, None),
+        # A lease that has run out has set 0; protected machines run on, and AWS would refuse to end them.
+        (group("InService", "InService", desired=0), {"i-0": BUSY, "i-1": IDLE}, 0, 2, 2),
+        (group("InService", "InService", "InService", desired=0, most=2), {"i-0": BUSY}, 0, 2, 2),
     ],
 )
 def test_as_many_machines_as_waiting_workers_need(found, loads, waiting, slots, desired):
@@ -135,7 +138,9 @@ def test_what_holds_for_any_group(situation):
         if demand.waiting:
             assert to_do.desired > found.desired, "only ends make a group with waiting workers smaller"
         else:
-            assert to_do.desired == len(serving), "AWS has nothing to end by itself"
+            assert to_do.desired == min(len(serving), found.most), "AWS has nothing to end by itself"
+    elif not demand.waiting and serving:
+        assert found.desired == min(len(serving), found.most), "AWS ends no machine below a desired capacity of 0"
     if demand.waiting and demand.slots:
         kept = len([name for name in loads if name in serving and name not in to_do.end and not loads[name].leaving])
         after = (found.desired if to_do.desired is None else to_do.desired) - len(to_do.end)

@@ -1,10 +1,41 @@
-"""The benchmark of Atari's games: all three play the same game."""
+"""The benchmarks of Atari's games: stepping, next to two others, and training, next to another one."""
 
-from bench import atari
+import pytest
+
+from bench import atari, atari_training
+from bench.atari_training import Trained, kept, row
+from bench.kept_rows import KeptRows
 
 
-def test_all_step_eight_copies():
-    for made in (atari.ours, atari.gymnasium_s, atari.ale_s):
-        step = made("Pong")
-        for i in range(3):
-            step(i)
+def test_all_three_step_and_ratios_are_those_of_the_rates():
+    found = atari.compare("Pong", runs=1, cpu_s=0.05)
+    ours, python, vector = (
+        found[name]["median"] for name in ("marless, env steps/s", "AtariPreprocessing", "AtariVectorEnv")
+    )
+    assert min(ours, python, vector) > 0
+    assert found["ratio to the first"]["median"] == pytest.approx(ours / python, abs=0.01)
+    assert found["to the second"]["median"] == pytest.approx(ours / vector, abs=0.01)
+
+
+def test_training_is_compared_by_rates_and_by_the_games_that_ended_last(tmp_path, monkeypatch):
+    def train(points):
+        games = ((500, 2, 0.0), (950, 1, points), (1000, 3, points + 4.0))
+        return lambda game, env_steps, seed: made.append((game, seed)) or Trained(env_steps, 10.0 / points, games)
+
+    made = []
+    monkeypatch.setattr(atari_training, "SYSTEMS", {"marless": train(4.0), "Stable-Baselines3": train(2.0)})
+    rows = KeptRows(tmp_path / "runs.jsonl", {})
+    runs = {name: [kept(rows, name, "Pong", 1000, seed) for seed in range(2)] for name in atari_training.SYSTEMS}
+    found = row("Pong", runs)
+    assert found["ratio"]["median"] == 2.0
+    assert found["marless, return"]["median"] == (4.0 + 3 * 8.0) / 4
+    assert made == [("Pong", 0), ("Pong", 1)] * 2
+    again = KeptRows(tmp_path / "runs.jsonl", {})
+    assert kept(again, "marless", "Pong", 1000, 1) == runs["marless"][1]
+    assert len(made) == 4
+    monkeypatch.setattr(atari_training, "JOB", tmp_path / "other.yaml")
+    (tmp_path / "other.yaml").write_text("")
+    kept(again, "marless", "Pong", 1000, 1)
+    kept(again, "Stable-Baselines3", "Pong", 1000, 1)
+    assert made[4:] == [("Pong", 1)]  # a run of another job is not this one
+    assert Trained(1000, 1.0, ((500, 2, 0.0),)).final is None

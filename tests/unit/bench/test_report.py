@@ -59,3 +59,10 @@ def test_a_result_without_a_page_is_printed_whole(page, tmp_path, capsys, monkey
     monkeypatch.setattr("sys.argv", ["report", str(file)])
     report.main()
     assert "| task | rate | runs |" in capsys.readouterr().out and page.read_text() == "nothing\n"
+
+
+def test_pictures_are_named_from_the_page_that_shows_them():
+    machine = {"measured": "today", "cores": 2, "cpu": "a CPU", "memory_gib": 1, "python": "3", "versions": {}}
+    result = {"machine": machine | {"load_before": 0}, "rows": [{"a": 1}], "pictures": {"docs/images/x.png": "X"}}
+    assert "![X](../images/x.png)" in report.render(result, folder=report.ROOT / "docs" / "environments")
+    assert "![X](images/x.png)" in report.render(result, folder=report.ROOT / "docs")

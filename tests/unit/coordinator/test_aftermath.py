@@ -7,8 +7,8 @@ import pytest
 
 from marless.core.errors import UnavailableError
 from marless.core.machine import FACTS, Kept, MachineRecord
-from marless.services.coordinator.execution import machines as execution_machines
-from marless.services.coordinator.execution.machines import PoolMachines
+from marless.services.coordinator.execution import recording as execution_machines
+from marless.services.coordinator.execution.recording import PoolMachines
 from marless.services.coordinator.jobs import failover
 from marless.services.coordinator.jobs.failover import Aftermath
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from marless.core.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
-from marless.services.coordinator.execution import backoff
-from marless.services.coordinator.execution.backoff import PASSING, Backoff, doing
+from marless.services.coordinator.execution import interruptions
+from marless.services.coordinator.execution.interruptions import PASSING, Backoff, doing
 
 TROUBLE = UnreachableError("store: gone")
 
@@ -18,8 +18,8 @@ TROUBLE = UnreachableError("store: gone")
 def clock(monkeypatch) -> SimpleNamespace:
     """Time as this test says, and no waiting."""
     clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
-    monkeypatch.setattr(backoff, "time", clock)
-    monkeypatch.setattr(backoff, "delays", lambda: (0.0 for _ in count()))
+    monkeypatch.setattr(interruptions, "time", clock)
+    monkeypatch.setattr(interruptions, "delays", lambda: (0.0 for _ in count()))
     return clock
 
 
@@ -69,7 +69,7 @@ async def test_who_has_no_room_says_how_long_to_wait(clock, monkeypatch):
         waited_s.append(delay_s)
         return asyncio.Timeout(asyncio.get_running_loop().time())
 
-    monkeypatch.setattr(backoff, "asyncio", SimpleNamespace(timeout=timeout))
+    monkeypatch.setattr(interruptions, "asyncio", SimpleNamespace(timeout=timeout))
     waits = Backoff(10, asyncio.Event())
     await waits.wait(OverloadedError("no room in the learner pool: it is full", retry_after_s=3.0))
     await waits.wait(TROUBLE)

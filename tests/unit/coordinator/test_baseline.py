@@ -32,7 +32,7 @@ class Pools:
         self.played.append((batch, episodes, background))
         low = episodes // 2
         total, scatter = -10.0 * low - 30.0 * (episodes - low), 400.0 * low * (episodes - low) / episodes
-        each = {"episodes": episodes, "return_sum": {"a": total}, "judged": 0, "wins": 0}
+        each = {"episodes": episodes, "return_sum": {"a": total}, "judged": 0, "wins": 0, "broken": 0}
         each |= {"return_scatter": {"a": scatter}, "mean_scatter": scatter}
         return Played(SimpleNamespace(**each), played_s=float(episodes))
 
@@ -140,7 +140,7 @@ async def test_its_progress_is_told():
 
 async def test_a_batch_without_an_episode_ends_the_baseline(monkeypatch):
     async def nothing(self, job_id, job, batch, episodes, *, background=True):
-        each = {"episodes": 0, "return_sum": {"a": 0.0}, "judged": 0, "wins": 0}
+        each = {"episodes": 0, "return_sum": {"a": 0.0}, "judged": 0, "wins": 0, "broken": 0}
         return Played(SimpleNamespace(**each, return_scatter={"a": 0.0}, mean_scatter=0.0), played_s=10.0)
 
     monkeypatch.setattr(Pools, "play_randomly", nothing)

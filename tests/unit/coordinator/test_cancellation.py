@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from marless.core.errors import CancelledJobError
-from marless.services.coordinator.execution import cancellation
-from marless.services.coordinator.execution.cancellation import Cancellation
+from marless.services.coordinator.execution import interruptions
+from marless.services.coordinator.execution.interruptions import Cancellation
 
 
 @pytest.fixture(autouse=True)
 def grace(monkeypatch):
-    monkeypatch.setattr(cancellation, "GRACE_S", 0.05)
+    monkeypatch.setattr(interruptions, "GRACE_S", 0.05)
 
 
 async def stuck(cancellation: Cancellation) -> None:

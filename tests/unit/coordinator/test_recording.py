@@ -1,7 +1,9 @@
 """What is told of a round that is otherwise than the one before."""
 
+from unittest.mock import Mock
+
 from marless.jobs.record import Decision, GroupRecord
-from marless.services.coordinator.execution.recording import changes
+from marless.services.coordinator.execution.recording import LearnerDevices, changes
 from tests.unit.jobs.test_record import record
 
 WHY = (
@@ -38,3 +40,19 @@ def test_shares_splits_and_numbers_of_actors_are_told_with_their_reason():
     )
     [(_, fields)] = changes(of("a", "b"), of("ab"))
     assert (fields["round"], fields["reason"]) == (6, "why these")
+
+
+def test_what_learners_compute_by_is_recorded_where_it_changes_and_warned_of():
+    log = Mock()
+    devices = LearnerDevices(log)
+
+    def recorded(*computed_by):
+        return devices.news(record(5, computed_by=computed_by)).computed_by
+
+    assert recorded("a cpu") == ("a cpu",)
+    assert recorded("a cpu") == recorded() == ()  # an update from the store does not say
+    assert not log.warning.called
+    assert recorded("a gpu") == ("a gpu",)
+    log.warning.assert_called_once_with("learners.differ", round=5, now=["a gpu"], before=["a cpu"])
+    assert LearnerDevices(log).news(record(0, computed_by=("a cpu", "a gpu"))).computed_by == ("a cpu", "a gpu")
+    assert log.warning.call_count == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.rpc.param_store import PolicyListing, VersionHead
-from marless.services.coordinator.execution.stored_gradients import StoredGradients
+from marless.services.coordinator.execution.asynchronous_state import StoredGradients
 
 
 def listed(version: int = 1) -> PolicyListing:

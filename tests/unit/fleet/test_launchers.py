@@ -16,9 +16,8 @@ from marless.fleet.launchers.registry import Choice, launching, parse
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServedService, ServerOptions, serving
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersResponse
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
-from marless.rpc.v1.common_pb2 import WorkerInfo
+from marless.rpc.v1.common_pb2 import ListWorkersResponse, WorkerInfo
 from marless.services.actor_pool import __main__ as actors
 from marless.services.learner_pool import config as learners
 from tests import tokens

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from marless.jobs.gradient_evidence import GradientEvidence
+from marless.jobs.evidence import GradientEvidence
 
 
 def evidence(*rounds, **constant):

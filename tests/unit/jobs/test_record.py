@@ -163,7 +163,7 @@ def test_wins_are_shares_of_the_episodes():
 
 
 def sums(episodes: int, **counted: int) -> SimpleNamespace:
-    fields = {"judged": 0, "wins": 0, "return_scatter": {"a": 0.0}, "mean_scatter": 0.0} | counted
+    fields = {"judged": 0, "wins": 0, "broken": 0, "return_scatter": {"a": 0.0}, "mean_scatter": 0.0} | counted
     return SimpleNamespace(episodes=episodes, return_sum={"a": 2.0}, **fields)
 
 

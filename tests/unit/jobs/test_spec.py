@@ -153,6 +153,8 @@ MISTAKES = {
     "stop: {}": "stop: set at least one of rounds, env_steps, return, wall_s, cost_usd: a job must be able to end",
     "stop: {rounds: soon}": "stop.rounds: got 'soon'; allowed: a whole number",
     "stop: {return: .nan}": "stop.return: got nan; allowed: a finite number",
+    "checkpoint: {best: true}\nevaluation: {every: 0}": "checkpoint.best and evaluation.every: 0 exclude each other: "
+    "only the last policies are evaluated, and would be the best; evaluate every so many rounds",
     "stop: {return: -20}\nevaluation: {every: 0}": "stop.return and evaluation.every: 0 exclude each other: a return "
     "is reached only where it is measured; evaluate every so many rounds",
 }

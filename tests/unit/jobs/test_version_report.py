@@ -6,7 +6,7 @@ import pytest
 
 from marless.jobs.asynchronous_run import busy, unused, version_report
 from marless.jobs.record import AggregationRecord, GradientRecord, from_json
-from marless.jobs.sinks.scalars import scalars
+from marless.jobs.sinks.base import scalars
 from tests.unit.cost.billing.rounds import invocation
 from tests.unit.jobs.test_record import record
 

@@ -15,8 +15,8 @@ from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.client import Peer
 from marless.rpc.security import Security, check_served, check_shown
 from marless.rpc.server import ServedService, ServerOptions, serving
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 from tests import tokens
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

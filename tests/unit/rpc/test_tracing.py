@@ -25,7 +25,7 @@ from marless.rpc.tracing import (
     traced,
     within,
 )
-from tests.otlp_collector import collecting
+from tests.otlp_collector import collecting, collecting_by_grpc
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -121,8 +121,19 @@ def until(condition) -> None:
         time.sleep(0.005)
 
 
-def test_a_collector_gets_the_spans_as_they_are(monkeypatch):
-    with collecting() as collector:
+@pytest.mark.parametrize(
+    ("collector_of", "variables"),
+    [
+        (collecting, {}),
+        (collecting, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}),
+        (collecting_by_grpc, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
+        (collecting_by_grpc, {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}),
+    ],
+)
+def test_a_collector_gets_the_spans_as_they_are(monkeypatch, collector_of, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with collector_of() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
         with otlp.tracing("coordinator") as tracer:
@@ -148,7 +159,9 @@ def nobody() -> str:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_a_collector_that_does_not_answer_slows_nothing_and_drops_are_counted(monkeypatch, nobody):
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_does_not_answer_slows_nothing_and_drops_are_counted(monkeypatch, nobody, protocol):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", nobody)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
@@ -166,7 +179,9 @@ def test_a_collector_that_does_not_answer_slows_nothing_and_drops_are_counted(mo
     assert dropped["spans"] >= 10_000 - 64 - 64
 
 
-def test_a_collector_that_refuses_counts_as_dropped(monkeypatch):
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_refuses_counts_as_dropped(monkeypatch, protocol):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
@@ -210,6 +225,15 @@ def test_without_the_extra_a_service_starts_and_says_so(monkeypatch):
     hidden = 'import sys; sys.modules["opentelemetry"] = None\n'
     found = imported(monkeypatch, hidden, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
     assert found[:2] == [True, True]
+
+
+def test_an_unknown_protocol_is_told_and_nothing_is_traced(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with capture_logs() as logs, otlp.tracing("coordinator") as tracer:
+        assert (tracer, present()) == (None, None)
+    (off,) = logs
+    assert off["event"] == "traces.off" and "OTEL_EXPORTER_OTLP_PROTOCOL=http/json" in off["reason"]
 
 
 def test_a_job_that_fails_at_once_leaves_few_rounds_behind():

@@ -36,6 +36,12 @@ export function replace(parent, ...children) {
 }
 
 const grouped = new Intl.NumberFormat("en");
+const natural = new Intl.Collator("en", { numeric: true });
+
+/** The order of names for people: agent_2 before agent_10. */
+export function byName(one, other) {
+  return natural.compare(one, other);
+}
 
 /** A number in at most `digits` significant digits. */
 export function number(value, digits = 4) {
@@ -43,7 +49,7 @@ export function number(value, digits = 4) {
   if (Number.isInteger(value)) return grouped.format(value);
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(digits - 1);
-  return grouped.format(Number(value.toPrecision(digits))).slice(0, 24);
+  return value.toLocaleString("en", { maximumSignificantDigits: digits }).slice(0, 24);
 }
 
 export function fixed(value, digits = 2) {

@@ -3,6 +3,8 @@
 import { blob, get, pathOf, post } from "./api.js";
 import { bytes, h, number, replace } from "./dom.js";
 
+const MOST_VERSIONS = 60;
+
 export class Files {
   constructor(job, found) {
     this.job = job;
@@ -11,12 +13,21 @@ export class Files {
     this.button = h("button", { type: "button", onclick: () => this.play() }, "Film an episode");
     this.filmNote = h("span", { class: "quiet", role: "status" });
     const files = h("details", { ontoggle: (event) => event.currentTarget.open && this.load() }, h("summary", {}, "Checkpoints and other files"), this.list);
-    const versions = Object.entries(found.versions);
+    this.versions = h("p");
+    this.showVersions(found.versions);
     this.element = h("section", { class: "card full", "aria-label": "Policies and files" }, h("h2", {}, "Policies and files"),
       h("div", { class: "row" }, this.button, this.filmNote), this.film,
-      versions.length ? h("p", {}, h("span", { class: "quiet" }, "Newest versions: "), versions.slice(0, 60).map(([policy, version]) => `${policy} ${number(version)}`).join(" · ")) : null,
+      this.versions,
       files,
       h("details", {}, h("summary", {}, "Settings"), h("pre", { tabindex: "0", "aria-label": "The job's settings as YAML" }, found.spec)));
+  }
+
+  showVersions(found) {
+    const versions = Object.entries(found);
+    if (!versions.length) return;
+    const told = versions.slice(0, MOST_VERSIONS).map(([policy, version]) => `${policy} ${number(version)}`).join(" · ");
+    const more = versions.length - MOST_VERSIONS;
+    replace(this.versions, h("span", { class: "quiet" }, "Newest versions: "), told, more > 0 ? ` · and ${number(more)} more` : "");
   }
 
   async load() {

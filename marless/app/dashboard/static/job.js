@@ -3,7 +3,7 @@
 import { Stream, get, pathOf } from "./api.js";
 import { Chart } from "./chart.js";
 import { actions, problems } from "./dialogs.js";
-import { clock, duration, fixed, h, number, percent, replace, stateBadge, usd } from "./dom.js";
+import { byName, clock, duration, fixed, h, number, percent, replace, stateBadge, usd } from "./dom.js";
 import { Bills } from "./bills.js";
 import { Files } from "./files.js";
 import { Groups } from "./groups.js";
@@ -60,7 +60,7 @@ class JobPage {
   }
 
   build(found) {
-    const has = (prefix) => found.columns.filter((each) => each.startsWith(prefix));
+    const has = (prefix) => found.columns.filter((each) => each.startsWith(prefix)).sort(byName);
     this.head = h("div", { class: "row head" });
     this.notes = h("div");
     this.facts = h("dl", { class: "facts" });
@@ -159,7 +159,7 @@ class JobPage {
     const of = (value, limit) => `${number(value)}${limit ? ` of ${number(limit)}` : ""}`;
     const cost = this.bills.total() ?? summary?.cost_usd;
     const facts = [["Environment", job.env], ["Algorithm", job.algorithm], ["Rounds", of(this.rounds, stop.rounds)], ["Env steps", of(this.steps ?? job.env_steps, stop.env_steps)],
-      ["Greedy return", fixed(job.greedy_return)], ["Random policy", fixed(job.random_return)], ["Won", percent(job.win_rate)],
+      ["Greedy return", fixed(this.greedy ?? job.greedy_return)], ["Random policy", fixed(job.random_return)], ["Won", percent(this.winRate ?? job.win_rate)],
       ["Cost", usd(cost) + (stop.cost_usd ? ` of ${usd(stop.cost_usd)}` : "")], ["Accepted", clock(job.accepted_s)],
       ["Time", duration((job.ended_s || Date.now() / 1000) - job.accepted_s)], ["Resumed", job.resumes ? `${job.resumes} ×` : ""]];
     replace(this.facts, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -169,6 +169,11 @@ class JobPage {
     const fresh = events.flatMap((event) => event.rows);
     this.rounds = Math.max(this.rounds || 0, ...fresh.map((row) => row.round + 1));
     this.steps = Math.max(this.steps || 0, ...fresh.map((row) => row.values.env_steps || 0));
+    for (const { values } of fresh) {
+      this.greedy = values["return/greedy"] ?? this.greedy;
+      this.winRate = values["won/greedy"] ?? this.winRate;
+    }
+    this.files.showVersions(events.at(-1).versions);
     const added = fresh.flatMap((row) => Object.keys(row.values)).filter((each) => !this.columns.has(each));
     added.forEach((each) => this.columns.add(each));
     if (added.length) this.addColumns(new Set(added));
@@ -180,7 +185,7 @@ class JobPage {
 
   /** Curves that the job has only now: those that charts show by rule. */
   addColumns(added) {
-    const all = [...this.columns].sort();
+    const all = [...this.columns].sort(byName);
     if ([...added].some((each) => each.startsWith("agent/"))) {
       const kind = this.few ? "agent/exploring/" : "agent/greedy/";
       const names = all.filter((each) => each.startsWith(kind)).slice(0, MOST_LINES);
@@ -206,11 +211,13 @@ class JobPage {
     if (!found || this.closed) return;
     this.marks = found.marks;
     this.rounds = found.rounds;
+    this.greedy = this.winRate = undefined;
     const added = found.columns.filter((each) => !this.columns.has(each));
     added.forEach((each) => this.columns.add(each));
     if (added.length) this.addColumns(new Set(added));
     this.charts.forEach((chart) => chart.appeared && chart.load());
     this.groups.load();
+    this.files.showVersions(found.versions);
     this.tellMarks();
   }
 
@@ -218,8 +225,9 @@ class JobPage {
     this.charts.forEach((chart) => chart.setMarks(this.marks));
     const faults = this.marks.filter((mark) => mark.kind === "fault").length;
     this.faults.hidden = !this.marks.length;
+    const recoveries = this.marks.length - faults;
     const open = this.faults.open;
-    replace(this.faults, h("summary", {}, `▼ ${faults} faults, ○ ${this.marks.length - faults} recoveries`),
+    replace(this.faults, h("summary", {}, `▼ ${faults} ${faults === 1 ? "fault" : "faults"}, ○ ${recoveries} ${recoveries === 1 ? "recovery" : "recoveries"}`),
       h("ul", {}, this.marks.slice(-100).reverse().map((mark) => h("li", {}, mark.kind === "fault" ? "▼ " : "○ ", `round ${mark.round + 1}: `, mark.text))));
     this.faults.open = open;
   }
@@ -232,7 +240,7 @@ function rank(name) {
 
 /** A measure's mean over policies, and its value for each. */
 function metricNames(metric, columns) {
-  const policies = [...columns].filter((each) => each.startsWith(`policy/${metric}/`)).sort().slice(0, MOST_LINES - 1);
+  const policies = [...columns].filter((each) => each.startsWith(`policy/${metric}/`)).sort(byName).slice(0, MOST_LINES - 1);
   const labels = { [`metric/${metric}`]: policies.length ? "mean" : metric };
   policies.forEach((each) => { labels[each] = each.slice(`policy/${metric}/`.length); });
   return { names: [`metric/${metric}`, ...policies], labels };

@@ -88,7 +88,7 @@ class HostProgram:
 
     async def _serve(self) -> None:
         identity = await self._surroundings.identify()
-        workers = HostWorkers(identity.machine, self._options.security.arguments())
+        workers = HostWorkers(identity.machine, self._options.security.arguments(), self._options.slots)
         watching = asyncio.create_task(self._watch())
         try:
             await self._keep_serving(identity, workers)
@@ -222,9 +222,12 @@ MACHINE = "MARLESS_MACHINE"
 class HostWorkers:
     """Starts and ends workers. The template from which they are forked outlives the connection to their pool."""
 
-    def __init__(self, machine: str, arguments: Sequence[str]) -> None:
-        """`arguments` are those of each worker in addition to its pool's, such as this machine's TLS files."""
+    def __init__(self, machine: str, arguments: Sequence[str], slots: int = 0) -> None:
+        """`arguments` are those of each worker in addition to its pool's, such as this machine's TLS files; `slots` as
+        in `HostOptions`.
+        """
         self._machine = machine
+        self._slots = slots
         self._arguments = tuple(arguments)
         self.token = ""
         """The token of the workers' role, which those that run are sent when it changes."""
@@ -247,7 +250,7 @@ class HostWorkers:
                 variables[MACHINE] = self._machine
             arguments = (*program.arguments, *self._arguments)  # of two equal options, a worker takes the latter
             self._launcher = LocalLauncher(
-                WorkerProgram(program.module, arguments, variables, lambda: self.token, settings)
+                WorkerProgram(program.module, arguments, variables, lambda: self.token, settings, most=self._slots)
             )
 
     async def start(self, order: pb.StartWorker) -> Launch:

@@ -23,6 +23,7 @@ from marless.learning.algos.ddpg.inputs import CriticInputs, SampleView, replace
 from marless.learning.algos.training.passes import PRESENT
 from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.td import sample_weights, td_gradient, td_loss
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.stacked import feed_forward
 
@@ -263,7 +264,14 @@ def _per_net(nets: RowNets, per_row: dict[str, Tensor], share_RM: Tensor) -> Met
 class RowNets:
     """P nets with R rows; `owners` has the index of each row's net."""
 
-    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str, owners: Sequence[int]) -> None:
+    def __init__(
+        self,
+        layout: NetLayout,
+        flat_PD: Tensor,
+        activation: str,
+        owners: Sequence[int],
+        precision: Precision = "float32",
+    ) -> None:
         nets = len(flat_PD)
         self._flat_PD = flat_PD
         self._alone = tuple(owners) == tuple(range(nets))
@@ -273,7 +281,7 @@ class RowNets:
         # With one row per net the rows are the nets' own parameters: nothing is copied,
         # and there is nothing to refresh.
         self.flat_RD = flat_PD if self._alone else flat_PD[self.owners_R]
-        self.net = feed_forward(layout, self.flat_RD, activation)
+        self.net = feed_forward(layout, self.flat_RD, activation, precision)
 
     def refresh(self) -> None:
         """Copy the nets' parameters to the rows again, after a gradient step."""

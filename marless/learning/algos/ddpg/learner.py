@@ -27,9 +27,9 @@ from marless.learning.algos.ddpg.training import (
 )
 from marless.learning.algos.learner import LearnerContext, RoundInput
 from marless.learning.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training
-from marless.learning.algos.off_policy.td import make_optimizer
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.policy_batching import Stack, row_stacks
+from marless.learning.algos.training.td import make_optimizer
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets.acting import description
 from marless.learning.nets.acting_heads import (
@@ -116,7 +116,7 @@ class ActorCriticLearner(OffPolicyLearner):
         kinds = Kinds(inputs=inputs, exploration=explores, with_state=False, team=False, together=critic == "joint")
         super().__init__(config, context, kinds)
         self._config = config
-        self._model, self._activation = context.model, context.model.activation
+        self._model, self._activation, self._precision = context.model, context.model.activation, context.precision
         self._classes: list[_Class] = []
         sizes = []
         self._soft = config if isinstance(config, SoftConfig) else None
@@ -249,16 +249,20 @@ class ActorCriticLearner(OffPolicyLearner):
             index=index,
             stack=stack,
             head=mine.head,
-            judges=tuple(RowNets(self._critic_layout, each["flat"], self._activation, judges) for each in judging),
+            judges=tuple(
+                RowNets(self._critic_layout, each["flat"], self._activation, judges, self._precision)
+                for each in judging
+            ),
             own=self._inputs.own(index).to(self._device)[stack.agents],
             log_weight=log_weight,
             **self._nets(mine.layout, row, stack),
         )
 
     def _nets(self, shape: NetLayout, row: Row, stack: Stack) -> dict[str, RowNets]:
+        targets = row.get("target", row["flat"])
         return {
-            key: RowNets(shape, row.get(tensor, row["flat"]), self._activation, stack.owners)
-            for key, tensor in (("nets", "flat"), ("targets", "target"))
+            "nets": RowNets(shape, row["flat"], self._activation, stack.owners, self._precision),
+            "targets": RowNets(shape, targets, self._activation, stack.owners),
         }
 
     def _trained(self, prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput) -> TrainedActorCritic:

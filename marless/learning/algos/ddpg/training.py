@@ -22,9 +22,8 @@ from marless.learning.algos.ddpg.algorithms import ReplayActorCriticConfig
 from marless.learning.algos.ddpg.heads import Head
 from marless.learning.algos.ddpg.inputs import SampleView, replaced, views
 from marless.learning.algos.learner import RoundInput
-from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
-from marless.learning.algos.training import measuring
+from marless.learning.algos.training import measuring, td
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.td import Metrics, TrainedStack
@@ -99,6 +98,9 @@ class ActorCriticTraining:
         self._config, self._scope, self.count = config, scope, config.batch_size
         self._ensembles, self._heads = tuple(ensembles), tuple(heads)
         self._rng = np.random.default_rng([*seed, _STREAM])
+        self._steps = 0
+        # Read once, because a GPU finishes all its work before it tells a number.
+        self._before = {each.critics[0].names: int(each.critics[0].tensors["count"][0]) for each in self._ensembles}
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         """See `Training`; both gradients are computed before either net is updated."""
@@ -112,12 +114,13 @@ class ActorCriticTraining:
                 with meter.measure("policy", _names(each.policies)):
                     for trained, gradient in self._due(each, policies):
                         td.follow(trained, gradient.gradient, config, gradient.metrics)
-            moves = self._config.target_moves(_next_step(each))
+            moves = self._config.target_moves(self._next_step(each))
             with meter.measure("critic", _names(each.critics)):
                 for trained, gradient in zip(each.critics, critics, strict=True):
                     td.follow(trained, gradient.gradient, config, gradient.metrics, target_moves=moves)
                 each.nets.refresh()
             errors.append(error_R1M)
+        self._steps += 1
         return self._priorities(batch, everyone, errors)
 
     def gradients(self, batch: Batch, meter: PassTimer) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
@@ -162,6 +165,10 @@ class ActorCriticTraining:
         for trained, actors, found in zip(each.weights, each.nets.actors, policies, strict=False):
             yield trained, found.weight_gradient(self._targets[actors.index])
 
+    def _next_step(self, each: Ensemble) -> int:
+        """The number of the critics' next gradient step, counted from 1."""
+        return self._before[each.critics[0].names] + self._steps + 1
+
     def _views(self, batch: Batch, meter: PassTimer) -> tuple[SampleView, ...]:
         with meter.measure("post_process", (self._scope,)):
             return views(batch, self._heads, self._rng)
@@ -176,7 +183,7 @@ class ActorCriticTraining:
             critics, error_R1M = each.nets.critic_gradients(mine, built)
         policies: list[Descent] = []
         # Policies are updated in every so many gradient steps, by the critics' count of them.
-        if _next_step(each) % self._config.policy_every == 0:
+        if self._next_step(each) % self._config.policy_every == 0:
             with meter.measure("policy", _names(each.policies)):
                 policies = each.nets.policy_gradients(mine, built)
         return critics, policies, error_R1M
@@ -197,11 +204,6 @@ class ActorCriticTraining:
         trained = [each.spread(torch.ones_like(error_R1M), agents, width) for each, error_R1M, _ in given]
         priority_E = td.mean_errors(error_RE, counts_RE, width)
         return priority_E.masked_fill(torch.cat(trained).sum(dim=0) == 0, torch.nan)
-
-
-def _next_step(each: Ensemble) -> int:
-    """The number of the critics' next gradient step, counted from 1."""
-    return int(each.critics[0].tensors["count"][0]) + 1
 
 
 def _names(stacks: Sequence[TrainedActorCritic]) -> tuple[str, ...]:
@@ -232,7 +234,7 @@ class ActionValue:
 
 
 class PolicyObjective:
-    """A stack of policies as `marless.learning.algos.training.measurable.Measurable`."""
+    """A stack of policies as `marless.learning.algos.training.measuring.Measurable`."""
 
     def __init__(self, actors: Actors, tensors: Row) -> None:
         self._actors = actors
@@ -263,7 +265,7 @@ class PolicyObjective:
 
 
 class SampledStack:
-    """The samples of one draw for a stack of policies; see `marless.learning.algos.training.measurable.Measured`."""
+    """The samples of one draw for a stack of policies; see `marless.learning.algos.training.measuring.Measured`."""
 
     unit = 1
 

@@ -105,17 +105,18 @@ class Batch:
             zip(*(each.parts(width) for each in self.classes), strict=True),
             zip(*(each.parts(width) for each in self.gains), strict=True),
             _split(self.state, 2 * width),
+            _split(self.importance, width),
             self.row.reshape(-1, width),
             strict=False,  # missing fields repeat None endlessly
         )
         follows = self.follows[:, :width]  # equal for all
-        for classes, gains, state, row in columns:
+        for classes, gains, state, importance, row in columns:
             yield Batch(
                 classes=classes,
                 gains=gains,
                 steps=1,
                 width=width,
-                importance=None,
+                importance=importance,
                 valid=None,
                 follows=follows,
                 state=state,

@@ -30,6 +30,13 @@ class ReplaySpec(Section):
     )
     alpha: float = Field(0.6, ge=0, le=1, description="exponent of priorities in prioritised draws; 0: uniform")
     beta: Rate = Field(0.4, description="prioritised draws: how far importance weights correct the bias")
+    priorities_every: int = Field(
+        1,
+        ge=1,
+        le=10**6,
+        description="prioritised draws: gradient steps that are drawn for with the same priorities, for which a GPU is "
+        "waited for once",
+    )
     burn_in: int = Field(
         5,
         ge=0,
@@ -44,6 +51,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     learns_from_earlier: ClassVar[bool] = True
     normalises: ClassVar[bool] = True
+    lowers_precision: ClassVar[bool] = True
     stacks_frames: ClassVar[bool] = True
     often: ClassVar[int] = 64
     """Mean number of draws per sample above which a job gets a warning; 1 to 8 are common in teams."""

@@ -17,6 +17,7 @@ from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.training.observed import STATE, ObservationStatistics
 from marless.learning.algos.training.rewards import RewardMoments
 from marless.learning.algos.training.turns import Rows, last_turns, next_turns, open_steps, turn_times
+from marless.learning.algos.training.uploads import Uploads
 from marless.learning.data.frames import ReplaySchema
 from marless.learning.data.replay_buffer import ReplayBuffer
 from marless.learning.data.trajectory import returned
@@ -111,6 +112,10 @@ class BatchSource:
         return frozenset(self.schema.fields())
 
     @cached_property
+    def _uploads(self) -> Uploads:
+        return Uploads(self.device)
+
+    @cached_property
     def _bytes_of_frame(self) -> int:
         """Bytes of a frame as nets read it: four for each of an image's."""
         read = sum(len(a.agents) * a.obs_size * (4 * i.frames - 1) for _, a, i in self.classes if a.image is not None)
@@ -121,24 +126,41 @@ class BatchSource:
     ) -> Iterator[Sequence[Batch]]:
         """Draw `times` batches of `count` env steps or episodes each, by the config's unit, in lists of one or more.
 
-        A batch is drawn only when it is requested, with the priorities of that time; only for uniform draws of env
-        steps are several batches drawn and gathered at once. `beta` is the exponent of importance weights.
+        Batches are drawn when the first of them is requested, with the priorities of that time: for prioritised draws
+        `priorities_every` of them. `beta` is the exponent of importance weights.
         """
-        if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
-            most = max(_AT_ONCE // (2 * count * self._bytes_of_frame), 1)
-            for begun in range(0, times, most):
-                row = self.replay.draw(rng, min(times - begun, most) * count).row
-                yield list(self._batch(row, self._single(row, count), moments, None).parts(count))
-            return
-        for _ in range(times):
-            if self.config.replay.unit == "episodes":
-                episodes = self.replay.draw_episodes(rng, count, beta)
-                row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
+        of_unit = self._of_episodes if self.config.replay.unit == "episodes" else self._of_steps
+        return of_unit(rng, count, times, moments, beta)
+
+    def _of_episodes(
+        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
+    ) -> Iterator[Sequence[Batch]]:
+        """The draws of episodes, one batch at a time, because each has a length of its own."""
+        uniform, every = self.config.replay.draw == "uniform", self.config.replay.priorities_every
+        for begun in range(0, times, every):
+            for draw in [self.replay.draw_episodes(rng, count, beta) for _ in range(min(times - begun, every))]:
+                frames = self._whole(draw.first, draw.length)
+                importance = None if uniform else np.tile(draw.weight, frames.steps)
+                yield [self._batch(draw.first, frames, moments, importance)]
+
+    def _of_steps(
+        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
+    ) -> Iterator[Sequence[Batch]]:
+        """The draws of env steps; as many batches as `_AT_ONCE` allows are gathered together."""
+        uniform, most = self.config.replay.draw == "uniform", max(_AT_ONCE // (2 * count * self._bytes_of_frame), 1)
+        every = most if uniform else self.config.replay.priorities_every
+        for begun in range(0, times, every):
+            batches = min(times - begun, every)
+            if uniform:
+                row, weight = self.replay.draw(rng, batches * count).row, None
             else:
-                draw = self.replay.draw(rng, count, beta)
-                row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
-            importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
-            yield [self._batch(row, frames, moments, importance)]
+                drawn = [self.replay.draw(rng, count, beta) for _ in range(batches)]
+                row = np.concatenate([draw.row for draw in drawn])
+                weight = np.concatenate([draw.weight for draw in drawn])
+            for first in range(0, batches * count, most * count):
+                some = slice(first, first + most * count)
+                importance = None if weight is None else weight[some]
+                yield list(self._batch(row[some], self._single(row[some], count), moments, importance).parts(count))
 
     def _single(self, row_M: Rows, width: int) -> _Frames:
         """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`.
@@ -188,6 +210,7 @@ class BatchSource:
         )
 
     def _batch(self, row: Rows, frames: _Frames, moments: RewardMoments, importance_M: FloatArray | None) -> Batch:
+        self._uploads.begin()
         own = [self._own(k, frames) for k, _, _ in self.classes]
         classes = zip(self.classes, own, strict=True)
         state_1SF = None
@@ -424,7 +447,7 @@ class BatchSource:
         return alive | self._is(f"waits/{k}", row) if f"waits/{k}" in self._fields else alive
 
     def _to(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return self._uploads.upload(array)
 
 
 def _pieces(frames: int) -> Iterator[slice]:

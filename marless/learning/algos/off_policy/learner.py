@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -25,15 +25,14 @@ from marless.core.interruption import check
 from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.learning.algos.algorithm import remembered, stacked_frames
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
-from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.off_policy.draws import BatchSource
 from marless.learning.algos.settings import value_at
-from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training import measuring, similarity, td
 from marless.learning.algos.training.observed import ObservationStatistics
 from marless.learning.algos.training.passes import PassTimer
-from marless.learning.algos.training.policy_classes import PolicyClasses
+from marless.learning.algos.training.policy_batching import PolicyClasses
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.learning.algos.training.table import tabulate
 from marless.learning.algos.training.td import Metrics
@@ -49,6 +48,10 @@ _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
 _EXPLORATION, _REWARDS, _SEEN = "exploration", "rewards", f"policy.{SEEN}"
 """Names of arrays in states."""
+
+
+_Found: TypeAlias = tuple[NDArray[np.int64], Tensor | None]
+"""The rows of a batch, and their new priorities, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +209,15 @@ class OffPolicyLearner(ABC):
         metrics: Metrics = {name: {} for name in names}
         if self._ready():
             rng = draw_generator(inputs)
-            for batch in self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter):
+            every, found = self._settings.replay.priorities_every, list[_Found]()
+            for step, batch in enumerate(
+                self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter), 1
+            ):
                 check(inputs.stopped)
-                self._reprioritise(batch, training.step(batch, meter))
+                found.append((batch.row, training.step(batch, meter)))
+                if step % every == 0:  # before the next draw
+                    self._reprioritise(found)
+            self._reprioritise(found)
             metrics |= training.metrics()
             if measuring.asked(inputs.measure):
                 # Drawn after all gradient steps, from the same stream: weights are the same
@@ -218,7 +227,7 @@ class OffPolicyLearner(ABC):
                     metrics[name] |= numbers
         # Actors keep one exploration parameter during a round, so the next policies get the
         # one at the start of their round.
-        after = inputs.env_steps + _sampled(inputs)
+        after = inputs.env_steps + inputs.sampled_steps
         self._explores |= {group.policy: self._exploration(group.policy, after) for group in inputs.groups}
         if self._statistics is not None:
             self._shown |= {g.policy: self._statistics.of(self._class_of(g.policy)) for g in inputs.groups}
@@ -237,8 +246,8 @@ class OffPolicyLearner(ABC):
         training = self._training(inputs, copies=True)
         [batch] = self._draws(inputs, draw_generator(inputs), training.count, 1, meter)
         found, priority_E = training.gradients(batch, meter)
-        self._reprioritise(batch, priority_E)
-        after, policies = inputs.env_steps + _sampled(inputs), {group.policy for group in inputs.groups}
+        self._reprioritise([(batch.row, priority_E)])
+        after, policies = inputs.env_steps + inputs.sampled_steps, {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
             name: {prefix: x_D.cpu().numpy().copy() for prefix, x_D in parts.items()}
             | (self._given(name, after) if name in policies else {})
@@ -350,13 +359,17 @@ class OffPolicyLearner(ABC):
                 return
             yield from together
 
-    def _reprioritise(self, batch: Batch, priority_E: Tensor | None) -> None:
-        if priority_E is not None:
-            self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
+    def _reprioritise(self, found: list[_Found]) -> None:
+        """Give the drawn rows of some batches their new priorities, and empty the list; a GPU is waited for once."""
+        rows = [row for row, priority_E in found if priority_E is not None]
+        if rows:
+            priority_E = torch.cat([each for _, each in found if each is not None])
+            self._replay.reprioritise(np.concatenate(rows), priority_E.cpu().numpy())
+        found.clear()
 
     def _gradient_steps(self, inputs: RoundInput) -> int:
         """Number of gradient steps of an update."""
-        return self._settings.gradient_steps(_sampled(inputs))
+        return self._settings.gradient_steps(inputs.sampled_steps)
 
     def _lr(self, prefix: str, env_steps: int) -> float:
         """The learning rate of the nets of a prefix."""
@@ -365,11 +378,6 @@ class OffPolicyLearner(ABC):
     def _exploration(self, name: str, env_steps: int) -> NDArray[np.float32]:
         """The exploration parameters of a policy in a round that begins after so many env steps of the job."""
         return np.array(self._kinds.exploration[self._class_of(name)](env_steps), np.float32)
-
-
-def _sampled(inputs: RoundInput) -> int:
-    """Env steps of the round."""
-    return sum(trajectory.env_steps for trajectory in inputs.trajectories)
 
 
 def draw_generator(inputs: RoundInput) -> np.random.Generator:

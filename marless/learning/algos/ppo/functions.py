@@ -1,7 +1,8 @@
-"""The two training functions of a PPO update: a stack of policies, or a stack of critics, over a round's samples.
+"""The training functions of a PPO update: a stack of policies, of critics, or of both at once, over a round's samples.
 
-They share only their inputs, so that a learner may run them concurrently. Shapes: P nets of the stack, D parameters,
-R rows, S samples per net and round, M samples of a minibatch, T time steps of a segment, K outputs of a critic.
+Policies and critics share only their inputs, so that a learner may run them concurrently. Shapes: P nets of the stack,
+D parameters, R rows, S samples per net and round, M samples of a minibatch, T time steps of a segment, K outputs of a
+critic, A outputs of actions.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from marless.core.interruption import Stopped, check, never
-from marless.learning.algos.ppo import advantages, losses
+from marless.learning.algos.ppo import losses, parts
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, IPPOConfig, PPOConfig
-from marless.learning.algos.ppo.early_stop import EarlyStop
 from marless.learning.algos.settings import value_at
+from marless.learning.algos.training import advantages
 from marless.learning.algos.training.images import ImageReader, ReadingNet
-from marless.learning.algos.training.passes import PRESENT, step_means
+from marless.learning.algos.training.passes import PRESENT, EarlyStop, step_means
 from marless.learning.algos.training.policy_batching import Samples, weights
 from marless.learning.curvature.hessian import (
     BetaScore,
@@ -32,8 +33,9 @@ from marless.learning.curvature.hessian import (
 )
 from marless.learning.curvature.lanczos import Product
 from marless.learning.envs.base import Box, Discrete
-from marless.learning.nets import adam, heads, stacked
+from marless.learning.nets import adam, heads, kernels, stacked
 from marless.learning.nets.acting_heads import BETA, STOCHASTIC
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import Net
@@ -99,7 +101,7 @@ class RoundSettings:
     value_clip: float | None
     huber: float | None
     target_kl: float | None = None
-    """See `marless.learning.algos.ppo.early_stop`; None: all steps are taken."""
+    """See `marless.learning.algos.training.passes`; None: all steps are taken."""
     value_weight: float = 1.0
     """Of the critic's loss, where it is added to that of the policy."""
     target_steps: int | None = None
@@ -129,15 +131,24 @@ class _Trained(ABC):
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str, reader: ImageReader | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Row,
+        layout: NetLayout,
+        activation: str,
+        reader: ImageReader | None = None,
+        precision: Precision = "float32",
+    ) -> None:
         """Train these rows; their features have positions of the images of `reader`, if there is one."""
         self.tensors = tensors
         self._layout, self._activation, self._reader = layout, activation, reader
-        self.net = self._made(tensors["flat"])
+        self.net = self._made(tensors["flat"], precision)
+        self._in_parts = False
+        """True once a minibatch was too large for the memory of a GPU."""
 
-    def _made(self, flat_PD: Tensor) -> Net:
-        """Nets like those that are trained, with other parameters."""
-        net = stacked.net(self._layout, flat_PD, self._activation)
+    def _made(self, flat_PD: Tensor, precision: Precision = "float32") -> Net:
+        """Nets like those that are trained, with these parameters."""
+        net = stacked.net(self._layout, flat_PD, self._activation, precision)
         return net if self._reader is None else ReadingNet(net, self._reader)
 
     def train(
@@ -166,17 +177,30 @@ class _Trained(ABC):
 
     def _limited_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """Write the loss's gradient, its norm limited, to the net's buffer; the metrics have the norm before."""
-        metrics = self._gradient(batch, settings, measure=measure)
+        metrics = self._fitting_gradient(batch, settings, measure=measure)
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
         if "alive" in batch:  # a minibatch may have no sample of a net's agents
             metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
         return metrics
 
+    def _fitting_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        """`_gradient`, in parts once a minibatch has not fitted into the memory of a GPU."""
+        if not self._in_parts:
+            try:
+                return self._gradient(batch, settings, measure=measure)
+            except torch.OutOfMemoryError:
+                if not parts.splits(batch):
+                    raise
+                self._in_parts = True
+        if isinstance(self.net, stacked.StackedMLP):
+            self.net.release()
+        return parts.summed(batch, self.net.gradient_PD, lambda part: self._gradient(part, settings, measure=measure))
+
     def gradient(self, samples: Samples, order: Tensor, settings: RoundSettings) -> tuple[Tensor, Metrics]:
         """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
-        metrics = self._gradient(batch, settings, measure=True)
+        metrics = self._fitting_gradient(batch, settings, measure=True)
         # Without a limit, this measures the norm and scales nothing: the gradient is limited where it is applied.
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
         return self.net.gradient_PD, metrics
@@ -192,8 +216,7 @@ class _Trained(ABC):
         if settings.target_steps is None:
             return
         due_P = self.tensors["count"].remainder(settings.target_steps) == 0
-        if due_P.any():
-            self.tensors["target"][due_P] = self.tensors["flat"][due_P]
+        kernels.copy_rows(self.tensors["flat"], due_P, out=self.tensors["target"])
 
     def _optimizer(self, settings: RoundSettings, steps: int) -> adam.Adam:
         t = self.tensors
@@ -227,9 +250,10 @@ class PolicyFunction(_Trained):
         action: Discrete | Box,
         acts: str = STOCHASTIC,
         reader: ImageReader | None = None,
+        precision: Precision = "float32",
     ) -> None:
         """Train these rows; `acts` as in `marless.learning.nets.acting_heads`, `reader` as in `_Trained`."""
-        super().__init__(tensors, layout, activation, reader)
+        super().__init__(tensors, layout, activation, reader, precision)
         self._action, self._acts = action, acts
         self._of_actions = slice(None, -self.values or None)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD, acts)
@@ -435,3 +459,33 @@ class OfFirstOutputs:
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor | None]:
         at_output, at_free = self._objective.product(flow_PKM[:, : -self._others], free_flow_PF)
         return widened(at_output, self._others), at_free
+
+
+JUDGED = "judged"
+"""1 for samples that count for values, 0 for others; absent if all count that count for policies."""
+
+
+class SharedTorsoFunction(PolicyFunction, ValueFunction):
+    """Trains nets that are policy and critic at once (`torso: shared`): their last output is the value.
+
+    Both read the same hidden layers: half the work, which matters where these are convolutions. The loss is that of the
+    policy plus `value_weight` times that of the critic (Schulman et al. 2017, eq. 9), and its gradient's norm is
+    limited as a whole.
+    Samples: those of `PolicyFunction`, and target, old (both normalised), [judged].
+    """
+
+    values: ClassVar[int] = 1
+    valued: ClassVar[slice] = slice(-1, None)
+
+    def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        output_PKM = self._forward(batch)
+        value_P1M, target_P1M, old_P1M = output_PKM[:, self.valued], batch["target"], batch["old"]
+        d_output_PAM, metrics = self._ascent(batch, output_PKM[:, self._of_actions], settings, measure=measure)
+        counted = {"alive": batch[JUDGED]} if JUDGED in batch else batch
+        tensors = value_P1M, target_P1M, weights(counted, target_P1M), old_P1M
+        clip, huber = settings.value_clip, settings.huber
+        if measure:
+            metrics["value_loss"] = losses.value_loss(*tensors, clip=clip, huber=huber)
+        d_value_P1M = losses.value_gradient(*tensors, clip=clip, huber=huber)
+        self.net.backward(torch.cat([d_output_PAM, settings.value_weight * d_value_P1M], dim=1))
+        return metrics

@@ -197,6 +197,7 @@ class BatchBuffer:
 
     def used(self, number: int) -> None:
         """Drop the batches that no round after `number` uses, so that they are not published."""
+        # The ages at which a batch is used ascend: at the last of them, it has no use left.
         self._batches = {n: each for n, each in self._batches.items() if number - n < self._ages[-1]}
 
     def __len__(self) -> int:

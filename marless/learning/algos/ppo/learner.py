@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,14 @@ from marless.core.state import Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, Critic, PPOConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, RoundSettings, ValueFunction
+from marless.learning.algos.ppo.functions import (
+    CriticFunction,
+    Metrics,
+    PolicyFunction,
+    RoundSettings,
+    SharedTorsoFunction,
+    ValueFunction,
+)
 from marless.learning.algos.ppo.post_process import (
     Judge,
     PeerPolicies,
@@ -34,13 +41,13 @@ from marless.learning.algos.ppo.post_process import (
     ratios,
     shared_samples,
 )
-from marless.learning.algos.ppo.shared_torso import SharedTorsoFunction
+from marless.learning.algos.ppo.round_work import RoundWork, SampleOrders, StackKey, StackTraining, TrainedFunction
 from marless.learning.algos.training import measuring, similarity
-from marless.learning.algos.training.gradient_statistics import gradient_statistics
 from marless.learning.algos.training.images import ImageReader, RoundImages
+from marless.learning.algos.training.measuring import gradient_statistics
 from marless.learning.algos.training.observed import observation_sums, state_sums
 from marless.learning.algos.training.passes import Graph, Pass, threads_for
-from marless.learning.algos.training.policy_batching import Samples, Stack, drawn_stacks, stacks
+from marless.learning.algos.training.policy_batching import Stack, drawn_stacks, stacks
 from marless.learning.algos.training.rewards import rewarded
 from marless.learning.algos.training.round_tensors import Tensors, by_agent, normalised, upload, with_ids
 from marless.learning.algos.training.segments import Segments
@@ -52,46 +59,7 @@ from marless.learning.nets.layout import generator, layout
 from marless.learning.nets.learner_states import Bank, StateCodec
 from marless.learning.nets.normalising import SEEN
 
-
-@dataclass(frozen=True)
-class _Job:
-    """The training of one stack."""
-
-    trained: PolicyFunction | CriticFunction
-    samples: Samples
-    orders: Sequence[Tensor]
-    """Order of the samples in each epoch."""
-    metrics: Metrics
-    """Metrics from post-processing."""
-    returns: Tensor | None = None
-    """For critics: see `post_process.critic_samples`."""
-
-
-@dataclass
-class _Work:
-    """The results of post-processing, for the functions after it."""
-
-    jobs: dict[_Key, _Job] = field(default_factory=dict)
-    similarity: similarity.PendingMeasurement = field(default_factory=lambda: similarity.PendingMeasurement(None, ""))
-
-    def add(
-        self,
-        function: _Function,
-        names: tuple[str, ...],
-        trained: PolicyFunction | CriticFunction,
-        orders: _Orders,
-        samples: Samples,
-        metrics: Metrics,
-        returns: Tensor | None,
-    ) -> None:
-        """Add the training of a stack by one of the functions."""
-        self.jobs[function, names] = _Job(trained, samples, orders.of(function, samples), metrics, returns)
-
-
-_Function = Literal["critic", "policy"]
-_Key = tuple[_Function, tuple[str, ...]]
-"""A function, and the names of the stack that it trains."""
-_Compute = Callable[[_Key, _Job], Metrics]
+_Compute = Callable[[StackKey, StackTraining], Metrics]
 _FunctionT = TypeVar("_FunctionT")
 _Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_FunctionT]]
 """See `Bank.arrange`."""
@@ -122,7 +90,7 @@ class PPOLearner:
         (agent_class,) = context.scope.agent_classes(context.spaces)
         model, spaces = context.model, context.spaces
         self._algorithm, self._config, self._context = algorithm, config, context
-        self._configs: Mapping[_Function, ActorCriticConfig] = {"policy": config, "critic": config.of_critics()}
+        self._configs: Mapping[TrainedFunction, ActorCriticConfig] = {"policy": config, "critic": config.of_critics()}
         self._class = agent_class
         (self._class_index,) = context.scope.classes
         self._critic, self._shared = critic, config.shares_torso
@@ -160,8 +128,9 @@ class PPOLearner:
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
         self._reader = None if agent_class.image is None else ImageReader(self._device)
         judges_by = self._reader if critic == "own" else None
-        self._policies = Bank(lambda row: trains(row, acting, activation, action, acts, self._reader))
-        self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by))
+        precision = context.precision
+        self._policies = Bank(lambda row: trains(row, acting, activation, action, acts, self._reader, precision))
+        self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by, precision))
         self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs, values=trains.values)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -183,9 +152,9 @@ class PPOLearner:
         return self._compose([codec.write(bank.row(name)) for codec, bank in self._parts(name)])
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
-        def train(key: _Key, job: _Job) -> Metrics:
+        def train(key: StackKey, training: StackTraining) -> Metrics:
             settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
-            return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
+            return training.trained.train(training.samples, training.orders, minibatches, settings, inputs.stopped)
 
         uses, minibatches = self._uses(inputs), self._config.minibatches
         output = self._run(inputs, uses, minibatches, train, self._policies.arrange, self._critics.arrange)
@@ -201,18 +170,18 @@ class PPOLearner:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
         found: dict[str, dict[str, NDArray[np.generic]]] = {name: {} for name in self.names(inputs.groups)}
 
-        def differentiate(key: _Key, job: _Job) -> Metrics:
+        def differentiate(key: StackKey, training: StackTraining) -> Metrics:
             function, names = key
             settings = self._settings(function, inputs.env_steps)
-            gradient_PD, metrics = job.trained.gradient(job.samples, job.orders[0], settings)
+            gradient_PD, metrics = training.trained.gradient(training.samples, training.orders[0], settings)
             for row, name in enumerate(names):
                 # Passes write here from several threads, but no two the same name and function.
                 # The buffer is reused, so copies.
                 found[name][function] = gradient_PD[row].cpu().numpy().copy()
-                if job.returns is not None:
-                    returns_K3 = job.returns[row].cpu().numpy()
+                if training.returns is not None:
+                    returns_K3 = training.returns[row].cpu().numpy()
                     # Outputs before those of values have no returns, which moments of weight 0 say.
-                    before = job.trained.tensors["moments"].shape[1] - len(returns_K3)
+                    before = training.trained.tensors["moments"].shape[1] - len(returns_K3)
                     found[name][f"{function}.{_RETURNS}"] = np.pad(returns_K3, ((before, 0), (0, 0)))
             return metrics
 
@@ -240,7 +209,7 @@ class PPOLearner:
             raise CorruptError(f"gradients of {name!r} are {found}, expected {expected}")
         given = {key: torch.tensor(array, device=self._device).unsqueeze(0) for key, array in gradients.items()}
 
-        def step(function: PolicyFunction | CriticFunction, prefix: _Function) -> None:
+        def step(function: PolicyFunction | CriticFunction, prefix: TrainedFunction) -> None:
             if (returns := given.get(f"{prefix}.{_RETURNS}")) is not None:
                 assert isinstance(function, ValueFunction)
                 function.rescale(returns[:, function.valued], decay=config.value_decay, popart=config.popart)
@@ -286,7 +255,7 @@ class PPOLearner:
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for given in uses:
             # Each part trains twice, as policies and as critics, so half as many parts keep all threads busy.
-            chosen, work = self._stacks(given, parts=max(1, threads // 2)), _Work()
+            chosen, work = self._stacks(given, parts=max(1, threads // 2)), RoundWork()
             prepare = partial(self._prepare, work, given, chosen, policies, critics)
             passes = [Pass("post_process", (self._context.scope.name,), prepare)]
             passes += self._passes(work, given, [stack.names for stack in chosen], compute)
@@ -316,7 +285,7 @@ class PPOLearner:
         return tensors, ratios(log_probs(policies, tensors, segments), tensors)
 
     def _passes(
-        self, work: _Work, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
+        self, work: RoundWork, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
     ) -> list[Pass[Metrics]]:
         """The passes after post-processing: critics, policies and, if asked for, measurements of policies."""
 
@@ -324,21 +293,23 @@ class PPOLearner:
         members = {each.policy: len(each.agents) if inputs.pooling == "pooled" else 1 for each in inputs.groups}
         seed = (inputs.seed, inputs.round)
 
-        def train(key: _Key) -> Metrics:
-            job, (function, names) = work.jobs[key], key
-            found = dict(job.metrics)
+        def train(key: StackKey) -> Metrics:
+            training, (function, names) = work.trainings[key], key
+            found = dict(training.metrics)
             if function == "policy" and inputs.measure.gradients:
-                assert isinstance(job.trained, PolicyFunction)
-                found |= gradient_statistics(job.trained, job.samples, members[names[0]], seed, inputs.stopped)
-            return found | compute(key, job)
+                assert isinstance(training.trained, PolicyFunction)
+                found |= gradient_statistics(
+                    training.trained, training.samples, members[names[0]], seed, inputs.stopped
+                )
+            return found | compute(key, training)
 
         def measure(names: tuple[str, ...]) -> Metrics:
-            job = work.jobs["policy", names]
-            assert isinstance(job.trained, PolicyFunction)
-            return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
+            training = work.trainings["policy", names]
+            assert isinstance(training.trained, PolicyFunction)
+            return measuring.measured(training.trained, training.samples, inputs, self._config.minibatches)
 
         judging = [(self._joint,)] if self._critic == "joint" else [] if self._shared else stacked
-        keys: list[_Key] = [("critic", names) for names in judging]
+        keys: list[StackKey] = [("critic", names) for names in judging]
         keys += [("policy", names) for names in stacked]
         measured = stacked if measuring.asked(inputs.measure) else ()
         trainings = [Pass(*key, partial(train, key)) for key in keys]
@@ -346,13 +317,13 @@ class PPOLearner:
 
     def _prepare(
         self,
-        work: _Work,
+        work: RoundWork,
         inputs: RoundInput,
         chosen: Sequence[Stack],
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
     ) -> Metrics:
-        """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
+        """Make the trainings of all stacks: post-processing, which has no metrics of its own."""
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own", self._inputs.frames)
         self._show(table.images)
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
@@ -366,7 +337,7 @@ class PPOLearner:
         passes = critic_passes(judges, self._seen(tensors), segments)
         tensors, ratio_NTB = self._corrected(policies_of, tensors, segments)
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
-        orders = _Orders(self._configs, inputs, self._device)
+        orders = SampleOrders(self._configs, inputs, self._device)
         for each in passes:
             if each.stack is not None and isinstance(each.function, SharedTorsoFunction):
                 peers = self._peers(each.stack, inputs)
@@ -395,8 +366,7 @@ class PPOLearner:
         copies = sum(each.batch for each in inputs.trajectories) if self._remembers else None
         if inputs.pooling == "pooled" or all(len(group.agents) == 1 for group in groups):
             return stacks(groups, agents, parts=parts, device=device, copies=copies)
-        samples = sum(each.env_steps for each in inputs.trajectories)
-        seed = (inputs.seed, inputs.round)
+        samples, seed = inputs.sampled_steps, (inputs.seed, inputs.round)
         return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
 
     def _peers(self, stack: Stack, inputs: RoundInput) -> list[PeerPolicies] | None:
@@ -470,27 +440,5 @@ class PPOLearner:
     def check_gradients(self) -> None:
         self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
 
-    def _settings(self, function: _Function, env_steps: int) -> RoundSettings:
+    def _settings(self, function: TrainedFunction, env_steps: int) -> RoundSettings:
         return RoundSettings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)
-
-
-class _Orders:
-    """The order of the samples, or segments, in each epoch, the same for all stacks with the same number."""
-
-    def __init__(
-        self, configs: Mapping[_Function, ActorCriticConfig], inputs: RoundInput, device: torch.device
-    ) -> None:
-        self._configs, self._inputs, self._device = configs, inputs, device
-        self._known: dict[int, list[Tensor]] = {}
-
-    def of(self, function: _Function, samples: Samples) -> list[Tensor]:
-        """One order per epoch; raises SpecError for fewer samples, or segments, than minibatches."""
-        count, config = samples.count, self._configs[function]
-        config.check_minibatches(count, samples.remembers)
-        if count not in self._known:
-            rng = np.random.default_rng([self._inputs.seed, self._inputs.round])
-            # Drawn for whoever has more epochs: the first ones are the same for both, whoever asks first.
-            epochs = max(each.epochs for each in self._configs.values())
-            orders = [torch.from_numpy(rng.permutation(count)) for _ in range(epochs)]
-            self._known[count] = [order.to(self._device) for order in orders]
-        return self._known[count][: config.epochs]

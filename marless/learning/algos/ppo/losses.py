@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marless.learning.algos.ppo.advantages import ROUNDING
+from marless.learning.algos.training.advantages import ROUNDING
 from marless.learning.algos.training.policy_batching import same_shape
 from marless.learning.nets import kernels
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from marless.learning.algos.ppo import losses
-from marless.learning.algos.ppo.advantages import (
+from marless.learning.algos.ppo.algorithms import ActorCriticConfig
+from marless.learning.algos.ppo.functions import JUDGED, Metrics, PolicyFunction, ValueFunction
+from marless.learning.algos.training.advantages import (
+    Successors,
     batch_moments,
+    gae,
     standardise,
     vtrace_advantages,
     vtrace_corrections,
 )
-from marless.learning.algos.ppo.algorithms import ActorCriticConfig
-from marless.learning.algos.ppo.functions import Metrics, PolicyFunction, ValueFunction
-from marless.learning.algos.ppo.shared_torso import JUDGED
-from marless.learning.algos.training.gae import Successors, gae
 from marless.learning.algos.training.policy_batching import Samples, Stack, weights
 from marless.learning.algos.training.round_tensors import Tensors
 from marless.learning.algos.training.segments import Segments
@@ -306,6 +306,7 @@ def least_log_prob(
     seen |= _starts(stack.pool, tensors, segments)
     for peer in peers:
         found_PS = peer.function.log_probs(seen)
+        # The least of all peers: one without the policy must not be it.
         found_PS[list(peer.absent)] = math.inf
         least_PS = torch.minimum(least_PS, found_PS)
     return least_PS.unsqueeze(1)

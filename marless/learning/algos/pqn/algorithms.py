@@ -33,6 +33,7 @@ class PQNConfig(AlgorithmConfig):
     learns_from_earlier: ClassVar[bool] = True
     """Its targets are maxima of the present net; λ-returns also have rewards of what earlier versions did."""
     normalises: ClassVar[bool] = True
+    lowers_precision: ClassVar[bool] = True
     stacks_frames: ClassVar[bool] = True
     lr: Rate = Field(1e-3, description="learning rate of policies")
     optimizer: Literal["radam", "adam"] = Field("radam", description="optimizer of all nets")

@@ -15,6 +15,7 @@ from torch import Tensor
 from marless.learning.algos.q.functions import QNets, best
 from marless.learning.algos.training.images import ImageReader, ReadingNet
 from marless.learning.curvature.lanczos import Product
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import Net, net
@@ -46,9 +47,16 @@ class Seen:
 class OnlineQ(QNets):
     """P Q nets that are their own target nets."""
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str, reader: ImageReader | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Row,
+        layout: NetLayout,
+        activation: str,
+        reader: ImageReader | None = None,
+        precision: Precision = "float32",
+    ) -> None:
         """Make the nets; features have positions of the images of `reader`, if there is one."""
-        super().__init__(tensors, layout, activation, dueling=False)
+        super().__init__(tensors, layout, activation, dueling=False, precision=precision)
         self._reader = reader
         self.net = self._reading(self.net)
 

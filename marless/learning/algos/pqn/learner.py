@@ -24,8 +24,7 @@ from marless.learning.algos.training import measuring, similarity
 from marless.learning.algos.training.images import ImageReader
 from marless.learning.algos.training.observed import observation_sums
 from marless.learning.algos.training.passes import PassTimer
-from marless.learning.algos.training.policy_batching import Samples, Stack, cut_stacks, stacks
-from marless.learning.algos.training.policy_classes import PolicyClasses
+from marless.learning.algos.training.policy_batching import PolicyClasses, Samples, Stack, cut_stacks, stacks
 from marless.learning.algos.training.rewards import RewardMoments, rewarded, with_dead_agents_rewarded
 from marless.learning.algos.training.table import tabulate
 from marless.learning.algos.training.td import Metrics
@@ -71,10 +70,14 @@ class PQNLearner:
                 biased=True,
                 seen=agents.obs_size if model.normalise_observations else 0,
             )
-            self._nets[k] = (
-                codec,
-                Bank(partial(OnlineQ, layout=shape, activation=model.activation, reader=self._readers.get(k))),
+            build = partial(
+                OnlineQ,
+                layout=shape,
+                activation=model.activation,
+                reader=self._readers.get(k),
+                precision=context.precision,
             )
+            self._nets[k] = (codec, Bank(build))
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         self._class_of.learn(groups)
@@ -114,7 +117,7 @@ class PQNLearner:
                 metrics[name] |= numbers
         self._release_images()
         # Actors keep one ε during a round, so the next policies get the one at the start of their round.
-        after = self._exploration(inputs.env_steps + _sampled(inputs))
+        after = self._exploration(inputs.env_steps + inputs.sampled_steps)
         self._explores |= {group.policy: after for group in inputs.groups}
         self._add_observations(inputs)
         compared = [each.result() for each in pending]
@@ -123,7 +126,7 @@ class PQNLearner:
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
-        meter, after = PassTimer(), self._exploration(inputs.env_steps + _sampled(inputs))
+        meter, after = PassTimer(), self._exploration(inputs.env_steps + inputs.sampled_steps)
         self.names(inputs.groups)
         training, orders = self._prepare(inputs, meter, 1, copies=True)
         (batches,) = training.minibatches(orders[0], 1)
@@ -296,8 +299,3 @@ class PQNLearner:
         for group in inputs.groups:
             k = self._class_of(group.policy)
             self._nets[k][1].row(group.policy)[SEEN].add_(sums[k].to(self._device))
-
-
-def _sampled(inputs: RoundInput) -> int:
-    """Env steps of the round."""
-    return sum(trajectory.env_steps for trajectory in inputs.trajectories)

@@ -20,6 +20,7 @@ from marless.learning.algos.training.policy_batching import weights
 from marless.learning.curvature.hessian import hessian_product
 from marless.learning.curvature.lanczos import Product
 from marless.learning.nets.acting_heads import ILLEGAL_LOGIT
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import MixingLayout, NetLayout
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import StackedMLP, net
@@ -75,9 +76,11 @@ class QNets:
     _turns_P1F: Tensor | None = None  # noqa: N815  # a shape suffix
     """int64 [P, 1, F], the columns whose values count; None: each its own."""
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
+    def __init__(
+        self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool, precision: Precision = "float32"
+    ) -> None:
         self.tensors = tensors
-        self.net = net(layout, tensors["flat"], activation)
+        self.net = net(layout, tensors["flat"], activation, precision)
         self._dueling = dueling
 
     def backward(self, d_chosen_PM: Tensor) -> None:
@@ -118,8 +121,10 @@ class QNets:
 class QFunction(QNets):
     """P Q nets and their target nets."""
 
-    def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
-        super().__init__(tensors, layout, activation, dueling=dueling)
+    def __init__(
+        self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool, precision: Precision = "float32"
+    ) -> None:
+        super().__init__(tensors, layout, activation, dueling=dueling, precision=precision)
         self._target = net(layout, tensors["target"], activation)
         self._remembers = layout.memory > 0
 

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from marless.learning.algos.learner import LearnerContext, RoundInput
 from marless.learning.algos.off_policy.learner import Kinds, OffPolicyLearner, PublishedNet, Training
-from marless.learning.algos.off_policy.td import make_optimizer
 from marless.learning.algos.q.algorithms import Mixing, QConfig, QMIXConfig
 from marless.learning.algos.q.functions import MonotoneMixer, QFunction, Sum
 from marless.learning.algos.q.training import IndependentTraining, JointTraining, Policies
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.policy_batching import Stack, cut_stacks, stacks
-from marless.learning.algos.training.td import TrainedStack
+from marless.learning.algos.training.td import TrainedStack, make_optimizer
 from marless.learning.nets import acting
 from marless.learning.nets.acting_heads import EPSILON_GREEDY
 from marless.learning.nets.inputs import Inputs
@@ -73,7 +72,13 @@ class QLearner(OffPolicyLearner):
         for k in scope.classes:
             agents = spaces.classes[k]
             shape = layout(inputs[k].shape(agents), model, agents.action.n + config.dueling)
-            build = partial(QFunction, layout=shape, activation=model.activation, dueling=config.dueling)
+            build = partial(
+                QFunction,
+                layout=shape,
+                activation=model.activation,
+                dueling=config.dueling,
+                precision=context.precision,
+            )
             made = codec(_POLICY, shape, output_gain=_OUTPUT_GAIN, acts=not config.dueling, target=True, biased=biased)
             self._nets[k] = PublishedNet(made, Bank(build))
         if isinstance(config, QMIXConfig):

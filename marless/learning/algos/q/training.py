@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from marless.learning.algos.learner import RoundInput
-from marless.learning.algos.off_policy import td
 from marless.learning.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.learning.algos.q.algorithms import QConfig
 from marless.learning.algos.q.functions import Mixer, MonotoneMixer, QFunction, QInputs
-from marless.learning.algos.training import measuring
+from marless.learning.algos.training import measuring, td
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Samples, Stack
 from marless.learning.algos.training.td import Metrics, TrainedStack, sample_weights, td_gradient, td_metrics

@@ -1,17 +1,22 @@
-"""Measures policies after their training: the curvature of each policy's objective, and the noise of its gradient.
+"""Measures policies: their gradients before their training, and after it the curvature of their objectives and noise.
 
 Curvature is the convexity ratio of the objective, the ratio of its largest upward to its largest downward curvature.
 The noise scale is the number of samples at which the noise of a gradient is as large as the gradient. Both are computed
-for a whole stack in one pass, in every family whose nets are `Measurable`.
+for a whole stack in one pass, in every family whose nets are `Measurable`. `gradient_statistics` tells how noisy the
+gradient of a policy is, and how far the agents that share the policy agree on it.
 
 An objective is *maximised*: a family that minimises a loss provides minus the loss. PPO's objective is Nitro's
 surrogate L = E[log π(a|s)·A], with the advantages used in training, and without clipping, entropy bonus and value loss
 (Nitro's code differentiates the minimised sum of all of them). That of Q nets is minus their squared TD error, with the
 targets of training; that of deterministic policies is their critic's value.
-Shapes: P policies, D parameters, M samples.
+Shapes: P policies, D parameters, M samples, S units (samples, or segments for nets with memory), m members of a policy,
+u parts of a member.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,8 +26,50 @@ from torch import Tensor
 from marless.core.interruption import Stopped, check
 from marless.core.settings import CurvatureSpec, Measure
 from marless.learning.algos.learner import RoundInput
-from marless.learning.algos.training.measurable import Measurable, Measured
 from marless.learning.curvature import lanczos
+
+Batch = Mapping[str, Tensor]
+"""Samples of P nets by name, columns last: "features" [P, I, M]; "alive" [P, 1, M], weights of samples relative to 1,
+if they are not all equal; all others depend on the family."""
+
+
+class Measurable(Protocol):
+    """A stack of P nets and the objective of each, at their present parameters."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """ "flat" [P, D], the parameters."""
+        ...
+
+    def score_gradient(self, batch: Batch) -> Tensor:
+        """The gradient [P, D] of the objective, a weighted mean over a batch; overwritten by the next call."""
+        ...
+
+    def hessian(self, batch: Batch) -> lanczos.Product:
+        """Products of vectors [P, D] with the objective's Hessian over a batch."""
+        ...
+
+
+class Measured(Protocol):
+    """The samples that a stack of nets has in a round, the same number for each net."""
+
+    count: int
+    """Number of units that an order permutes: samples, or sequences of them."""
+    unit: int
+    """Number of samples per unit: 1, or the time steps of a sequence."""
+
+    def subset(self, index_M: Tensor) -> Batch:
+        """Copies of these units."""
+        ...
+
+    def shuffle(self, order_S: Tensor) -> None:
+        """Set the order of the units for minibatches."""
+        ...
+
+    def minibatches(self, count: int) -> Sequence[Batch]:
+        """Split the shuffled units into `count` nearly equal parts."""
+        ...
+
 
 _STREAM = 1
 """Number of the random stream of these draws, which must differ from that of the order of minibatches."""
@@ -149,3 +196,70 @@ def noise_scale(
     drowned_P = noise_P > most * signal_P
     quotient_P: NDArray[np.float64] = noise_P / np.where(drowned_P | (signal_P == 0), 1.0, signal_P)
     return np.where(drowned_P, most, quotient_P)
+
+
+_DIVISION = 6
+"""Number of the random stream that divides samples, which must differ from other streams of the same round."""
+PARTS = 4
+"""Parts of all samples, at least; a member has two of its own, at least."""
+
+
+def gradient_statistics(
+    policies: Measurable, samples: Measured, members: int, seed: tuple[int, int], stopped: Stopped
+) -> dict[str, Tensor]:
+    """The statistics of each policy's gradient, float64 [P] by name; {} if a member has fewer than two units.
+
+    They hold for the policy that played, before its training: afterwards it has been fitted to the noise of its
+    samples. Each member's samples are divided at random into parts of equal size, and the gradient of the objective is
+    computed for each part. How much the parts of one member differ tells the noise; how much the members' means agree
+    tells whether they want the same. All are unbiased, so that means over rounds come closer to the truth; a single one
+    may be negative where it should not.
+
+    - "gradient_trace": tr Σ, the noise of one sample: the expected squared distance of its gradient to its agent's
+      mean one. McCandlish et al. 2018, appendix A.1.
+    - "gradient_signal": |G|², the squared norm of the mean over all agents, without the part that noise adds to it.
+      The gradient noise scale is tr Σ / |G|², in samples.
+    - "gradient_own" (only with several members): the mean over agents of the squared norm of an agent's own gradient.
+    - "gradient_common" (likewise): the mean over pairs of agents of the product of their gradients. It equals
+      "gradient_own" for agents that want the same, and is 0 or less for those that pull in different directions [ours].
+
+    Args:
+        samples: Units of members one after another, equally many of each.
+        members: m, the number of agents of each policy.
+        seed: The job's seed and the round, which decide which units of a member belong to which part.
+
+    Raises StoppedError between two parts once `stopped` returns True.
+    """
+    of_member = samples.count // members
+    parts = min(max(PARTS // members, 2), of_member)
+    if parts < 2:
+        return {}
+    units = of_member // parts
+    rng = np.random.default_rng([*seed, _DIVISION])
+    order_U = torch.from_numpy(rng.permutation(of_member)[: units * parts])
+    size = units * samples.unit  # samples of a part
+    mean_PD = torch.zeros_like(policies.tensors["flat"], dtype=torch.float64)
+    trace_P, own_P = torch.zeros_like(mean_PD[:, 0]), torch.zeros_like(mean_PD[:, 0])
+    for member in range(members):
+        square_P, member_PD = torch.zeros_like(trace_P), torch.zeros_like(mean_PD)
+        for part in range(parts):
+            check(stopped)
+            index_U = member * of_member + order_U[part * units : (part + 1) * units]
+            gradient_PD = policies.score_gradient(samples.subset(index_U.to(mean_PD.device))).double()
+            square_P += _square(gradient_PD) / parts
+            member_PD += gradient_PD / parts
+        noise_P = (square_P - _square(member_PD)) * parts / (parts - 1)  # of the gradient of one part
+        trace_P += size * noise_P / members
+        own_P += (_square(member_PD) - noise_P / parts) / members
+        mean_PD += member_PD / members
+    found = {"gradient_trace": trace_P, "gradient_signal": _square(mean_PD) - trace_P / (size * parts * members)}
+    if members > 1:
+        # m² |mean|² is the sum over all pairs; without the m pairs of an agent with itself, all noise is independent.
+        own_noisy_P = own_P + trace_P / (size * parts)
+        common_P = (members * _square(mean_PD) - own_noisy_P) / (members - 1)
+        found |= {"gradient_own": own_P, "gradient_common": common_P}
+    return found
+
+
+def _square(x_PD: Tensor) -> Tensor:
+    return x_PD.square().sum(dim=1)

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.core.errors import SpecError
+from marless.core.errors import NotFoundError, SpecError
 from marless.core.group import Group
-from marless.learning.envs.base import AgentClass
+from marless.learning.algos.learner import Scope
+from marless.learning.envs.base import AgentClass, EnvSpaces
 from marless.learning.nets import kernels
 
 _STREAM = 3
@@ -354,8 +355,14 @@ class Samples:
         return batch
 
 
+WEIGHT = "weight"
+"""Name of the weights of a batch's samples, where they are those of a larger batch."""
+
+
 def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """Each sample's weight, in the shape of `like`, summing to 1 per net; 0 for samples of dead agents."""
+    if WEIGHT in batch:
+        return batch[WEIGHT]
     if "alive" not in batch:
         return torch.full_like(like, like.shape[0] / like.numel())
     alive = batch["alive"].reshape(like.shape)
@@ -371,3 +378,28 @@ def same_shape(axes: str, *tensors: Tensor) -> None:
         fits = fits and each.shape == first
     if not fits:
         raise ValueError(f"shapes must all be [{axes}], got {[tuple(each.shape) for each in tensors]}")
+
+
+class PolicyClasses:
+    """The index of the agent class of each policy, as groups have told it so far."""
+
+    def __init__(self, spaces: EnvSpaces, scope: Scope) -> None:
+        self._spaces, self._scope = spaces, scope
+        self._by_name: dict[str, int] = {}
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Note the policies of these groups, and those that they start from."""
+        for group in groups:
+            k = self._spaces.classes.index(self._spaces.class_of(group.agents[0]))
+            self._by_name |= {group.policy: k, group.start: k}
+
+    def __call__(self, name: str) -> int:
+        """Index of the agent class of a policy; raises NotFoundError if no group had this name.
+
+        Before there are groups, policies have the names of their agents.
+        """
+        if name not in self._by_name and name in self._spaces.agents:
+            return self._spaces.classes.index(self._spaces.class_of(name))
+        if name not in self._by_name and len(self._scope.classes) > 1:
+            raise NotFoundError(f"no group of this learner has a policy {name!r}; it knows {sorted(self._by_name)}")
+        return self._by_name.get(name, self._scope.classes[0])

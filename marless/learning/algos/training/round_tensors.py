@@ -26,8 +26,11 @@ def upload(table: Table, device: torch.device, known: Sequence[str] = ()) -> Ten
     On the CPU, memory is shared instead.
     """
     arrays = {field.name: getattr(table, field.name) for field in fields(table)}
+    # From ordinary memory: a round is uploaded once, before its gradient steps, so there is little to wait for.
     tensors = {
-        name: torch.from_numpy(array).to(device) for name, array in arrays.items() if isinstance(array, np.ndarray)
+        name: torch.from_numpy(array).to(device, non_blocking=True)
+        for name, array in arrays.items()
+        if isinstance(array, np.ndarray)
     }
     return tensors | {name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}
 

@@ -205,19 +205,15 @@ class GymnasiumEnv(SavedByLog):
             if view.mask_BA is not None:
                 mask = self._codec.mask(observation, info or {})
                 view.mask_BA[b] = True if mask is None else mask
-                self._help(view.mask_BA[b], over=over)
+                if not view.mask_BA[b].any():
+                    view.mask_BA[b, 0] = True  # policies need a legal action
+                    if not over:
+                        self.without_choice.add(AGENT)
             elif self._unmasked and info and MASK in info:
                 raise SpecError(LATE_MASK)
         except SpecError as error:
             where = where_of(b, int(self._step_B[b]))
             raise SpecError(f"the environment is broken: {where} {error}") from None
-
-    def _help(self, mask_A: BoolArray, *, over: bool) -> None:
-        """Make the first action legal where none is."""
-        if not mask_A.any():
-            mask_A[0] = True
-            if not over:
-                self.without_choice.add(AGENT)
 
 
 def _begun(env: Env, seed: int, where: str) -> tuple[Any, Mapping[str, Any]]:

@@ -17,6 +17,8 @@ from marless.learning.envs.base import ObsArray
 
 # Any stands for environments and their answers, because third-party ones need not subclass anything.
 ThirdParty = Any
+_LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of float32, in which rewards are kept."""
 
 
 def where_of(b: int, step: int) -> str:
@@ -47,15 +49,16 @@ def step_answer(env: ThirdParty, action: Any, where: str) -> Any:
 
 
 def reward_number(value: Any, who: str) -> float:
-    """The reward of `who`; raises SpecError unless it is one finite real number."""
-    if isinstance(value, float) and math.isfinite(value):
+    """The reward of `who`; raises SpecError unless it is one real number that float32 can hold."""
+    if isinstance(value, float) and -_LARGEST <= value <= _LARGEST:
         return value
     number = np.asarray(value)
     if number.size != 1 or number.dtype.kind not in "biuf":
         raise SpecError(f"the environment is broken: {who} has reward {shown(value)}; expected is one number")
     reward = float(number.reshape(()))
-    if not math.isfinite(reward):
-        raise SpecError(f"the environment is broken: {who} has reward {reward}")
+    if not -_LARGEST <= reward <= _LARGEST:
+        beyond = ", beyond ±3.4e38, the largest of float32" if math.isfinite(reward) else ""
+        raise SpecError(f"the environment is broken: {who} has reward {reward}{beyond}")
     return reward
 
 

@@ -48,10 +48,17 @@ def find(path: str) -> EnvSpec:
     if separator:
         return _of_module(module, name)
     if path.startswith(_ATARI):
-        _import_atari()
+        if importlib.util.find_spec("ale_py") is None:
+            needed = _INSTALLED_BY["ale_py"]
+            raise SpecError(f"Atari's games need ale_py, which is not installed: pip install '{needed}'")
+        # ale-py registers its games when it is imported.
+        gymnasium.register_envs(importlib.import_module("ale_py"))
     spec = gymnasium.registry.get(path)
     if spec is None:
-        raise SpecError(_unknown(path))
+        if versions := _versions(path):
+            raise SpecError(f"unknown environment of Gymnasium {shown(path)}; the newest version is {versions[-1]!r}")
+        known = unknown_name("environment of Gymnasium", path, ids())
+        raise SpecError(f"{known}; one that a package registers is <package>:<id>")
     _check_home(spec)
     return spec
 
@@ -103,7 +110,8 @@ def newer(spec: EnvSpec) -> str:
 
 def ids() -> list[str]:
     """The registered ids that may be made."""
-    return [each.id for each in gymnasium.registry.values() if _home(each) and (is_own(each) or _is_allowed(each))]
+    every = gymnasium.registry.values()
+    return [each.id for each in every if (home := _home(each)) and (is_own(each) or allowed.is_listed(home))]
 
 
 def _of_module(module: str, name: str) -> EnvSpec:
@@ -129,17 +137,10 @@ def _of_module(module: str, name: str) -> EnvSpec:
     return EnvSpec(id=name, entry_point=found)
 
 
-def _import_atari() -> None:
-    """Register the games of ale-py, which does that when it is imported."""
-    if importlib.util.find_spec("ale_py") is None:
-        raise SpecError(f"Atari's games need ale_py, which is not installed: pip install '{_INSTALLED_BY['ale_py']}'")
-    gymnasium.register_envs(importlib.import_module("ale_py"))
-
-
 def _check_home(spec: EnvSpec) -> None:
     """Raise SpecError unless the code of an environment may run."""
     home = _home(spec)
-    if is_own(spec) or (home and _is_allowed(spec)):
+    if is_own(spec) or (home and allowed.is_listed(home)):
         return
     if home == "gymnasium.envs":  # ids that are kept for their message only
         instead = f"; use {newest}" if (newest := newer(spec)) else ""
@@ -150,20 +151,10 @@ def _check_home(spec: EnvSpec) -> None:
     )
 
 
-def _is_allowed(spec: EnvSpec) -> bool:
-    return allowed.is_listed(_home(spec))
-
-
 def _home(spec: EnvSpec) -> str:
     """The module that has the code of an environment; "" if it is not known."""
     entry = spec.entry_point
     return entry.partition(":")[0] if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
-
-
-def _unknown(name: str) -> str:
-    if versions := _versions(name):
-        return f"unknown environment of Gymnasium {shown(name)}; the newest version is {versions[-1]!r}"
-    return f"{unknown_name('environment of Gymnasium', name, ids())}; one that a package registers is <package>:<id>"
 
 
 def _versions(name: str) -> list[str]:

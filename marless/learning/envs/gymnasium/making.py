@@ -1,20 +1,31 @@
-"""Builds Gymnasium environments."""
+"""Builds Gymnasium environments, in the wrappers that a job may name.
+
+Wrappers are options: `env.options: {wrappers: [ClipAction, {name: ClipReward, max_reward: 1}]}`. They are Gymnasium's,
+and applied in their order, the first one innermost. Left out are those that take functions, write files, open windows,
+or remember something over episodes, which could then not be played again.
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from marless.core.errors import SpecError, shown, told, unknown_name
 from marless.learning.envs.base import BatchedEnv
 
 try:
     import gymnasium
+    from gymnasium import error as gymnasium_error
+    from gymnasium import wrappers
     from gymnasium.envs.registration import EnvSpec
 
-    from marless.learning.envs.gymnasium import ids, wrapping
+    from marless.learning.envs.gymnasium import ids
     from marless.learning.envs.gymnasium.adapter import GymnasiumEnv
     from marless.learning.envs.gymnasium.masks import parse_choice
 except ModuleNotFoundError as missing:
@@ -28,6 +39,34 @@ _NO_OPTIONS: Mapping[str, str] = {
     "disable_env_checker": "marless checks every step itself",
 }
 _MOST_EPISODE_STEPS = 10**6
+_SKIPPING = frozenset({"AtariPreprocessing", "MaxAndSkipObservation", "RepeatAction"})
+"""Wrappers of whose steps one is several of the environment."""
+_WRAPPERS = _SKIPPING | {
+    "ClipAction",
+    "ClipReward",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "FilterObservation",
+    "FlattenObservation",
+    "FrameStackObservation",
+    "GrayscaleObservation",
+    "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
+    "StickyAction",
+    "TimeAwareObservation",
+}
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "NormalizeObservation": "set model.normalise_observations",
+        "NormalizeReward": "algorithms scale rewards themselves, where they need it",
+        "TimeLimit": "set the option max_episode_steps",
+        "RecordVideo": "films are made by marless evaluate --render",
+    }
+)
+"""Wrappers that are refused, and what there is in their place."""
 
 
 def adapt(path: str, options: Mapping[str, Any], batch: int, mask: object, *, filmed: bool = False) -> BatchedEnv:
@@ -37,18 +76,18 @@ def adapt(path: str, options: Mapping[str, Any], batch: int, mask: object, *, fi
     """
     spec = ids.find(path)
     given = {name: value for name, value in options.items() if name not in OURS}
-    limit, wrappers = _limit(options.get("max_episode_steps")), wrapping.parse(options.get("wrappers", ()))
+    limit, around = _limit(options.get("max_episode_steps")), _parse_wrappers(options.get("wrappers", ()))
     _check_options(spec, given)
     if filmed:
         given["render_mode"] = "rgb_array"
 
     def build() -> Any:
         env = _build(spec, given, limit)
-        for wrapper in wrappers:
+        for wrapper in around:
             env = wrapper.around(env)
         return env
 
-    skips = any(each.name in wrapping.SKIPPING for each in wrappers)
+    skips = any(each.name in _SKIPPING for each in around)
     newest = ids.newer(spec)
     return GymnasiumEnv(
         [build() for _ in range(batch)],
@@ -105,3 +144,53 @@ def _known_options(construct: Callable[..., Any]) -> list[str]:
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             return list(names)
     return []
+
+
+@dataclass(frozen=True)
+class _Wrapper:
+    """A wrapper with its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def around(self, env: Any) -> Any:
+        """The environment in this wrapper; raises SpecError if they do not fit."""
+        try:
+            return getattr(wrappers, self.name)(env, **self.arguments)
+        except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
+            raise SpecError(f"wrapper {self.name} cannot be applied: {told(error)}") from error
+
+
+def _parse_wrappers(value: object) -> tuple[_Wrapper, ...]:
+    """Read the option `wrappers`: a list of names, or of mappings {name: NAME, argument: value}; raises SpecError."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise SpecError(
+            f"wrappers must be a list, as [ClipAction, {{name: ClipReward, max_reward: 1}}], got {shown(value)}"
+        )
+    return tuple(_parsed(each) for each in value)
+
+
+def _parsed(value: object) -> _Wrapper:
+    given = {"name": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        raise SpecError(f"a wrapper is a name, or a mapping with one and its arguments, got {shown(value)}")
+    if name in _INSTEAD:
+        raise SpecError(f"wrapper {name} is not supported; {_INSTEAD[name]}")
+    if name not in _WRAPPERS:
+        raise SpecError(unknown_name("wrapper", name, _WRAPPERS))
+    parameters = inspect.signature(getattr(wrappers, name)).parameters.values()
+    known = {each.name: each.default is each.empty for each in parameters if each.name != "env"}
+    arguments = {key: argument for key, argument in given.items() if key != "name"}
+    for argument in arguments:
+        if argument not in known:
+            raise SpecError(unknown_name(f"argument of {name}", str(argument), known))
+    if left := [key for key, needed in known.items() if needed and key not in arguments]:
+        raise SpecError(f"wrapper {name} needs {left[0]}: {{name: {name}, {left[0]}: …}}")
+    return _Wrapper(name, {key: _argument(key, argument) for key, argument in arguments.items()})
+
+
+def _argument(key: str, value: Any) -> Any:
+    """An argument as Gymnasium takes it: bounds of several components are arrays, all other lists tuples."""
+    if not isinstance(value, list):
+        return value
+    return np.asarray(value, np.float32) if key.startswith(("min_", "max_")) else tuple(value)

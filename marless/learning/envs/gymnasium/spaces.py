@@ -95,7 +95,9 @@ class SpaceCodec:
             found = self._encode(observation if self.inner_key is None else observation[self.inner_key])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             why = f"; {told(error)}" if isinstance(error, KeyError | AttributeError) else ""
-            raise SpecError(f"observes {_what(observation)}, its space is {_text(self.observation)}{why}") from None
+            raise SpecError(
+                f"observes {_what(observation)}, its space is {shown(str(self.observation))[1:-1]}{why}"
+            ) from None
         return found
 
     @cached_property
@@ -143,7 +145,8 @@ def codec(space: Space, action: Space, choice: MaskChoice = AUTO) -> tuple[Space
         rest = {key: part for key, part in space.spaces.items() if key != source.key}
         inner_key = next(iter(rest)) if len(rest) == 1 else None
         space = spaces.Dict(rest) if inner_key is None else rest[inner_key]
-    if not space.is_np_flattenable:
+    # A Text is flattenable, to numbers of letters, which are no quantities.
+    if not space.is_np_flattenable or isinstance(space, spaces.Text):
         raise SpecError(f"observation space {space} has no fixed size and is not supported")
     return SpaceCodec(space, action, source, inner_key), notes
 
@@ -179,13 +182,9 @@ def _what(value: Any) -> str:
     return shown(value)
 
 
-def _text(space: Space) -> str:
-    return shown(str(space))[1:-1]
-
-
 def state_encoder(space: Space | None) -> Encoder:
     """Flattens global states, whose space may be unknown."""
-    return _encoder(space) if isinstance(space, spaces.Box) else _numbers
+    return _encoder(space) if isinstance(space, spaces.Box) else lambda value: np.asarray(value).ravel()
 
 
 def _encoder(space: Space) -> Encoder:
@@ -221,7 +220,3 @@ def _one_hot(space: Space, value: Any) -> NDArray[np.generic]:
     if not np.array_equal(whole, given.reshape(space.shape)) or not space.contains(whole if space.shape else whole[()]):
         raise ValueError(value)
     return np.asarray(spaces.flatten(space, whole))
-
-
-def _numbers(value: Any) -> NDArray[np.generic]:
-    return np.asarray(value).ravel()

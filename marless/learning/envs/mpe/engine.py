@@ -166,6 +166,7 @@ class ParticleEnv(Truncatable, ABC):
             self._cut_B[:] = False
             if ended[0]:
                 self._last_scene = self.picture()
+            # Copied first, because frames are views of the rows, and the next episodes are written over them.
             np.copyto(self._last_rows_SB, self._rows_SB)
             final = self._last_frame
             self._start(np.flatnonzero(ended))
@@ -249,6 +250,7 @@ class ParticleEnv(Truncatable, ABC):
         self._act(actions)
         for part in self._contacts:
             self._touch(part)
+        # Positions before speeds, and so by the speeds of the step before: the order of mpe2.
         self._agents_N2B += DT * self._vel_N2B
         self._vel_N2B *= 1.0 - DAMPING
         self._vel_N2B += DT * self._force_N2B
@@ -264,6 +266,7 @@ class ParticleEnv(Truncatable, ABC):
         heard = 0
         for role, force_N2B, action in zip(self._roles, self._forces, actions, strict=True):
             if role.moves and self._continuous:
+                # The components are those of discrete moves: none, left, right, down, up.
                 push = np.clip(action[..., :MOVES], 0.0, 1.0)
                 towards = (push[..., 2] - push[..., 1], push[..., 4] - push[..., 3])
                 force_N2B[...] = role.force * np.stack(towards, axis=1, dtype=np.float64)

@@ -23,9 +23,11 @@ from marless.learning.envs.gymnasium.calls import close_all, pixels, where_of, w
 from marless.learning.envs.gymnasium.images import WHOLE, ImageLook
 from marless.learning.envs.gymnasium.masks import AUTO, LATE_MASK, MASK, MaskChoice
 from marless.learning.envs.gymnasium.spaces import state_encoder
-from marless.learning.envs.pettingzoo.agents import ParallelEnv, Seats, call_reset, call_step, reward_of
+from marless.learning.envs.pettingzoo.agents import STEP, ParallelEnv, Seats, call_reset, call_step, reward_of
 from marless.learning.envs.replayed import EpisodeLog, SavedByLog
 
+TURNS = "turns"
+"""Option that says whether agents may wait for their turn."""
 Seen = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """Observations and infos by agent, as `reset` answers them."""
 
@@ -44,7 +46,8 @@ class _View:
         self.state = np.zeros((batch, spaces.state_size), np.float32) if spaces.state_size else None
         self.without_choice = set[tuple[int, str]]()
         """Copy and name of agents alive whose mask allows no action."""
-        self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive, waits=self.waits)
+        waits = self.waits if spaces.turns else None
+        self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive, waits=waits)
 
     def clear(self, b: int) -> None:
         """Show copy b without agents."""
@@ -89,12 +92,16 @@ class PettingZooEnv(SavedByLog):
     spaces: EnvSpaces
     batch: int
 
-    def __init__(self, envs: Sequence[ParallelEnv], mask: MaskChoice = AUTO, look: ImageLook = WHOLE) -> None:
+    def __init__(
+        self, envs: Sequence[ParallelEnv], mask: MaskChoice = AUTO, look: ImageLook = WHOLE, *, turns: bool = True
+    ) -> None:
+        """Adapt environments that are made already; without `turns`, an agent that waits is refused."""
         self._envs = list(envs)
         self.batch = len(envs)
         # A reset first: some environments define their spaces only then, and only then masks and state can be seen.
         observations, infos = call_reset(envs[0], 0, "")
         self._seats = Seats(envs[0], observations, infos, mask, look)
+        self._seats.check_names([(STEP[0], observations)], envs[0].agents, "reset()")
         size, reason = _state_size(envs[0])
         self.spaces = EnvSpaces(
             classes=self._seats.classes,
@@ -102,7 +109,7 @@ class PettingZooEnv(SavedByLog):
             max_steps=None,
             masks=bool(self._seats.masked),
             deaths=True,
-            turns=True,
+            turns=turns,
             no_state=reason,
             masked_by=self._seats.masked,
             notes=tuple(self._seats.notes),
@@ -201,7 +208,11 @@ class PettingZooEnv(SavedByLog):
             # What a policy without an observation draws is noise, so an agent that waits does what never changes.
             action = _idle(self.spaces.classes[k].action) if agent in self._waiting[b] else actions[k][i, b]
             chosen[agent] = self._seats.codecs[k].decode(action)
-        return _Outcome(env, acted, call_step(env, chosen, self._where(b)))
+        result = call_step(env, chosen, self._where(b))
+        self._seats.check_names(zip(STEP[:4], result[:4], strict=True), acted, f"step() {self._where(b)}")
+        if self._step[b] == 1:
+            self._seats.check_actions(env, self._where(b))
+        return _Outcome(env, acted, result)
 
     def _replay(self, b: int) -> None:
         """Play the present episode of copy b again; only its last frame is shown."""
@@ -217,6 +228,8 @@ class PettingZooEnv(SavedByLog):
     def _start(self, b: int, view: _View) -> None:
         env = self._envs[b]
         seen = call_reset(env, self._log.seed(b), f" of copy {b}")
+        self._seats.check_names([(STEP[0], seen[0])], env.agents, f"reset() of copy {b}")
+        self._seats.check_actions(env, f"of copy {b} after a reset")
         self._step[b], self._present[b] = 0, [a for a in env.agents if a in seen[0]]
         self._waiting[b] = [a for a in env.agents if a not in seen[0]]
         self._write(b, view, (self._present[b], ()), seen)
@@ -240,6 +253,11 @@ class PettingZooEnv(SavedByLog):
                     view.show(b, agent, seen, alive=alive)
                 except SpecError as error:
                     raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} {error}") from None
+        if self._waiting[b] and not self.spaces.turns:
+            raise SpecError(
+                f"agent {self._waiting[b][0]!r} {self._where(b)} observes nothing, as agents do that wait for their "
+                f"turn; set env.options: {{{TURNS}: true}}"
+            )
         for agent in self._waiting[b]:
             k, i = self._seats[agent]
             view.waits[k][i, b] = True
@@ -309,7 +327,7 @@ def _state_size(env: ParallelEnv) -> tuple[int, str]:
     """The size of the global state after a reset; 0 and the reason if there is none, or none that can be used."""
     try:
         return int(np.asarray(env.state(), np.float32).size), ""
-    except NotImplementedError:
+    except NotImplementedError:  # by which PettingZoo says that an environment has no state
         return 0, ""
     except AttributeError as error:
         if error.name == "state":  # it, or the environment that it wraps, has none

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,13 @@ from marless.core.errors import SpecError, shown
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.envs.gymnasium.calls import kind, reset_answer, reward_number, step_answer
 from marless.learning.envs.gymnasium.images import WHOLE, ImageLook
-from marless.learning.envs.gymnasium.masks import MaskChoice
+from marless.learning.envs.gymnasium.masks import MASK, MaskChoice
 from marless.learning.envs.gymnasium.spaces import SpaceCodec, check_found, codec, with_mask_of_infos
 
 # Any stands for PettingZoo's objects, because third-party ones need not subclass anything.
 ParallelEnv = Any
+Answer = Mapping[Any, Any]
+"""By agent."""
 
 
 class Seats:
@@ -45,18 +47,21 @@ class Seats:
         self.notes: list[str] = []
         """What a user should know of how masks were found."""
         self._members: list[list[Any]] = []
+        self._actions: dict[Any, Any] = {}
+        """The action space of each agent."""
         for agent in sorted(env.possible_agents, key=lambda agent: _in_order(_name(agent))):
             mine, notes = _codec(env, agent, observations, choice)
+            self._actions[agent] = mine.action
             mine = replace(mine, look=look)
             if mine not in self.codecs:
                 self.codecs.append(mine)
                 self._members.append([])
                 self.notes += notes
             self._members[self.codecs.index(mine)].append(agent)
+        self._seat = {a: (k, i) for k, agents in enumerate(self._members) for i, a in enumerate(agents)}
         self._find_masks(infos, choice)
         self.unmasked = choice.auto and not self.masked
         """True if masks were looked for, and none was found."""
-        self._seat = {a: (k, i) for k, agents in enumerate(self._members) for i, a in enumerate(agents)}
         self.classes = self._classes()
         self.discrete = tuple(isinstance(each.action, Discrete) for each in self.classes)
         """Whether the actions of each class are discrete, so that masks apply to them."""
@@ -68,11 +73,14 @@ class Seats:
         return "; ".join(sources)
 
     def _find_masks(self, infos: Mapping[Any, Any], choice: MaskChoice) -> None:
-        """ImageLook in the infos after a reset for the masks of classes that observe none."""
+        """Look in the infos after a reset for the masks of classes that observe none."""
         for k, (mine, members) in enumerate(zip(self.codecs, self._members, strict=True)):
             told = [info for info in map(infos.get, members) if info]
             self.codecs[k], notes = with_mask_of_infos(mine, told, choice)
             self.notes += notes
+        # Infos may tell of more than agents, so that only a mask shows that the name of an agent was meant.
+        masks = {name: info for name, info in infos.items() if isinstance(info, Mapping) and MASK in info}
+        self.check_names([(f"{MASK!r} in the infos", masks)], self._seat, "reset()")
         check_found(self.codecs, choice)
 
     def __contains__(self, agent: Any) -> bool:
@@ -83,6 +91,37 @@ class Seats:
         if agent not in self._seat:
             raise SpecError(f"agent {agent!r} takes part, which is not among its possible_agents")
         return self._seat[agent]
+
+    def check_actions(self, env: ParallelEnv, where: str) -> None:
+        """Raise SpecError if an agent that takes part has another action space than first: policies know that one."""
+        for agent in env.agents:
+            known = self._actions.get(agent)
+            try:
+                with warnings.catch_warnings():  # of spaces that are declared by attributes alone
+                    warnings.simplefilter("ignore")
+                    now = env.action_space(agent)
+            except Exception:  # noqa: BLE001  # some environments answer for some agents only, or just once
+                continue
+            if now is not known and known is not None and now != known:
+                raise SpecError(
+                    f"agent {agent!r} {where} has action space {now}, at first it was {known}; it may not change: "
+                    "declare all actions, and forbid some by a mask"
+                )
+
+    def check_names(self, answers: Iterable[tuple[str, Answer]], agents: Iterable[Any], call: str) -> None:
+        """Raise SpecError for an answer that has a name of nobody and lacks one of `agents`.
+
+        What is said under that name would be lost, as by a misspelling. A name of nobody beside those of all agents
+        is no fault: RLlib's environments have "__all__".
+        """
+        for what, answer in answers:
+            strange = [name for name in answer if name not in self._seat]
+            missing = [agent for agent in agents if agent not in answer] if strange else []
+            if missing:
+                raise SpecError(
+                    f"its {call} answers {what} for {strange[0]!r}, which is not among its possible_agents, and none "
+                    f"for {missing[0]!r}; expected are the names of agents"
+                )
 
     def _classes(self) -> tuple[AgentClass, ...]:
         """The agent classes, named after their first agent without its number."""
@@ -123,9 +162,8 @@ def _codec(
         raise SpecError(f"agent {agent!r}: {error}") from None
 
 
-Answer = Mapping[Any, Any]
-"""By agent."""
-_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What a step answers."""
 
 
 def call_reset(env: ParallelEnv, seed: int, where: str) -> tuple[Answer, Answer]:
@@ -147,11 +185,11 @@ def call_step(env: ParallelEnv, actions: Answer, where: str) -> tuple[Answer, An
     `where` names copy and step in messages. Raises SpecError as `call_reset` does.
     """
     answer = step_answer(env, actions, where)
-    if not isinstance(answer, tuple) or len(answer) != len(_STEP):
+    if not isinstance(answer, tuple) or len(answer) != len(STEP):
         raise SpecError(
-            f"its step() {where} answers {kind(answer)}; expected are five dictionaries by agent: {', '.join(_STEP)}"
+            f"its step() {where} answers {kind(answer)}; expected are five dictionaries by agent: {', '.join(STEP)}"
         )
-    for name, part in zip(_STEP[:-1], answer, strict=False):
+    for name, part in zip(STEP[:-1], answer, strict=False):
         if not isinstance(part, Mapping):
             raise SpecError(f"its step() {where} answers {shown(part)} as {name}; expected is a dictionary by agent")
     return (*answer[:4], _infos(answer[4], f"step() {where}"))

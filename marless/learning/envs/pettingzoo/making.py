@@ -22,7 +22,7 @@ try:
 
     from marless.learning.envs.gymnasium.images import LOOKS, ImageLook
     from marless.learning.envs.gymnasium.masks import parse_choice
-    from marless.learning.envs.pettingzoo.adapter import PettingZooEnv
+    from marless.learning.envs.pettingzoo.adapter import TURNS, PettingZooEnv
     from marless.learning.envs.pettingzoo.agents import ParallelEnv
 except ModuleNotFoundError as missing:
     raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
@@ -39,13 +39,17 @@ _INSTALLED_BY: Mapping[str, str] = MappingProxyType(
 )
 """pip requirement that installs each module; messages recommend nothing else."""
 
+_OURS = (*LOOKS, TURNS)
+"""Options that are not the environment's own."""
+_CONVERTED = conversions.aec_to_parallel_wrapper, conversions.turn_based_aec_to_parallel_wrapper
+
 
 def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: int, mask: object) -> BatchedEnv:
     """Make `batch` copies of the environment at `place`, with masks as the job's `env.mask` says.
 
     Raises SpecError if it cannot be found, built or used.
     """
-    given = {name: value for name, value in options.items() if name not in LOOKS}
+    given = {name: value for name, value in options.items() if name not in _OURS}
     look = ImageLook.parse({name: value for name, value in options.items() if name in LOOKS})
     place.check_options(list(given))
     module = _imported(place)
@@ -53,8 +57,14 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
     known = _known_options(module, construct)
     for option in given:
         if known and option not in known:
-            raise SpecError(unknown_name("option", option, [*known, *LOOKS]))
-    return PettingZooEnv([_build(construct, given) for _ in range(batch)], parse_choice(mask), look)
+            raise SpecError(unknown_name("option", option, [*known, *_OURS]))
+    turns = options.get(TURNS)
+    if not isinstance(turns, bool | None):
+        raise SpecError(f"{TURNS} must be true or false, got {shown(turns)}")
+    envs = [_build(construct, given) for _ in range(batch)]
+    # What PettingZoo has converted shows every agent something in each step.
+    waiting = not isinstance(envs[0], _CONVERTED) if turns is None else turns
+    return PettingZooEnv(envs, parse_choice(mask), look, turns=waiting)
 
 
 def _imported(place: allowed.ConstructorPlace) -> ModuleType:

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 STORE_BYTES = 80 * 2**20
 """Memory of a node's object store, about the least that Ray takes; nothing of ours lies there."""
 PATIENCE_S = 60.0
 ACTOR, WORKER = "ray::WorkerHost", "marless_ray.worker"
 """What the command lines of an actor's process, and of its worker's, contain."""
+DRIVER = "marless_ray.driver"
 _OF_NODES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """By default, Ray runs actors at a low priority, and on a machine with other load they would hardly run."""
 _LIMITS = {"object_store_memory": STORE_BYTES}
@@ -28,8 +31,12 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
     os.environ |= _OF_NODES
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False, **_LIMITS})
+    cluster = Cluster()
     try:
+        try:
+            cluster.add_node(num_cpus=cpus[0], include_dashboard=False, **_LIMITS)
+        except Exception as error:
+            raise AssertionError(f"Ray itself has not started here, before anything of ours: {error}") from error
         for each in cpus[1:]:
             cluster.add_node(num_cpus=each, **_LIMITS)
         cluster.wait_for_nodes()
@@ -62,6 +69,15 @@ def processes(*words: str) -> list[int]:
             continue  # it has ended
         if int(process.name) != os.getpid() and all(word in line for word in words):
             found.append(int(process.name))
+    return found
+
+
+def driver_of(pool: int) -> list[int]:
+    """The process that speaks to Ray for this pool, if it has one; those that have ended have no command line."""
+    found = []
+    for driver in processes(DRIVER):
+        with suppress(psutil.Error):
+            found += [driver] if psutil.Process(driver).ppid() == pool else []
     return found
 
 

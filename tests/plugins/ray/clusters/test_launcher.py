@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -26,12 +25,21 @@ from marless.fleet.launchers.contract import check_launcher
 from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless_ray import launcher as ray_launcher
-from tests.plugins.ray.clusters.cluster import ACTOR, PATIENCE_S, WORKER, eventually, further_node, marless, processes
+from tests.plugins.ray.clusters.cluster import (
+    ACTOR,
+    DRIVER,
+    PATIENCE_S,
+    WORKER,
+    driver_of,
+    eventually,
+    further_node,
+    marless,
+    processes,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
 MODULE = "tests.unit.fleet.container_worker"
 """Writes what it was given to a file, and waits for its pool to close its standard input."""
-DRIVER = "marless_ray.driver"
 ROOT = Path(__file__).parents[4]
 
 
@@ -172,8 +180,8 @@ async def test_a_lost_driver_is_lost_workers_and_is_replaced(one_node, made):
     launcher = made(one_node)
     assert await placed(launcher, LaunchOrder("one", "ticket")) == ACCEPTED
     [worker] = processes(WORKER)
-    [driver] = [each for each in psutil.Process().children() if DRIVER in each.cmdline()]
-    driver.kill()
+    [driver] = driver_of(os.getpid())
+    os.kill(driver, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe("one") == "the connection to Ray is lost (its driver ended: killed by signal 9)"
     await launcher.drain("one", 0.0)
@@ -239,18 +247,28 @@ def other_python(place: Path, version: str = "") -> str:
 
 
 @pytest.fixture
-def pool(one_node):
+def pool(one_node, tmp_path):
     """A pool with two workers on the cluster, and its driver."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "marless.services.actor_pool", "--listen", address, "--actor-workers", "2"]
     command += ["--param-store", "127.0.0.1:9", "--launcher", f"ray,address={one_node.address}"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    log = tmp_path / "pool.log"
+    with log.open("wb") as errors, subprocess.Popen(command, cwd=ROOT, stderr=errors) as process:
         with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):  # if there is no room at first
             ActorPoolServiceStub(channel).Scale(ScaleRequest(workers=2), timeout=PATIENCE_S, wait_for_ready=True)
-        eventually(lambda: len(processes(WORKER)) == 2, "both workers start")
-        [driver] = [each.pid for each in psutil.Process(process.pid).children() if DRIVER in each.cmdline()]
+
+        def started() -> bool:
+            assert process.poll() is None, f"the pool has ended by itself: {log.read_text()[-3000:]}"
+            return len(processes(WORKER)) == 2
+
+        try:
+            eventually(started, "both workers start, which Ray may be slow to do; the pool runs")
+        except AssertionError as error:
+            process.kill()
+            raise AssertionError(f"{error}\n{log.read_text()[-3000:]}") from None
+        [driver] = driver_of(process.pid)
         yield process, driver
         process.kill()
 

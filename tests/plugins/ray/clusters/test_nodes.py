@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from marless.fleet.launchers.registry import Choice
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.common_pb2 import ListWorkersRequest
 from marless.services.actor_pool import __main__ as actor_pool
 from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ray import launcher as ray_launcher

@@ -96,6 +96,12 @@ def test_what_random_play_shows_to_be_doubtful_is_said(marless, job):
         assert part in said
 
 
+def test_large_observations_are_no_trouble_where_they_are_normalised(marless, job):
+    job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
+    assert "observes numbers from 1000 to 1000" in marless("check", job)[2]
+    assert "observes numbers from" not in marless("check", job, "--set", "model.normalise_observations=true")[2]
+
+
 def test_a_reward_for_every_step_is_something_to_learn_where_episodes_differ_in_length(marless, job):
     code, shown, said = marless("check", job, "--set", "env={name: gymnasium/CartPole-v1}", "-o", "json")
     assert (code, said) == (0, "")

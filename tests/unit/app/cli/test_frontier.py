@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless.app.cli import frontier_picture, run_processes, train
+from marless.app.cli import comparison_folder, frontier_picture, train
 from marless.app.cli.comparison_folder import InterruptedRunError
 from tests.unit.cost.comparison.synthetic import JOB, record, write
 
@@ -59,7 +59,7 @@ def processes(monkeypatch):
         def make(self, missing, names):
             return stand_in.make(self.runs, missing)
 
-    monkeypatch.setattr(run_processes, "RunProcesses", Scripted)
+    monkeypatch.setattr(comparison_folder, "RunProcesses", Scripted)
     return stand_in
 
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from marless.app.cli import frontier_picture
-from marless.cost.frontier.goal import Goal
+from marless.cost.frontier.contenders import Goal
 from marless.cost.frontier.table import Frontier
 from tests.unit.cost.frontier.synthetic import preset, seed_run, static
 

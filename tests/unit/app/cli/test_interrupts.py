@@ -16,10 +16,10 @@ JOB = SimpleNamespace(state=JobState.SUCCEEDED, rounds=0)
 SPEC = specs.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}, "job")
 
 
-async def ctrl_c(times: int) -> None:
+async def ctrl_c(times: int, number: int = signal.SIGINT) -> None:
     """As often as that, and each has been noticed."""
     for _ in range(times):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         for _ in range(10):  # turns of the loop
             await asyncio.sleep(0)
 
@@ -100,6 +100,16 @@ def test_the_second_ctrl_c_cancels_and_the_third_does_not_cut_the_stop_short(mon
         run(stack, monkeypatch, tmp_path)
     assert stack.data_at_the_end == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+async def test_sigterm_counts_once_and_ctrl_c_each_time():
+    seen = []
+    signals = train.Signals()
+    with signals.around(), signals.calling(lambda: seen.append(1)):
+        await ctrl_c(2, signal.SIGTERM)
+        assert len(seen) == 1
+        await ctrl_c(2)
+        assert len(seen) == 3
 
 
 @pytest.mark.parametrize(("cancelling", "calls"), [(True, ["get", "wait", "resume"]), (False, ["get"])])

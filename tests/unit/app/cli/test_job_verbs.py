@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import yaml
@@ -270,7 +271,7 @@ def test_a_job_that_another_shell_deletes_keeps_nobody_waiting(coordinator, marl
 
     def live() -> None:
         while not coordinator.asked(pb.WatchJobRequest):
-            pass
+            time.sleep(0.01)
         coordinator.servicer.jobs.pop("two")
         coordinator.happen("one", state="SUCCEEDED")
 
@@ -426,6 +427,7 @@ def test_ctrl_c_detaches_and_says_how_to_cancel(coordinator, argv):
     if argv[0] == "wait":
         while not coordinator.asked(pb.WatchJobRequest):
             assert process.poll() is None
+            time.sleep(0.01)
     else:
         assert process.stdout.readline()
     process.send_signal(signal.SIGINT)

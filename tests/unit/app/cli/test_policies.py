@@ -96,6 +96,7 @@ MISTAKES = {
         "nope: there is no such policy file, checkpoint or run folder here",
     ),
     ("evaluate", "job-1", "--round", "3"): (102, "job job-1 has no checkpoint after 3 rounds; there is 4"),
+    ("evaluate", "job-1", "--round", "best"): (102, "job job-1 has no checkpoint that was evaluated, of which one"),
     ("evaluate", "job-1", "--env", "mpe/spread"): (2, "unknown environment 'mpe/spread'; did you mean"),
     ("evaluate", "job-1", "--env-option", "agents"): (2, "--env-option 'agents': write it as name=value"),
     ("evaluate", "job-1", "--env-option", "agents=["): (2, "--env-option 'agents=[': '[' is not a YAML value"),

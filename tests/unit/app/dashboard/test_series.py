@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -10,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.app.dashboard import rows
-from marless.app.dashboard.downsampling import chosen
-from marless.app.dashboard.series import MOST_COLUMNS, RunSeries
+from marless.app.dashboard.series import MOST_COLUMNS, RunSeries, chosen
 from marless.core.errors import CorruptError, SpecError
 from marless.jobs.record import AggregationRecord, Decision, GradientRecord, GroupRecord
 from tests.unit.jobs.test_record import EARLIER, RETURNS, WON, record
@@ -101,7 +101,21 @@ def test_memory_is_bounded_however_many_agents_there_are():
     many = {f"agent-{n}": float(n) for n in range(2 * MOST_COLUMNS)}
     returns = type(RETURNS)(episodes=1, mean=1.0, per_agent=many, standard_error=None)
     series = added(record(0, returns=returns), record(1, returns=returns))
-    assert len(series.columns) == MOST_COLUMNS and series.left_out > MOST_COLUMNS
+    assert len(series.columns) < MOST_COLUMNS and series.left_out > MOST_COLUMNS
+
+
+def test_a_team_of_hundreds_displaces_none_of_a_jobs_own_curves():
+    """With 200 agents, each with a policy of its own, the mean of a loss, the greedy return and bills are kept."""
+    agents = {f"agent_{n}": float(n) for n in range(200)}
+    returns = type(RETURNS)(episodes=1, mean=1.0, per_agent=agents, standard_error=None)
+    metrics = {agent: {"policy_loss": 0.5, "entropy": 1.0, "approx_kl": 0.1} for agent in agents}
+    first = record(0, returns=returns, metrics=metrics)
+    series = added(first, record(1, returns=returns, evaluation=returns, metrics=metrics))
+    series.set("cost/billed", 1, 2.0)
+    assert {"return/greedy", "metric/policy_loss", "metric/approx_kl", "cost/billed"} <= set(series.columns)
+    assert series.columns["metric/policy_loss"][0] == 0.5 and "agent/exploring/agent_199" in series.columns
+    kept = Counter(name.partition("/")[0] for name in series.columns)
+    assert (kept["agent"], kept["policy"]) == (300, 150) and series.left_out == 100 + 600 - 150
 
 
 def test_a_range_is_shown_with_a_point_on_either_side():

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from marless.cost.billing.charged import charged
+from marless.cost.billing.bill import charged
 from marless.cost.billing.ledger import Ledger
 from marless.jobs.prices import load
 from tests.unit.cost.billing.rounds import job

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.core.errors import SpecError
-from marless.cost.billing.bill import bill
-from marless.cost.billing.charged import charged
-from marless.cost.billing.idle import BUSY, own_machines, usable_vcpus
+from marless.cost.billing.bill import bill, charged
 from marless.cost.billing.ledger import ReservedMachines
-from marless.cost.billing.own import bill_with_own
+from marless.cost.billing.own import BUSY, bill_with_own, own_machines, usable_vcpus
 from marless.cost.billing.spot import SpotSeries
 from marless.cost.pricing import usd
 from marless.jobs import prices

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.cost.comparison import table
-from marless.cost.comparison.profiles import profile
+from marless.cost.comparison.statistics import profile
 from marless.cost.comparison.table import profiles
 from tests.unit.cost.comparison.test_table import run, two, ways
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from marless.core.errors import SpecError
-from marless.cost.estimates.overlapping import modelled, recorded
+from marless.cost.simulation.asynchronous import modelled, recorded
 from marless.jobs.record import AggregationRecord, GradientRecord
 from tests.unit.cost.billing.rounds import invocation, job
 from tests.unit.jobs.test_record import record

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from marless.cost.frontier.goal import Contender, SeedRun
-from marless.cost.frontier.grid import StaticSetting
+from marless.cost.frontier.contenders import Contender, SeedRun, StaticSetting
 from marless.cost.frontier.progress import RunProgress, Spending
 
 Line = Sequence[float]

@@ -3,7 +3,7 @@
 import pytest
 
 from marless.core.errors import SpecError
-from marless.cost.frontier.goal import Goal, goal_of
+from marless.cost.frontier.contenders import Goal, goal_of
 from tests.unit.cost.frontier.synthetic import preset, seed_run, static
 
 

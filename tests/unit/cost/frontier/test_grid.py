@@ -4,7 +4,7 @@ import pytest
 
 from marless.core.errors import SpecError
 from marless.cost.comparison.runs import planned_runs
-from marless.cost.frontier.grid import StaticSetting, equal_job, preset_variant, settings, usual_actors
+from marless.cost.frontier.contenders import StaticSetting, equal_job, preset_variant, settings, usual_actors
 from marless.jobs.presets import Preset, preset
 from tests.unit.cost.comparison.synthetic import spec
 

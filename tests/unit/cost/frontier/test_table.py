@@ -6,7 +6,7 @@ import json
 import pytest
 
 from marless.cost.frontier import words
-from marless.cost.frontier.goal import Goal
+from marless.cost.frontier.contenders import Goal
 from marless.cost.frontier.table import NOT_REACHED, Frontier, markdown, rows, to_json
 from tests.unit.cost.frontier.synthetic import preset, seed_run, static
 

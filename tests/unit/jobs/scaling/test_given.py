@@ -4,12 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from marless.core.errors import SpecError
-from marless.jobs.scaling.given import SCALING, GivenConfig
+from marless.jobs.scaling.fixed import GIVEN, GivenConfig
 from tests.unit.jobs.scaling.rounds import actors, context, groups, measured
 
 
 def made(*numbers: int, most: int = 50):
-    return SCALING.make(GivenConfig(actors=numbers), context("a", most=most))
+    return GIVEN.make(GivenConfig(actors=numbers), context("a", most=most))
 
 
 def test_each_round_gets_its_number_and_the_last_one_holds():

@@ -3,8 +3,8 @@
 import importlib
 import re
 
+from marless.jobs.sinks.base import scalars
 from marless.jobs.sinks.contract import sample_round
-from marless.jobs.sinks.scalars import scalars
 from tests.docs.blocks import text_of
 from tests.unit.jobs.sinks.test_tensorboard import job
 

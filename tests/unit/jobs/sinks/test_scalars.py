@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from marless.jobs.sinks import contract
-from marless.jobs.sinks.scalars import scalars, settings
+from marless.jobs.sinks.base import scalars, settings
 from marless.jobs.spec import parse
 from marless.learning.data.returns import EpisodeReturns
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from marless.jobs.sinks.base import SinkJob
+from marless.jobs.sinks.base import SinkJob, scalars
 from marless.jobs.sinks.contract import check_sink, sample_round
 from marless.jobs.sinks.mlflow import MlflowConfig, MlflowSink
-from marless.jobs.sinks.scalars import scalars
 from marless.jobs.sinks.wandb import WandbConfig, WandbSink, run_id
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,7 @@ from marless.learning.algos.off_policy.learner import OffPolicyLearner, draw_gen
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.data.trajectory import Trajectory, TrajectorySchema
 from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.model import ModelSpec
 
 AGENTS = ("a", "b", "c", "d")
@@ -76,6 +77,7 @@ def learner(
     model: ModelSpec = MODEL,
     seed: int = 0,
     carried: bool = False,
+    precision: Precision = "float32",
     **settings: object,
 ) -> Learner:
     """A learner of the class "walker" that holds fresh states for `groups`."""
@@ -84,7 +86,7 @@ def learner(
     scope = next(
         each for each in scopes(algorithm, config, spaces) if spaces.class_of("a") in each.agent_classes(spaces)
     )
-    made = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu", carried=carried))
+    made = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu", carried=carried, precision=precision))
     for state in made.names(groups):
         made.load(state, made.initial(state, seed))
     return made

@@ -33,7 +33,8 @@ PPO = {"epochs": 1, "minibatches": 2}
 OFF_POLICY = {"updates": 2, "batch": 16, "warmup": 0, "replay": {"capacity": 100}}
 """Two rounds fill this replay: later ones drop what is older."""
 PUBLISHED = OFF_POLICY | {"random_steps": 0}
-OTHERWISE = {"n_step": 3, "target_every": 2, "optimizer": "rmsprop", "replay": {"capacity": 200, "draw": "prioritised"}}
+PRIORITISED = {"capacity": 200, "draw": "prioritised", "priorities_every": 2}
+OTHERWISE = {"n_step": 3, "target_every": 2, "optimizer": "rmsprop", "replay": PRIORITISED}
 EPISODES = {"updates": 2, "batch": 8, "warmup": 0, "replay": {"capacity": 100, "unit": "episodes"}}
 TRIALS = {
     "ippo": (PPO, {"minibatches": 1}, EVERYTHING),

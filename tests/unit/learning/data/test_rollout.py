@@ -185,6 +185,7 @@ def test_episodes_that_a_fault_has_ended_do_not_count_and_are_made_up_for():
     stats = play(Faulty(), None, episodes=2, seed=0)
     assert (stats.episodes, stats.judged, stats.episode_steps) == (2, 2, 3 + 2)
     assert stats.env_steps == 2 * 4, "copy 1 plays two episodes of 2 steps, of which one counts"
+    assert stats.broken == 1
 
 
 class Lives(Scripted):

@@ -90,3 +90,10 @@ def test_an_environment_that_ignores_its_seed_is_noticed():
 def test_a_trial_ends_by_its_seconds():
     seen = trial(ScriptedEnv(1), steps=10**9, seconds=0.05)
     assert 0 < seen.env_steps < 10**9
+
+
+def test_a_trial_of_an_environment_that_waits_ends_too(monkeypatch):
+    """Its CPU time stands still."""
+    monkeypatch.setattr("marless.learning.data.trial.time.process_time", lambda: 0.0)
+    seen = trial(ScriptedEnv(1), steps=10**9, seconds=0.02)
+    assert 0 < seen.env_steps < 10**9

@@ -110,7 +110,9 @@ def test_images_are_made_smaller_and_gray():
 
 @pytest.mark.parametrize("made", [lambda n: GymnasiumEnv([Painted() for _ in range(n)]), None])
 def test_bytes_keep_the_contract(made):
-    made = made or (lambda n: PettingZooEnv([Pair() for _ in range(n)], look=ImageLook((4, 4), grayscale=True)))
+    made = made or (
+        lambda n: PettingZooEnv([Pair() for _ in range(n)], look=ImageLook((4, 4), grayscale=True), turns=False)
+    )
     env = made(2)
     [agents] = env.spaces.classes
     assert agents.image == ((3, 8, 10) if agents.name == "agent" else (1, 4, 4))
@@ -174,6 +176,7 @@ def test_pettingzoo_s_games_of_pixels(name, options, image):
     env = registry.make(f"pettingzoo/{name}", options, 1, with_state=False)
     frame = env.reset(0)
     assert {agents.image for agents in env.spaces.classes} == {image}
+    assert not env.spaces.turns, "so that images can be stacked"
     assert frame.obs[0].dtype == (np.float32 if image is None else np.uint8)
     assert frame.obs[0].std() > 0
     env.close()

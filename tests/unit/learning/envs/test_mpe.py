@@ -313,7 +313,7 @@ def test_options_that_cannot_work_are_refused(options, message):
         ("simple_reference", {"local_ratio": -0.1}, "local_ratio must be a number from 0 to 1"),
         ("simple_tag", {"num_good": 0}, "num_good must be a whole number of at least 1, got 0"),
         ("simple_tag", {"num_obstacles": -1}, "num_obstacles must be a whole number of at least 0, got -1"),
-        ("simple_tag", {"num_good": 300, "num_adversaries": 300}, r"num_good \+ num_adversaries may be 512 at most"),
+        ("simple_tag", {"num_good": 600, "num_adversaries": 600}, r"num_good \+ num_adversaries may be 1,024 at most"),
         ("simple_tag", {"num_agent_neighbors": 0}, "num_agent_neighbors must be a whole number of at least 1, got 0"),
         ("simple_spread", {"num_landmark_neighbors": 1.0}, "num_landmark_neighbors must be a whole number"),
         ("simple_tag", {"prey_speed": 2}, "prey_speed must be a number from 0 to 1"),

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
 from pettingzoo import ParallelEnv
 
 from marless.core.errors import SpecError
@@ -125,6 +125,67 @@ class RewardOfOne(Plain):
         return np.array([2.0], np.float32)
 
 
+class HugeReward(Plain):
+    def paid(self, agent):
+        return 1e39
+
+
+class ExtraNames(Plain):
+    """Tells of more than its agents, as RLlib's environments do."""
+
+    def step(self, actions):
+        seen, paid, ends, cuts, _ = super().step(actions)
+        return seen, paid | {"c": 1.0}, ends | {"__all__": self.t == 3}, cuts, {"__common__": {}}
+
+
+class OtherNames(Plain):
+    """Pays agents by other names than its own."""
+
+    def step(self, actions):
+        seen, paid, *rest = super().step(actions)
+        return seen, {a.upper(): reward for a, reward in paid.items()}, *rest
+
+
+class LostMasks(Plain):
+    """Masks, of which the infos of other names tell."""
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed, options)[0], {"A": {"action_mask": np.ones(4, np.int8)}}
+
+
+class SpacesByAttributes(Plain):
+    """Declares its spaces as PettingZoo warns of."""
+
+    observation_spaces = dict.fromkeys("ab", Box(-1, 1, (4,)))
+    action_spaces = dict.fromkeys("ab", Discrete(4))
+    observation_space, action_space = ParallelEnv.observation_space, ParallelEnv.action_space
+
+
+class EndsByAll(Plain):
+    def step(self, actions):
+        seen, paid, _, cuts, infos = super().step(actions)
+        return seen, paid, {"__all__": self.t == 3}, cuts, infos
+
+
+class SeenByOtherNames(Plain):
+    def reset(self, seed=None, options=None):
+        seen, infos = super().reset(seed, options)
+        return {a.upper(): each for a, each in seen.items()}, infos
+
+
+class MoreActions(Plain):
+    def action_space(self, agent):
+        return Discrete(4 + getattr(self, "t", 0))
+
+
+class Letters(Plain):
+    def observation_space(self, agent):
+        return Text(4)
+
+    def seen(self, agent):
+        return "four"
+
+
 class OneForFour(Plain):
     def seen(self, agent):
         return np.array([0.5])
@@ -175,9 +236,12 @@ def played(env, options=None):
     return total.tolist(), first[0][:, 0].tolist()
 
 
-@pytest.mark.parametrize(("env", "returns"), [(Plain, 3), (NoInfos, 3), (RewardOfOne, 6)])
-def test_harmless_forms_are_taken(env, returns):
+@pytest.mark.parametrize(
+    ("env", "returns"), [(Plain, 3), (NoInfos, 3), (RewardOfOne, 6), (ExtraNames, 3), (SpacesByAttributes, 3)]
+)
+def test_harmless_forms_are_taken_without_a_word(env, returns, recwarn):
     assert played(env)[0] == [returns] * 2
+    assert not [each for each in recwarn if "action_space" in str(each.message)]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +256,25 @@ def test_harmless_forms_are_taken(env, returns):
         (CloseRaises, r"its close\(\) raises AttributeError: .*'window'; correct it, or"),
         (NoReward, "agent 'a' of copy 0 at step 1 of its episode has reward None; expected is one number"),
         (TwoRewards, "agent 'a' of copy 0 at step 1 of its episode has reward .*; expected is one number"),
+        (HugeReward, r"agent 'a' of copy 0 at step 1 of its episode has reward 1e\+39, beyond ±3.4e38, the largest of"),
+        (
+            LostMasks,
+            r"its reset\(\) answers 'action_mask' in the infos for 'A', which is not among .*, and none for 'a'",
+        ),
+        (
+            OtherNames,
+            r"its step\(\) of copy 0 at step 1 of its episode answers rewards for 'A', which is not among .* 'a'",
+        ),
+        (
+            EndsByAll,
+            r"its step\(\) of copy 0 at step 1 of its episode answers terminations for '__all__', which is not",
+        ),
+        (
+            SeenByOtherNames,
+            r"its reset\(\) answers observations for 'A', which is not among its possible_agents, and none",
+        ),
+        (MoreActions, r"agent 'a' of copy 0 at step 1 of its episode has action space Discrete\(5\), at first it was"),
+        (Letters, r"agent 'a': observation space Text\(.*\) has no fixed size and is not supported"),
         (OneForFour, r"agent 'a' of copy 0 after a reset observes an array float64\[1\], its space is Box"),
         (OneForFourLater, r"agent 'a' of copy 0 at step 2 of its episode observes an array float64\[1\], its space is"),
         (LateMask, "agent 'a' of copy 0 at step 1 of its episode has 'action_mask' in its info, but no agent had one"),

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from marless.core.compiling import COMPILED, NUMPY, VARIABLE
 from marless.core.errors import SpecError
 from marless.learning.algos.ppo import losses
 from marless.learning.nets import adam, compiled, heads, kernels
-from marless.learning.nets.compiled import COMPILED, NUMPY, VARIABLE
 from marless.learning.nets.gru import StackedGRU
 from marless.learning.nets.kernels import Then
 from marless.learning.nets.layout import GRULayout, Layout, generator

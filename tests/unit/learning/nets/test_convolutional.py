@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from marless.core.errors import SpecError
-from marless.learning.nets import stacked, unrolled
+from marless.learning.envs.base import FloatArray
+from marless.learning.nets import acting_nets, compiled_images, stacked, training_images, unrolled
 from marless.learning.nets.contract import check_net
 from marless.learning.nets.kinds import IMPALA, NATURE
 from marless.learning.nets.layout import NetLayout, generator, layout_of
-from marless.learning.nets.net_kind import InputShape
+from marless.learning.nets.net_kind import InputShape, Layer, Window
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ import numpy as np
 import torch
 from marless.learning.nets import kernels, stacked
 from marless.learning.nets.layout import layout_of
-from marless.learning.nets.net_kind import InputShape
+from marless.learning.nets.net_kind import InputShape, Layer, Window
 
 torch.set_num_threads(int(sys.argv[1]))
 kernels.compute_side_by_side()
@@ -191,3 +192,50 @@ def test_what_they_cannot_read_is_refused_in_one_sentence():
     with pytest.raises(SpecError, match=r"at least 36 × 36 pixels, and this one has 40 × 35; choose model.net: impala"):
         layout_of(NATURE, InputShape(40 * 35, (1, 40, 35)), (8,), 2)
     assert layout_of(IMPALA, InputShape(1, (1, 1, 1)), (8,), 2).size
+
+
+def test_the_gradient_at_pixels_that_are_not_followed_is_refused_and_not_zero():
+    layout = layout_of(NATURE, InputShape(3 * 36 * 36, (3, 36, 36)), (8,), 2)
+    net = unrolled.Unrolled(layout, torch.tensor(layout.initial(np.random.default_rng(0), 1.0))[None], "relu")
+    output = net.forward(torch.rand(1, layout.inputs + 1, 2))
+    with pytest.raises(RuntimeError, match="not have been used"):
+        net.input_gradient(torch.ones_like(output), torch.zeros(1, 1, dtype=torch.int64))
+
+
+@pytest.mark.skipif(compiled_images.library() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("name", "image", "hidden"), [(NATURE, (4, 84, 60), (40, 17)), (IMPALA, (3, 12, 9), (6,))])
+def test_compiled_steps_of_actors_are_those_of_numpy(monkeypatch, name, image, hidden, shared):
+    agents, copies, beside = 2, 7, 3
+    layout = layout_of(name, InputShape(int(np.prod(image)) + beside, image), hidden, 5)
+    owners = [layout.to_arrays("policy", _numbers(layout, n)[0].numpy()) for n in range(1 if shared else agents)]
+    x = generator(2, "x").standard_normal((agents, layout.inputs, copies), np.float32)
+
+    def acted(copies: slice) -> FloatArray:
+        given = {"kind": name, "inputs": layout.input_shape, "outputs": 5, "free": 0, "hidden": hidden}
+        net, _ = acting_nets.stacked(owners, activation="relu", **given)
+        assert isinstance(net, acting_nets.AnyKind) == (compiled_images.library() is None)
+        net.allocate(agents, x[:, :, copies].shape[2])[:, :-1] = x[:, :, copies]
+        return net.output()
+
+    compiled = acted(slice(None))
+    assert all(np.array_equal(acted(slice(n, n + 1)), compiled[:, :, n : n + 1]) for n in range(copies))
+    monkeypatch.setattr(compiled_images, "library", lambda: None)
+    np.testing.assert_allclose(compiled, acted(slice(None)), rtol=0, atol=2e-6 * np.abs(compiled).max())
+
+
+@pytest.mark.skipif(compiled_images.library() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_compiled_gradients_of_convolutions_are_those_of_torch(channels_first):
+    window, generator_ = Window(4, 2), torch.Generator().manual_seed(0)
+    matrix_1OI = torch.randn(1, 64, window.area * 3 + 1, generator=generator_)
+    images = torch.randn(1, 5, 3, 11, 9, generator=generator_).permute(0, 1, 3, 4, 2)
+    images = images if channels_first else images.contiguous()
+    found = []
+    for once in (True, False):
+        leaves = [each.detach().requires_grad_() for each in (matrix_1OI, images)]
+        made = training_images.convolve(Layer(leaves[0]), leaves[1], window, once=once)
+        assert made.shape == (1, 5, 4, 3, 64)
+        found.append(torch.autograd.grad(torch.sin(made).sum(), leaves))
+    for compiled, expected in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)

@@ -139,6 +139,15 @@ def test_no_checkpoint_yet_or_not_of_this_round(run):
     assert refusal(NotFoundError, run, round=3).endswith("there is none yet")
 
 
+def test_no_checkpoint_that_was_evaluated(run):
+    assert refusal(NotFoundError, run, round="best") == (
+        "job job-1 has no checkpoint that was evaluated, of which one could be the best; there is 10, 20. With "
+        "checkpoint.best, a job keeps the best one of those that evaluation.every asks for"
+    )
+    assert refusal(SpecError, run, round="bset") == f"round 'bset' of {run}: give a number of rounds, or 'best'"
+    assert "a single checkpoint" in refusal(SpecError, run / "checkpoints" / "round-000010", round="best")
+
+
 def test_a_round_of_what_is_one_checkpoint(run, tmp_path):
     marless.load_policy(run).export("x", tmp_path / "x.safetensors")
     for one in (run / "checkpoints" / "round-000010", tmp_path / "x.safetensors"):

@@ -17,6 +17,7 @@ from safetensors import numpy as safetensors
 
 import marless
 from marless.core.errors import CorruptError, SpecError
+from marless.core.limits import MAX_AGENTS
 from marless.learning.envs.base import Discrete
 from marless.learning.policies import policy_file
 from marless.learning.policies.policy_file import digest
@@ -102,7 +103,7 @@ FORGERIES = {
     "no policy": {"policies": []},
     "no list": {"policies": {"x": X}},
     "too many policies": {
-        "policies": [X, Y | {"agents": []}] + [X | {"name": f"{i}", "agents": []} for i in range(511)]
+        "policies": [X, Y | {"agents": []}] + [X | {"name": f"{i}", "agents": []} for i in range(MAX_AGENTS - 1)]
     },
     "fewer than there are weights": {"policies": [X]},
     "one name twice": {"policies": [X, Y | {"name": "x"}]},

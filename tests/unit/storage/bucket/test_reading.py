@@ -71,6 +71,7 @@ def read(objects: MemoryObjects) -> set[str]:
         (checkpoint(), {"spec.yaml", *(p for p in FILES if "000020/" in p)}),
         (checkpoint(10, with_records=True), {"spec.yaml", "rounds.jsonl", *(p for p in FILES if "000010/" in p)}),
         (checkpoint(30), {"spec.yaml"}),
+        (checkpoint("best"), {"rounds.jsonl", *FILES}),
     ],
 )  # fmt: skip
 def test_only_what_is_asked_for_is_read(objects, tmp_path, choice, paths):

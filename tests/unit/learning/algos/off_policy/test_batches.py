@@ -279,6 +279,23 @@ def test_prioritised_draws_bring_importance(unit):
     assert importance[0][torch.from_numpy(preferred)].max() < 1 or preferred.all()
 
 
+@pytest.mark.parametrize(("frames", "sizes"), [(2**17, [3, 2]), (24, [1] * 5)])
+def test_batches_that_share_their_priorities_are_drawn_before_these_change(frames, sizes, monkeypatch):
+    made, replay = source(replay={"draw": "prioritised", "priorities_every": 3})
+    monkeypatch.setattr(draws, "_AT_ONCE", frames * made.schema.frame_bytes)
+    tree, asked = replay._priorities, []
+    monkeypatch.setattr(tree, "draw", lambda *given, of=tree.draw: asked.append(tree._tree.total) or of(*given))
+    rng, found = np.random.default_rng(3), []
+    for batches in made.draws(rng, 12, 5, RewardMoments((0, 1), GAMMA), 1.0):
+        found.append(len(batches))
+        for batch in batches:
+            assert len(batch.importance) == len(batch.row) == 12
+            assert batch.importance.max() == 1  # of each draw
+            replay.reprioritise(batch.row, np.full(12, 50.0))
+    assert found == sizes
+    assert asked[0] == asked[1] == asked[2] < asked[3] == asked[4]
+
+
 def test_scaled_rewards_are_summed_as_such():
     moments, of_team = RewardMoments((0, 1), GAMMA), RewardMoments((0, 1), GAMMA, team=True)
     # Deviations 1, 2 and 10 around 0.

@@ -12,8 +12,7 @@ from marless.jobs.schedules.stellaris import StellarisConfig, StellarisKind
 from marless.learning.algos import registry
 from marless.learning.algos.learner import LearnerContext, Scope
 from marless.learning.algos.ppo.algorithms import ImpactConfig, IPPOConfig
-from marless.learning.algos.ppo.early_stop import EarlyStop
-from marless.learning.algos.training.passes import PRESENT
+from marless.learning.algos.training.passes import PRESENT, EarlyStop
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.learning.algos import rounds
 from tests.unit.learning.algos.ppo.test_learner import _alone

@@ -18,8 +18,8 @@ from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import Setting
 from marless.learning.algos.learner import Learner, LearnerContext, Scope
-from marless.learning.algos.ppo import advantages
 from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.algos.training import advantages
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learning.nets import kernels, serial

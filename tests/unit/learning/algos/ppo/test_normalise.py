@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from marless.learning.algos.ppo import advantages
+from marless.learning.algos.training import advantages
 
 
 def test_standardise_counts_living_samples_only_and_each_policy_apart() -> None:

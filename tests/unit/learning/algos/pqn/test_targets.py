@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from marless.learning.algos.pqn.algorithms import IndependentPQNConfig
-from marless.learning.algos.pqn.targets import Members, ValueUnits, lambda_returns
+from marless.learning.algos.pqn.post_process import Members, ValueUnits, lambda_returns
 from marless.learning.algos.training.turns import held_turns
 
 CONFIG = IndependentPQNConfig(gamma=0.5, td_lambda=0.5)

@@ -17,11 +17,11 @@ from marless.core.state import PolicyState
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext, RoundInput
-from marless.learning.algos.off_policy.td import make_optimizer
 from marless.learning.algos.q.learner import QLearner
 from marless.learning.algos.q.training import Policies, counted
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import weights
+from marless.learning.algos.training.td import make_optimizer
 from marless.learning.data.trajectory import Trajectory
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learning.nets.acting import ActingPolicies
@@ -99,6 +99,14 @@ def test_every_gradient_step_of_every_round_has_a_draw_of_its_own():
     drawn = [batch.row.tolist() for each in given for batch in rounds.draws(made, each, 8, 2)]
     assert len({tuple(rows) for rows in drawn}) == 4
     assert [batch.row.tolist() for batch in rounds.draws(made, given[0], 8, 2)] == drawn[:2]
+
+
+def test_steps_that_share_priorities_report_theirs_together():
+    replay = {"capacity": 200, "draw": "prioritised", "priorities_every": 2}
+    made, told = learner("vdn", updates=5, batch=6, replay=replay), []
+    made._replay.reprioritise = lambda row, priority: told.append((len(row), len(priority)))
+    made.update(inputs(TEAM))
+    assert told == [(12, 12), (12, 12), (6, 6)]
 
 
 def test_longer_rounds_take_more_gradient_steps():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marless.core.group import Group
 from marless.core.settings import Measure
-from marless.learning.algos.training.gradient_statistics import gradient_statistics
+from marless.learning.algos.training.measuring import gradient_statistics
 from marless.learning.algos.training.policy_batching import Samples
 from marless.learning.curvature.lanczos import Product
 from tests.unit.learning.algos import rounds

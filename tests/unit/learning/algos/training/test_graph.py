@@ -104,7 +104,7 @@ def test_little_work_and_gpus_take_one_thread(monkeypatch: pytest.MonkeyPatch) -
     groups = (Group("x", ("a", "b")), Group("y", ("c",)))
 
     def threads(parameters: int, env_steps: int, minibatches: int = 1, device: str = "cpu") -> int:
-        inputs = cast("RoundInput", SimpleNamespace(groups=groups, trajectories=[SimpleNamespace(env_steps=env_steps)]))
+        inputs = cast("RoundInput", SimpleNamespace(groups=groups, sampled_steps=env_steps))
         return threads_for(torch.device(device), parameters, inputs, minibatches)
 
     most = ONE_THREAD // (3 * 80 + 2 * UPDATE_STEPS)

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from marless.learning.algos.ppo import advantages
-from marless.learning.algos.training.gae import gae, successor_values
+from marless.learning.algos.training import advantages
+from marless.learning.algos.training.advantages import gae, successor_values
 from marless.learning.algos.training.table import tabulate
 from marless.learning.algos.training.turns import Turns, open_turns
 from marless.learning.data.rollout import rollout
