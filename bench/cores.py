@@ -65,8 +65,9 @@ def bound_to(cores: int) -> Iterator[None]:
     """Context in which this process, and what it starts, has so many cores, and pools start a worker on each."""
     before, variables = os.sched_getaffinity(0), dict(os.environ)
     os.sched_setaffinity(0, sorted(before)[:cores])
-    given = {"MARLESS_ACTOR_WORKERS": str(cores), "BENCH_RUNNERS": str(cores)}
-    os.environ.update(harness.own_environments(os.environ) | given)
+    workers = {"MARLESS_ACTOR_WORKERS": str(cores), "BENCH_RUNNERS": str(cores)}
+    given = harness.own_environments(os.environ) | workers
+    os.environ.update(given)
     try:
         yield
     finally:

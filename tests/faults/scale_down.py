@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
@@ -23,10 +24,13 @@ from marless.services.coordinator.execution.pools import Rollout
 from marless.services.learner_pool.content import check_checksum
 from tests import tokens
 from tests.faults.pools import RunningPools, running_pools, small_job
+from tests.faults.rig import WITNESS
 
 WORKERS = 3
 ACTORS = 9
 JOB = "scaling"
+STEPS = 100
+"""Of an actor, if all workers leave at once: at 20 ms each, those that remain have work for seconds."""
 SCALE_S = 300.0
 """Longest wait for workers to come or go."""
 
@@ -53,22 +57,26 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
 
 
 async def at_once(
-    place: Path, launcher: Choice, *, workers: int, remaining: int, steps: int = 200, ports: bool = False
+    place: Path, launcher: Choice, *, workers: int, remaining: int, ports: bool = False
 ) -> dict[str, int]:
     """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
     their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
 
-    `steps` are those of an actor: the round must take longer than its workers take to leave.
+    Steps take 20 ms until they have left, so that those that remain do not end the round before.
     """
     external = launcher.name == "external"
     known = tokens.made(place / "tokens") if external else None
     actors = 2 * workers
-    job = small_job(actors={"count": actors, "envs": 8, "steps": steps})
+    hold = place / "hold"
+    hold.touch()
+    env = {"name": "waiting", "options": {"agents": 2, "max_cycles": 7, "hold": str(hold)}}
     own = 0 if external else workers
     async with (
+        _with_witnesses(),
         running_pools(place, actor_workers=own, launcher=launcher, tokens=known, ports=ports) as running,
         _others(running, workers if external else 0) as others,
     ):
+        job = small_job(env=env, actors={"count": actors, "envs": 8, "steps": STEPS})
         await _connected(running, workers, own)
         _, versions = await running.open(JOB, job)
         groups = job.sharing.decide(()).groups
@@ -76,6 +84,7 @@ async def at_once(
         await _until(running, lambda found: all(each.busy for each in found))
         await (_kill(others, workers - remaining) if external else _release(running, remaining))
         assert not sampling.done(), "the workers were to leave while they sample"
+        hold.unlink()
         await _until(running, lambda found: len(found) == remaining)
         rollout = await sampling
         again = _again(rollout, actors)
@@ -83,6 +92,20 @@ async def at_once(
         assert bool(again) == external, "killed workers were in mid-task, released ones never are"
         await running.pools.close_job(JOB)
     return {"workers": workers, "left": workers - remaining, "accepted": actors, "lost": 0, "actors run again": again}
+
+
+@asynccontextmanager
+async def _with_witnesses() -> AsyncIterator[None]:
+    """Context in which this process and workers that it starts know the environments of `witness/`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(WITNESS), *([before] if before else [])])
+    sys.path.append(str(WITNESS))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(WITNESS))
+        os.environ.pop("PYTHONPATH")
+        os.environ.update({"PYTHONPATH": before} if before else {})
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.rig import WITNESS
 from tests.plugins.kubernetes.objects import Json, ObjectStore, now
 
 ROOT = Path(__file__).parents[3]
@@ -191,7 +192,7 @@ class Node:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment | {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"},
+            env=environment | {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}:{WITNESS}"},
             cwd=ROOT,
             start_new_session=True,
         )

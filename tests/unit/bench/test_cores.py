@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from bench import cores
 
 
@@ -11,7 +13,11 @@ def test_it_uses_the_cores_that_there_are(monkeypatch):
     assert cores.cores_to_use(2) == (1, 2)
 
 
-def test_a_process_has_only_its_cores_and_then_all_again():
+@pytest.mark.parametrize("path", [None, "/a/folder"])
+def test_a_process_has_only_its_cores_and_then_all_again(monkeypatch, path):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if path:
+        monkeypatch.setenv("PYTHONPATH", path)
     before, variables = os.sched_getaffinity(0), dict(os.environ)
     with cores.bound_to(1):
         assert len(os.sched_getaffinity(0)) == 1
