@@ -119,6 +119,77 @@ class Stream:
         self.waits_for.clear()
 
 
+class Graphs:
+    """The part of `torch.cuda` that captures graphs; waiting for the device is refused meanwhile, as on a GPU."""
+
+    def __init__(self) -> None:
+        self.made: list[Graph] = []
+
+    def CUDAGraph(self) -> Graph:  # noqa: N802  # torch's name
+        self.made.append(Graph())
+        return self.made[-1]
+
+    @contextmanager
+    def graph(self, graph: Graph, *, capture_error_mode: str) -> Iterator[None]:
+        _CAPTURES.append(graph)
+        try:
+            yield
+        finally:
+            _CAPTURES.remove(graph)
+            graph.end()
+
+
+class Graph:
+    """Operations on the device, which `replay` does again, on the same memory. To capture them computes nothing: what
+    they wrote is put back, and what they made is NaN.
+    """
+
+    def __init__(self) -> None:
+        self.replayed = 0
+        self._done: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        """By address, all memory that was there before, and what it held."""
+        self._made: dict[int, Tensor] = {}
+
+    def note(self, given: list[Tensor]) -> None:
+        """Keep the content of what an operation may write to."""
+        for each in map(_hosted, given):
+            whole = _memory_of(each)
+            if whole.data_ptr() not in self._before.keys() | self._made.keys():
+                self._before[whole.data_ptr()] = whole, whole.clone()
+
+    def record(self, operation: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self._done.append((operation, args, kwargs, out))
+        found: list[Tensor] = []
+        _mapped(out, found.append)
+        for each in found:
+            if (whole := _memory_of(each)).data_ptr() not in self._before:
+                self._made[whole.data_ptr()] = each
+
+    def end(self) -> None:
+        for whole, content in self._before.values():
+            whole.copy_(content)
+        for each in self._made.values():
+            each.fill_(float("nan") if each.is_floating_point() else 0)
+
+    def replay(self) -> None:
+        self.replayed += 1
+        for operation, args, kwargs, out in self._done:
+            outs, again = list[Tensor](), list[Tensor]()
+            _mapped(out, outs.append)
+            _mapped(operation(*args, **kwargs), again.append)
+            for old, new in zip(outs, again, strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():  # no view, nor in place
+                    old.copy_(new)
+
+
+def _memory_of(x: Tensor) -> Tensor:
+    """The bytes of all memory that a tensor is a view of."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+
+
+_CAPTURES: list[Graph] = []
+"""The graph that operations become a part of at present, if any."""
 _STREAMS: list[Streams] = []
 """Whose work is queued at present, instead of done."""
 _WAITING: list[Stream] = []
@@ -178,6 +249,11 @@ def _run(operation: Any, args: Any, kwargs: Any, transfers: Counter[str]) -> Any
     elif on_device or wrapped:
         while _WAITING:
             _WAITING.pop().catch_up()
+    capture = _CAPTURES[-1] if _CAPTURES and (on_device or wrapped) else None
+    if capture is not None:
+        if operation is READ or (operation in {COPY, COPY_INTO} and (host or not on_device)):
+            raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
+        capture.note(given)
     if operation is aten.is_pinned.default:
         return False
     if operation is aten._pin_memory.default:
@@ -186,6 +262,8 @@ def _run(operation: Any, args: Any, kwargs: Any, transfers: Counter[str]) -> Any
         kwargs = kwargs | {"device": "cpu"}
     args, kwargs = _mapped(args, _hosted), _mapped(kwargs, _hosted)
     out = operation(*args, **kwargs)
+    if capture is not None:
+        capture.record(operation, args, kwargs, out)
     for each in wrapped.values():
         same = each.shape == each.hosted.shape and each.stride() == each.hosted.stride()
         assert same, f"{operation} has changed a shape in place, which is not simulated"

@@ -149,6 +149,10 @@ class LearnerSpec(Strict):
         "float32",
         description="bfloat16: of the gradients of nets that torch differentiates, which it computes faster on GPUs",
     )
+    graphs: bool = Field(
+        True,
+        description="a GPU repeats gradient steps of ippo, mappo and impact as captured graphs, not kernel by kernel",
+    )
     timeout_s: float = Field(
         600.0,
         gt=0,

@@ -195,6 +195,11 @@ class JobSpec(Strict):
         return self.model.model_copy(update={"agent_id": shared})
 
     @property
+    def captures_steps(self) -> bool:
+        """True if a GPU repeats its learners' gradient steps as captured graphs."""
+        return self.learner.graphs and self.algorithm.captures_steps
+
+    @property
     def minibatch_samples(self) -> int:
         """Samples of a policy in a gradient step, for a number of actors that no scaling policy has changed yet."""
         config, actors = self.algorithm, self.actors

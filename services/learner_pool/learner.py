@@ -153,7 +153,7 @@ class Learning:
         algorithm = registry.algorithm(spec.algorithm.name)
         scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
         precision = spec.learner.precision
-        load = GradientLoad(spec.nets, spaces, scope, spec.minibatch_samples, precision)
+        load = GradientLoad(spec.nets, spaces, scope, spec.minibatch_samples, precision, captured=spec.captures_steps)
         facts = found_device(spec.learner.device, load)
         device = facts["device"]
         _log.info("job.device", job=task.job, scope=scope.name, **facts)
@@ -165,7 +165,7 @@ class Learning:
         mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
         replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
         carried = spec.actors.episodes == "carried"
-        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried, precision)
+        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried, precision, spec.learner.graphs)
         learner = algorithm.learner(spec.algorithm, context)
         if similarity := _similarity(spec):
             make_similarity(similarity)  # imports its libraries now, so that no round waits for them

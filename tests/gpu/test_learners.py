@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marless.learning.algos.contract import check_algorithm, fingerprint, trained_states
+from marless.learning.algos.ppo import learner as ppo_learner
 from marless.learning.algos.training.devices import compute_again_alike
 from marless.learning.algos.training.precision import LIMIT, gradient_error
 from tests.gpu.device import DEVICE, needs_device
@@ -15,6 +16,7 @@ from tests.unit.learning.algos.training.test_precision import DISCRETE, PIXELS, 
 pytestmark = [pytest.mark.gpu, needs_device]
 CLOSE = 1e-3
 """A GPU sums in another order than a CPU, and Adam's first steps divide by what was summed."""
+CAPTURED = ("ippo", "mappo", "impact")
 JOBS = [(trial, case) for trial, (*_, cases) in TRIALS.items() for case in cases]
 
 
@@ -43,6 +45,15 @@ def test_round_is_close_to_one_on_the_cpu(trial, case):
 def test_same_bits_again(trial, case):
     with only(case):
         assert fingerprint(*configured(trial), DEVICE) == fingerprint(*configured(trial), DEVICE)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(("trial", "case"), [job for job in JOBS if job[0].partition(",")[0] in CAPTURED])
+def test_captured_gradient_steps_are_as_others(trial, case, monkeypatch):
+    with only(case):
+        captured = trained_states(*configured(trial), DEVICE, rounds=2)
+        monkeypatch.setattr(ppo_learner, "graphs_of", lambda device: None)
+        assert apart(captured, trained_states(*configured(trial), DEVICE, rounds=2)) < CLOSE
 
 
 @pytest.mark.parametrize(("spaces", "changes"), [(DISCRETE, {}), (PIXELS, {"net": "nature", "hidden": (16,)})])

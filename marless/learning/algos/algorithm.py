@@ -32,6 +32,8 @@ class AlgorithmConfig(Section):
     lowers_precision: ClassVar[bool] = False
     """True if its learners compute gradients in the precision of their context, and so can follow
     `learner.precision`. Others would compute in float32, and records would say otherwise."""
+    captures_steps: ClassVar[bool] = False
+    """True if a GPU repeats its gradient steps as captured graphs, see `learner.graphs`."""
     stacks_frames: ClassVar[bool] = False
     """True if its nets can read several images at once (`model.frames`)."""
     name: str

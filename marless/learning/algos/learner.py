@@ -119,6 +119,8 @@ class LearnerContext:
     """True if episodes continue over rounds."""
     precision: Precision = "float32"
     """Of the gradients of nets that torch differentiates; other nets are always computed in float32."""
+    graphs: bool = True
+    """True if a GPU may repeat gradient steps as captured graphs, see `marless.learning.algos.training.captured`."""
 
 
 class Learner(Protocol):

@@ -99,10 +99,14 @@ class SquashedGaussian(Gaussian):
     The entropy is that of tanh u: of u, and E[ln(1 − tanh² u)] = −2 E[ln cosh u], by quadrature.
     """
 
+    def __init__(self, log_std_PA: Tensor, d_log_std_PA: Tensor) -> None:
+        super().__init__(log_std_PA, d_log_std_PA)
+        # Here, since a copy to a GPU in each gradient step would wait for it.
+        self._node_Q, self._weight_Q = (log_std_PA.new_tensor(each) for each in _QUADRATURE)
+
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         log_prob_PM, entropy_PM = super().evaluate(output_PAM, action, legal_PAM)
-        node_Q, self._weight_Q = (output_PAM.new_tensor(each) for each in _QUADRATURE)
-        self._noise_PAMQ = self._log_std_PA.exp()[:, :, None, None] * node_Q
+        self._noise_PAMQ = self._log_std_PA.exp()[:, :, None, None] * self._node_Q
         u_PAMQ = output_PAM.unsqueeze(3) + self._noise_PAMQ
         self._tanh_PAMQ = u_PAMQ.tanh()
         # ln cosh u without an overflow of cosh.

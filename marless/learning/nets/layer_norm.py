@@ -58,6 +58,9 @@ class StackedNormalised:
             x = self._hidden[-1].output
         return self._product(self._layers[-1], x)
 
+    def release(self) -> None:
+        self._hidden = []
+
     def backward(self, d_output_PKM: Tensor) -> None:
         inputs = (self._input_PIM, *(each.output for each in self._hidden))
         gradient = d_output_PKM

@@ -59,6 +59,10 @@ class StackedMemory(ABC, Generic[WorkspaceT]):
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         return self.forward(input_PIS, resets).clone()
 
+    def release(self) -> None:
+        self._workspaces.clear()
+        self._body.release()
+
     @abstractmethod
     def _remember(self, input_PGM: Tensor, work: WorkspaceT, memory_PHB: Tensor | None) -> None:
         """Compute what a pass forward leaves, step by step, from the perceptron's outputs."""

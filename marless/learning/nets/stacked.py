@@ -62,6 +62,9 @@ class Net(Protocol):
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """Outputs [P, K, S] of any number of samples, as a new tensor; `backward` cannot follow."""
 
+    def release(self) -> None:
+        """Give the memory of all buffers back; the next passes allocate others."""
+
 
 class FeedForward(Net, Protocol):
     """Nets without memory, which can also be differentiated with respect to their inputs."""
@@ -141,7 +144,6 @@ class StackedMLP:
         return self._layers[-1]
 
     def release(self) -> None:
-        """Give the memory of all buffers back; the next passes allocate others."""
         self._workspaces.clear()
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:

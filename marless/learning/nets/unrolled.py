@@ -108,6 +108,9 @@ class Unrolled:
 
         return self._each(pull, list(zip(self._parts, pieces, strict=True)))
 
+    def release(self) -> None:
+        self._parts = []
+
     def _each(self, compute: Callable[[_GivenT], _FoundT], given: Sequence[_GivenT]) -> list[_FoundT]:
         """What is computed of each; of several, on as many threads as functions of an update have."""
         threads = min(len(given), torch.get_num_interop_threads())

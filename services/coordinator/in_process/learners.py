@@ -86,7 +86,9 @@ class JobLearners:
 
         spec, spaces = self._job.spec, self._job.spaces
         settings = spec.learner
-        load = GradientLoad(spec.nets, spaces, scope, spec.minibatch_samples, settings.precision)
+        load = GradientLoad(
+            spec.nets, spaces, scope, spec.minibatch_samples, settings.precision, captured=spec.captures_steps
+        )
         facts = found_device(settings.device, load)
         _log.info("job.device", job=self._id, scope=scope.name, **facts)
         compute_again_alike(facts["device"], wanted=settings.deterministic)
@@ -97,7 +99,7 @@ class JobLearners:
             file = replay / scope.name
             allocate(file, schema.file_bytes(capacity))
         device, carried = facts["device"], self._job.carried
-        context = LearnerContext(spec.nets, spaces, scope, device, file, carried, settings.precision)
+        context = LearnerContext(spec.nets, spaces, scope, device, file, carried, settings.precision, settings.graphs)
         learner = registry.algorithm(spec.algorithm.name).learner(spec.algorithm, context)
         agents = frozenset(agent for each in scope.agent_classes(spaces) for agent in each.agents)
         return _Held(learner, scope, agents, device, facts["computed_by"])

@@ -38,6 +38,7 @@ class ActorCriticConfig(RewardConfig):
     family: ClassVar[str] = "ppo"
     normalises: ClassVar[bool] = True
     lowers_precision: ClassVar[bool] = True
+    captures_steps: ClassVar[bool] = True
     stacks_frames: ClassVar[bool] = True
     lr: Rate = Field(5e-4, description="Adam's learning rate of policies, and of critics without critic_lr")
     critic_lr: Rate | None = Field(None, description="Adam's learning rate of critics; null: lr")

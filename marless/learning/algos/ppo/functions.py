@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from marless.learning.algos.ppo import losses, parts
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, IPPOConfig, PPOConfig
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training import advantages
+from marless.learning.algos.training.captured import CapturedSteps, DeviceGraphs
 from marless.learning.algos.training.images import ImageReader, ReadingNet
 from marless.learning.algos.training.passes import PRESENT, EarlyStop, step_means
 from marless.learning.algos.training.policy_batching import Samples, weights
@@ -138,13 +140,20 @@ class _Trained(ABC):
         activation: str,
         reader: ImageReader | None = None,
         precision: Precision = "float32",
+        graphs: DeviceGraphs | None = None,
     ) -> None:
-        """Train these rows; their features have positions of the images of `reader`, if there is one."""
+        """Train these rows; their features have positions of the images of `reader`, if there is one.
+
+        With `graphs`, gradient steps are captured, and all updates must have equal settings of the loss.
+        """
         self.tensors = tensors
         self._layout, self._activation, self._reader = layout, activation, reader
         self.net = self._made(tensors["flat"], precision)
         self._in_parts = False
         """True once a minibatch was too large for the memory of a GPU."""
+        self._captured: CapturedSteps | None = None
+        if graphs is not None and reader is None:  # images are read from where each round has them
+            self._captured = CapturedSteps(graphs, self.net.gradient_PD, self.net.release)
 
     def _made(self, flat_PD: Tensor, precision: Precision = "float32") -> Net:
         """Nets like those that are trained, with these parameters."""
@@ -177,6 +186,13 @@ class _Trained(ABC):
 
     def _limited_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """Write the loss's gradient, its norm limited, to the net's buffer; the metrics have the norm before."""
+        compute = partial(self._computed, settings=settings, measure=measure)
+        if self._captured is None or self._in_parts:
+            return compute(batch)
+        return self._captured.run(compute, batch, measure)
+
+    def _computed(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
+        """See `_limited_gradient`."""
         metrics = self._fitting_gradient(batch, settings, measure=measure)
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
         if "alive" in batch:  # a minibatch may have no sample of a net's agents
@@ -192,8 +208,7 @@ class _Trained(ABC):
                 if not parts.splits(batch):
                     raise
                 self._in_parts = True
-        if isinstance(self.net, stacked.StackedMLP):
-            self.net.release()
+        self.net.release()
         return parts.summed(batch, self.net.gradient_PD, lambda part: self._gradient(part, settings, measure=measure))
 
     def gradient(self, samples: Samples, order: Tensor, settings: RoundSettings) -> tuple[Tensor, Metrics]:
@@ -251,9 +266,10 @@ class PolicyFunction(_Trained):
         acts: str = STOCHASTIC,
         reader: ImageReader | None = None,
         precision: Precision = "float32",
+        graphs: DeviceGraphs | None = None,
     ) -> None:
-        """Train these rows; `acts` as in `marless.learning.nets.acting_heads`, `reader` as in `_Trained`."""
-        super().__init__(tensors, layout, activation, reader, precision)
+        """Train these rows; `acts` as in `marless.learning.nets.acting_heads`, the others as in `_Trained`."""
+        super().__init__(tensors, layout, activation, reader, precision, graphs)
         self._action, self._acts = action, acts
         self._of_actions = slice(None, -self.values or None)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD, acts)

@@ -42,7 +42,9 @@ from marless.learning.algos.ppo.post_process import (
     shared_samples,
 )
 from marless.learning.algos.ppo.round_work import RoundWork, SampleOrders, StackKey, StackTraining, TrainedFunction
+from marless.learning.algos.settings import Ramp
 from marless.learning.algos.training import measuring, similarity
+from marless.learning.algos.training.captured import graphs_of
 from marless.learning.algos.training.images import ImageReader, RoundImages
 from marless.learning.algos.training.measuring import gradient_statistics
 from marless.learning.algos.training.observed import observation_sums, state_sums
@@ -77,7 +79,9 @@ class PPOLearner:
     """
 
     policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
-    """Trains a stack of policies; learners with another loss override it."""
+    """Trains a stack of policies; learners with another loss override it. A GPU repeats its gradient steps as captured
+    graphs: settings that ramps move must be among those of its `surrogate`, or they would stay what they were.
+    """
     has_target: ClassVar[bool] = False
     """True if policies have a target network."""
     weighs_advantages: ClassVar[bool] = False
@@ -128,9 +132,12 @@ class PPOLearner:
         self._critic_codec = StateCodec("critic", judging, output_gain=1.0, acts=False, moments=True, seen=judged)
         self._reader = None if agent_class.image is None else ImageReader(self._device)
         judges_by = self._reader if critic == "own" else None
-        precision = context.precision
-        self._policies = Bank(lambda row: trains(row, acting, activation, action, acts, self._reader, precision))
-        self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by, precision))
+        precision, graphs = context.precision, graphs_of(self._device) if context.graphs else None
+        of_policies = None if self._loss_moves() else graphs
+        self._policies = Bank(
+            lambda row: trains(row, acting, activation, action, acts, self._reader, precision, of_policies)
+        )
+        self._critics = Bank(lambda row: CriticFunction(row, judging, activation, judges_by, precision, graphs))
         self._metadata = description(agent_class, model, acts=acts, inputs=self._inputs, values=trains.values)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -439,6 +446,11 @@ class PPOLearner:
 
     def check_gradients(self) -> None:
         self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
+
+    def _loss_moves(self) -> bool:
+        """True if a setting of the policies' loss follows a ramp."""
+        names = ("entropy", *self.policy_function.surrogate.settings)
+        return any(isinstance(getattr(self._config, name), Ramp) for name in names)
 
     def _settings(self, function: TrainedFunction, env_steps: int) -> RoundSettings:
         return RoundSettings.at(env_steps, self._configs[function], self.policy_function.surrogate.settings)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from marless.core.errors import SpecError
 from marless.learning.algos.learner import Scope
+from marless.learning.algos.training.captured import Batch, CapturedSteps, Metrics, graphs_of
 from marless.learning.envs.base import AgentClass, EnvSpaces
 from marless.learning.nets import stacked
 from marless.learning.nets.adam import Adam
@@ -46,6 +47,8 @@ class GradientLoad:
     samples: int
     """Samples of a minibatch, of each policy."""
     precision: Precision = "float32"
+    captured: bool = False
+    """True if a GPU repeats it as a captured graph."""
 
     @property
     def agents(self) -> AgentClass:
@@ -62,11 +65,20 @@ class GradientLoad:
         counts_P = torch.zeros(len(flat_PD), dtype=torch.float64, device=device)
         adam = Adam(flat_PD, *moments, counts_P, steps=_WARM_UP + _STEPS, lr=1e-3, eps=1e-8)
         net = self.nets(flat_PD, self.precision)
-        x_PIM = torch.ones(len(flat_PD), self.inputs + 1, self.samples).to(device)
+        batch = {"x": torch.ones(len(flat_PD), self.inputs + 1, self.samples).to(device)}
+        graphs = graphs_of(torch.device(device)) if self.captured else None
+        captured = graphs and CapturedSteps(graphs, net.gradient_PD, net.release)
+
+        def differentiate(batch: Batch) -> Metrics:
+            output_PKM = net.forward(batch["x"], *self.resets(batch["x"]))
+            net.backward(output_PKM / self.samples)
+            return {}
 
         def step() -> None:
-            output_PKM = net.forward(x_PIM, *self.resets(x_PIM))
-            net.backward(output_PKM / self.samples)
+            if captured:
+                captured.run(differentiate, batch, None)
+            else:
+                differentiate(batch)
             adam.step(net.gradient_PD)
 
         return _timed(step, device)

@@ -203,6 +203,10 @@ class ReadingNet:
     def backward(self, d_output_PKM: Tensor) -> None:
         self._net.backward(d_output_PKM)
 
+    def release(self) -> None:
+        self._room = self.gradient_PD.new_empty(0)
+        self._net.release()
+
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`; a part of the samples at a time, whole segments of nets with memory."""
         steps, copies = (1, input_PIS.shape[2]) if resets is None else resets.shape[-2:]

@@ -11,10 +11,14 @@ import torch
 
 from marless.learning.algos.contract import check_algorithm, trained_states
 from marless.learning.algos.off_policy.draws import BatchSource
+from marless.learning.algos.ppo import learner as ppo_learner
 from marless.learning.algos.ppo.algorithms import IPPOConfig
+from marless.learning.algos.ppo.functions import PolicyFunction
 from marless.learning.algos.ppo.learner import PPOLearner
+from marless.learning.algos.settings import Ramp
+from marless.learning.algos.training.captured import CapturedSteps
 from marless.learning.algos.training.uploads import Uploads
-from tests.simulated_device import DEVICE, Streams, simulated_device
+from tests.simulated_device import DEVICE, Graphs, Streams, simulated_device
 from tests.unit.learning.algos.test_contract import ONE_A_FAMILY, QUICK, TRIALS, Plain, configured, only
 
 CLOSE = 1e-5
@@ -101,6 +105,100 @@ def test_gradient_steps_wait_for_the_device_only_for_priorities(trial, every, mo
     assert waits(trial, 8, every) - waits(trial, 4, every) == more
 
 
+CAPTURED = [
+    pytest.param(trial, case, marks=() if trial == "ippo" or case == QUICK.get(trial, cases)[-1] else pytest.mark.slow)
+    for trial, (*_, cases) in TRIALS.items()
+    if trial.split(",")[0] in ("ippo", "mappo", "impact")
+    for case in cases
+]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    found = Graphs()
+    monkeypatch.setattr(ppo_learner, "graphs_of", lambda device: found if device.type == "simulated" else None)
+    return found
+
+
+def both_ways(trial, case, monkeypatch, graphs):
+    """The states after three rounds with captured steps, and with steps that are started one by one."""
+    with only(case), simulated_device():
+        captured = trained_states(*configured(trial), DEVICE, rounds=3)
+        monkeypatch.setattr(ppo_learner, "graphs_of", lambda device: None)
+        return captured, trained_states(*configured(trial), DEVICE, rounds=3)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(("trial", "case"), CAPTURED)
+def test_captured_gradient_steps_compute_the_same_bits(trial, case, monkeypatch, graphs):
+    captured, one_by_one = both_ways(trial, case, monkeypatch, graphs)
+    assert apart(captured, one_by_one) == 0
+    assert sum(each.replayed for each in graphs.made) > 2 * len(graphs.made) > 0
+
+
+class Reading(PolicyFunction):
+    """Looks at a number while it computes."""
+
+    def _gradient(self, batch, settings, *, measure):
+        assert float(batch["log_prob"].sum()) <= 0
+        return super()._gradient(batch, settings, measure=measure)
+
+
+class Changing(PolicyFunction):
+    """Does something else in its first three steps, of which the second would be captured."""
+
+    steps = 0
+
+    def _gradient(self, batch, settings, *, measure):
+        metrics = super()._gradient(batch, settings, measure=measure)
+        type(self).steps += 1
+        self.net.gradient_PD.mul_(self.steps)
+        return metrics
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(Reading, "not permitted when stream is capturing"), (Changing, "other results")]
+)
+def test_steps_that_cannot_be_repeated_are_not_captured(function, reason, monkeypatch, graphs):
+    monkeypatch.setattr(PPOLearner, "policy_function", function)
+    monkeypatch.setattr(Changing, "steps", 0)
+    with pytest.warns(RuntimeWarning, match=f"kernel by kernel: .*{reason}"):
+        captured, one_by_one = both_ways("ippo", "discrete", monkeypatch, graphs)
+    if function is Reading:
+        assert apart(captured, one_by_one) == 0
+
+
+def test_loss_that_moves_is_not_captured_and_its_critic_is(graphs):
+    kind, config = configured("ippo")
+    ramp = Ramp(start=0.1, end=0.0, env_steps=1000)
+    made = {}
+    for name, changes in {"fixed": {}, "moving": {"entropy": ramp}}.items():
+        graphs.made.clear()
+        with only("discrete"), simulated_device():
+            trained_states(kind, config.model_copy(update=changes), DEVICE, rounds=2)
+        made[name] = len(graphs.made)
+    assert 0 < made["moving"] == made["fixed"] / 2
+
+
+def test_shapes_that_were_not_used_for_long_are_captured_anew(graphs):
+    with simulated_device():
+        gradient_PD = torch.zeros(1, 2, device=DEVICE)
+
+        def compute(batch):
+            gradient_PD.copy_(batch["x"].sum(dim=1))
+            return {"sum": gradient_PD.sum(dim=1)}
+
+        steps = CapturedSteps(graphs, gradient_PD, lambda: None)
+        for samples in (1, 2, 1, *range(3, 10), 1, 2):
+            x = torch.ones(1, samples, 2, device=DEVICE)
+            found = steps.run(compute, {"x": x}, "kind")
+            assert (found["sum"].tolist(), gradient_PD.tolist()) == ([2 * samples], [[samples, samples]])
+        assert len(graphs.made) == 10  # 2 anew
+        before = found["sum"]
+        steps.run(compute, {"x": 5 * x}, "kind")
+        assert before.tolist() == [4]  # what a step found is not overwritten by the next one
+
+
 class Mixing(PPOLearner):
     """Adds noise of the host to weights on the device."""
 
@@ -113,7 +211,7 @@ class Mixing(PPOLearner):
         return output
 
 
-class Reading(PPOLearner):
+class Looking(PPOLearner):
     """Looks at weights with NumPy."""
 
     def update(self, inputs):
@@ -126,7 +224,7 @@ class Reading(PPOLearner):
 
 @pytest.mark.parametrize(
     ("learner", "error", "broken"),
-    [(Mixing, RuntimeError, "all tensors to be on the same device"), (Reading, TypeError, "can't convert")],
+    [(Mixing, RuntimeError, "all tensors to be on the same device"), (Looking, TypeError, "can't convert")],
 )
 def test_device_refuses_a_learner_that_is(learner, error, broken):
     kind = Plain(learner)

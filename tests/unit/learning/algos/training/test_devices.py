@@ -14,7 +14,7 @@ from marless.learning.algos.learner import Scope
 from marless.learning.algos.synthetic_job import CASES
 from marless.learning.algos.training import devices
 from marless.learning.algos.training.devices import GradientLoad, choose_device, computed_by
-from tests.simulated_device import DEVICE, simulated_device
+from tests.simulated_device import DEVICE, Graphs, simulated_device
 
 
 @pytest.fixture
@@ -72,6 +72,16 @@ def test_gradient_steps_of_every_job_are_measured_on_both_devices(case):
     assert transfers["to device"] == 2  # weights and inputs, before the clock starts
     assert not transfers["to host"]
     assert not transfers["reads"]
+
+
+def test_captured_steps_are_measured_where_a_job_has_them(monkeypatch):
+    graphs = Graphs()
+    monkeypatch.setattr(devices, "graphs_of", lambda device: graphs)
+    with simulated_device():
+        assert load().seconds(DEVICE) > 0
+        assert not graphs.made
+        assert replace(load(), captured=True).seconds(DEVICE) > 0
+    assert graphs.made[0].replayed > 10
 
 
 def test_share_of_memory_is_that_of_each_visible_gpu(two_gpus):
