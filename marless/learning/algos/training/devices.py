@@ -56,14 +56,18 @@ class GradientLoad:
         return max(self.scope.agent_classes(self.spaces), key=lambda each: len(each.agents))
 
     def seconds(self, device: str) -> float:
-        """Seconds of a gradient step of that class on a device: a pass through the nets, one back, and Adam.
+        """Seconds of a gradient step of that class on a device, once it is warm."""
+        return _timed(self.step(device, _WARM_UP + _STEPS), device)
+
+    def step(self, device: str, times: int) -> Callable[[], None]:
+        """A gradient step of that class, to be taken so many times: a pass through the nets, one back, and Adam.
 
         A memory is left out, but its steps follow one another, as they would with it.
         """
         flat_PD = self.weights(self.agents.agents).to(device)
         moments = torch.zeros_like(flat_PD), torch.zeros_like(flat_PD)
         counts_P = torch.zeros(len(flat_PD), dtype=torch.float64, device=device)
-        adam = Adam(flat_PD, *moments, counts_P, steps=_WARM_UP + _STEPS, lr=1e-3, eps=1e-8)
+        adam = Adam(flat_PD, *moments, counts_P, steps=times, lr=1e-3, eps=1e-8)
         net = self.nets(flat_PD, self.precision)
         batch = {"x": torch.ones(len(flat_PD), self.inputs + 1, self.samples).to(device)}
         graphs = graphs_of(torch.device(device)) if self.captured else None
@@ -81,7 +85,7 @@ class GradientLoad:
                 differentiate(batch)
             adam.step(net.gradient_PD)
 
-        return _timed(step, device)
+        return step
 
     def weights(self, names: Sequence[str]) -> Tensor:
         """Initial weights [P, D] of policies of that class with these names."""
