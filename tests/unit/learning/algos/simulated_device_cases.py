@@ -105,8 +105,15 @@ def test_gradient_steps_wait_for_the_device_only_for_priorities(trial, every, mo
     assert waits(trial, 8, every) - waits(trial, 4, every) == more
 
 
+CAPTURED_QUICK = {
+    "ippo": ("continuous with memory",),
+    "ippo, stopping early": ("discrete",),
+    "ippo, one net": ("in turns",),
+    "impact, in the box": ("continuous",),
+    "mappo": ("discrete with memory",),
+}
 CAPTURED = [
-    pytest.param(trial, case, marks=() if trial == "ippo" or case == QUICK.get(trial, cases)[-1] else pytest.mark.slow)
+    pytest.param(trial, case, marks=() if case in CAPTURED_QUICK.get(trial, ()) else pytest.mark.slow)
     for trial, (*_, cases) in TRIALS.items()
     if trial.split(",")[0] in ("ippo", "mappo", "impact")
     for case in cases
