@@ -77,7 +77,7 @@ def measured(whole: GradientLoad, device: str, cores: int) -> dict[str, float]:
 
 
 def steps_per_s(whole: GradientLoad, device: str, at_s: float) -> float:
-    """Steps a second from this Unix time on, for `TOGETHER_S`; raises BenchError if the process was not ready by then."""
+    """Steps a second from this Unix time on, for `TOGETHER_S`; raises BenchError if the process was not ready then."""
     step, done = whole.step(device, _MOST), 0
     step()
     if time.time() > at_s:

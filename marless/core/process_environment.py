@@ -94,13 +94,14 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
-def begin_anew() -> None:
+def begin_anew(given: Mapping[str, str]) -> None:
     """Start this process's program again with the variables of an actor that libraries read when they are imported.
 
-    For a worker that no pool has launched; returns if they are set.
+    For a worker that no pool has launched; returns if they are set. `given` are the variables that the process was
+    started with: by now it has removed those of its secrets.
     """
-    if missing := {name: value for name, value in _FORKS.items() if name not in os.environ}:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)
+    if missing := {name: value for name, value in _FORKS.items() if name not in given}:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**given, **missing})
 
 
 def end_forks_well() -> None:

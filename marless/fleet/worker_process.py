@@ -108,10 +108,11 @@ def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
     """
     configure_logging()
     program = f"python -m marless.services.{role}_pool.worker"
+    given = dict(os.environ)  # options remove secrets from it
     try:
         options = worker_options(program, role, arguments)
         if arguments is None and role is Role.ACTOR:
-            process_environment.begin_anew()  # only now: a mistake in the options, or --help, starts nothing
+            process_environment.begin_anew(given)  # only now: a mistake in the options, or --help, starts nothing
         allow_env_modules(options.env_modules)
         process_environment.end_forks_well()
         if options.background:
