@@ -40,14 +40,16 @@ OWN = {
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
 IMAGES = {
-    "actors": ("docker", "kubernetes", "otel"),
+    "actors": ("docker", "otel"),
     "services": ("sharing", "otel"),
-    "learners": ("learner", "docker", "kubernetes", "otel"),
+    "learners": ("learner", "docker", "otel"),
     "control": ("sharing", "aws", "otel"),
     "modules": ("onnx",),
+    "kubernetes": ("kubernetes",),
 }
 """Images of deploy/Dockerfile, and the extras that each serves; "control" is the control plane of deploy/terraform,
-"modules" what images have besides, if they are asked to, for nets that are modules of torch.
+"modules" what images have besides, if they are asked to, for nets that are modules of torch, and "kubernetes" what those
+of pools have whose workers are Pods.
 
 "build" is what builds marless's own wheel.
 """
