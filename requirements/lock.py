@@ -48,8 +48,8 @@ IMAGES = {
     "kubernetes": ("kubernetes",),
 }
 """Images of deploy/Dockerfile, and the extras that each serves; "control" is the control plane of deploy/terraform,
-"modules" what images have besides, if they are asked to, for nets that are modules of torch, and "kubernetes" what those
-of pools have whose workers are Pods.
+"modules" what images have besides, if they are asked to, for nets that are modules of torch, "kubernetes" what pools'
+images have whose workers are Pods.
 
 "build" is what builds marless's own wheel.
 """

@@ -57,26 +57,28 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
 
 
 async def at_once(
-    place: Path, launcher: Choice, *, workers: int, remaining: int, ports: bool = False
+    place: Path, launcher: Choice, *, workers: int, remaining: int, steps: int | None = None, ports: bool = False
 ) -> dict[str, int]:
     """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
     their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
 
-    Steps take 20 ms until they have left, so that those that remain do not end the round before.
+    Steps take 20 ms until they have left, so that those that remain do not end the round before. In containers, which
+    do not know the environments of tests, an actor takes so many `steps` that it does not.
     """
     external = launcher.name == "external"
     known = tokens.made(place / "tokens") if external else None
     actors = 2 * workers
     hold = place / "hold"
     hold.touch()
-    env = {"name": "waiting", "options": {"agents": 2, "max_cycles": 7, "hold": str(hold)}}
+    held = {"name": "waiting", "options": {"agents": 2, "max_cycles": 7, "hold": str(hold)}}
+    changes = {} if steps else {"env": held}
     own = 0 if external else workers
     async with (
         _with_witnesses(),
         running_pools(place, actor_workers=own, launcher=launcher, tokens=known, ports=ports) as running,
         _others(running, workers if external else 0) as others,
     ):
-        job = small_job(env=env, actors={"count": actors, "envs": 8, "steps": STEPS})
+        job = small_job(**changes, actors={"count": actors, "envs": 8, "steps": steps or STEPS})
         await _connected(running, workers, own)
         _, versions = await running.open(JOB, job)
         groups = job.sharing.decide(()).groups

@@ -16,6 +16,7 @@ from marless.services.actor_pool import __main__ as actor_pool
 from marless.services.actor_pool.__main__ import ActorPoolConfig
 from marless_ray import launcher as ray_launcher
 from tests.faults import scale_down
+from tests.faults.rig import WITNESS
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.plugins.ray.clusters.cluster import PATIENCE_S, ray_cluster
 
@@ -28,8 +29,9 @@ JOB = {"actors": {"count": 4, "envs": 8, "steps": 2000}, "stop": {"rounds": ROUN
 
 
 @pytest.fixture
-def nodes():
-    """A head without room for workers, and two nodes for two each."""
+def nodes(monkeypatch):
+    """A head without room for workers, and two nodes for two each, whose workers know the environments of a test."""
+    monkeypatch.setenv("PYTHONPATH", str(WITNESS))
     with ray_cluster(0, 2, 2) as cluster:
         yield cluster
 
@@ -84,6 +86,5 @@ async def test_workers_that_leave_all_at_once_lose_nothing(nodes, tmp_path):
     options = Choice(
         "ray", {"address": nodes.address, "cpus": f"{3.2 / WORKERS:.3f}", "connect_s": "240", "place_s": "240"}
     )
-    steps = min(4000, 120_000 // WORKERS)  # so that the round fits into the learner pool's spool
-    figures = await scale_down.at_once(tmp_path, options, workers=WORKERS, remaining=2, steps=steps)
+    figures = await scale_down.at_once(tmp_path, options, workers=WORKERS, remaining=2)
     assert (figures["left"], figures["lost"], figures["actors run again"]) == (WORKERS - 2, 0, 0)
