@@ -63,7 +63,7 @@ def on_cores(whole: GradientLoad, cores: int) -> float:
     parts = min(cores, policies)
     shares = [of_policies(whole, (policies + i) // parts) for i in range(parts)]
     with ThreadPoolExecutor(parts) as pool:
-        return max(pool.map(lambda share: share.seconds("cpu"), shares))
+        return float(max(pool.map(lambda share: share.seconds("cpu"), shares)))
 
 
 def measured(whole: GradientLoad, device: str, cores: int) -> dict[str, float]:
