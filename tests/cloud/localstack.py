@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.certificates import made
 
 PYTHON = Path(__file__).parents[2] / ".venv" / "localstack" / "bin" / "python"
+END_S = 10.0
 START_S = 120.0
 
 
@@ -38,7 +39,11 @@ def localstack(place: Path) -> Iterator[str]:
         yield f"http://{address}"
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:  # it waits for a thread of its own at times
+            process.kill()
+            process.wait()
 
 
 def _environment(place: Path, address: str) -> dict[str, str]:
