@@ -164,13 +164,13 @@ class Graph:
         _mapped(out, found.append)
         for each in found:
             if (whole := _memory_of(each)).data_ptr() not in self._before:
-                self._made[whole.data_ptr()] = each
+                self._made[whole.data_ptr()] = whole
 
     def end(self) -> None:
         for whole, content in self._before.values():
             whole.copy_(content)
-        for each in self._made.values():
-            each.fill_(float("nan") if each.is_floating_point() else 0)
+        for whole in self._made.values():
+            whole.fill_(0xFF)  # NaN of floats, and indices that no tensor has
 
     def replay(self) -> None:
         self.replayed += 1

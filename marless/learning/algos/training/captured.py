@@ -92,6 +92,8 @@ class CapturedSteps:
         warnings.warn(f"gradient steps are started kernel by kernel: {reason}", RuntimeWarning, stacklevel=2)
         self._gave_up = True
         self._steps.clear()
+        # Buffers that were made in a capture which failed were never filled: what stays 1 in them is not even that.
+        self._release()
         return None
 
 
