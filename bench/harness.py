@@ -100,7 +100,7 @@ def variables() -> dict[str, str]:
 
 
 def own_environments(variables_: Mapping[str, str]) -> dict[str, str]:
-    """These environment variables, with which processes find `OWN_ENVIRONMENTS`, too."""
+    """Add `OWN_ENVIRONMENTS` to PYTHONPATH, so that processes with these variables find the environments there."""
     path = os.pathsep.join(filter(None, (str(OWN_ENVIRONMENTS), variables_.get("PYTHONPATH"))))
     return {**variables_, "PYTHONPATH": path}
 

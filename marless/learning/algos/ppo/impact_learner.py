@@ -27,9 +27,10 @@ from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.learning.algos.algorithm import Algorithm, remembered, stacked_frames
 from marless.learning.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.learning.algos.ppo.algorithms import BATCHES, ImpactConfig
-from marless.learning.algos.ppo.functions import PolicyFunction, RoundSettings
+from marless.learning.algos.ppo.functions import PolicyFunction
 from marless.learning.algos.ppo.learner import PPOLearner
 from marless.learning.algos.ppo.losses import impact_reference
+from marless.learning.algos.ppo.minibatch_training import RoundSettings
 from marless.learning.algos.ppo.post_process import log_probs, ratios
 from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.round_tensors import Tensors

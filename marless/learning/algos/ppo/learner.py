@@ -24,12 +24,11 @@ from marless.learning.algos.learner import GradientOutput, LearnerContext, Round
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, Critic, PPOConfig
 from marless.learning.algos.ppo.functions import (
     CriticFunction,
-    Metrics,
     PolicyFunction,
-    RoundSettings,
     SharedTorsoFunction,
     ValueFunction,
 )
+from marless.learning.algos.ppo.minibatch_training import Metrics, RoundSettings
 from marless.learning.algos.ppo.post_process import (
     Judge,
     PeerPolicies,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from marless.learning.algos.ppo import losses
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig
-from marless.learning.algos.ppo.functions import JUDGED, Metrics, PolicyFunction, ValueFunction
+from marless.learning.algos.ppo.functions import JUDGED, PolicyFunction, ValueFunction
+from marless.learning.algos.ppo.minibatch_training import Metrics
 from marless.learning.algos.training.advantages import (
     Successors,
     batch_moments,

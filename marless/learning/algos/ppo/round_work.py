@@ -12,7 +12,8 @@ from torch import Tensor
 
 from marless.learning.algos.learner import RoundInput
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig
-from marless.learning.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction
+from marless.learning.algos.ppo.functions import CriticFunction, PolicyFunction
+from marless.learning.algos.ppo.minibatch_training import Metrics
 from marless.learning.algos.training import similarity
 from marless.learning.algos.training.policy_batching import Samples
 

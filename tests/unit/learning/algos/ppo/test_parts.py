@@ -8,7 +8,8 @@ import torch
 
 from marless.learning.algos.contract import trained_states
 from marless.learning.algos.learner import MINIBATCH_PARTS
-from marless.learning.algos.ppo.functions import CriticFunction, PolicyFunction, _Trained
+from marless.learning.algos.ppo.functions import CriticFunction, PolicyFunction
+from marless.learning.algos.ppo.minibatch_training import MinibatchTraining
 from marless.learning.algos.ppo.parts import PARTS
 from tests.unit.learning.algos.simulated_device_cases import apart
 from tests.unit.learning.algos.test_contract import configured, only
@@ -55,9 +56,11 @@ def test_parts_come_to_the_same_weights(trial, case, small_memory, monkeypatch):
 
 def test_whole_minibatch_is_tried_once_and_the_metrics_say_so(small_memory, monkeypatch):
     seen = []
-    limited = _Trained._limited_gradient
+    limited = MinibatchTraining._limited_gradient
     monkeypatch.setattr(
-        _Trained, "_limited_gradient", lambda *given, **named: seen.append(limited(*given, **named)) or seen[-1]
+        MinibatchTraining,
+        "_limited_gradient",
+        lambda *given, **named: seen.append(limited(*given, **named)) or seen[-1],
     )
     with only("discrete"):
         trained_states(*configured("ippo"), rounds=1)
