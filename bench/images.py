@@ -17,7 +17,12 @@ from pathlib import Path
 from bench import harness
 from bench.harness import ROOT, Row
 
-IMAGES = ("services", "actors", "learners")
+ADDED = {
+    "services": ("MODULES",),
+    "actors": ("MODULES", "KUBERNETES"),
+    "learners": ("MODULES", "KUBERNETES"),
+}
+"""Images, and the arguments of their builds that add something."""
 PYTHON = os.environ.get("MARLESS_PYTHON", "python:3.12-slim-bookworm")
 LEFT_OUT = shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs", "site", "credentials", ".terraform")
 
@@ -56,15 +61,16 @@ def size_mb(name: str) -> float:
 
 
 def row(source: Path, image: str) -> Row:
-    """Build one from nothing, after a change, and with onnxruntime."""
+    """Build one from nothing, after a change, and with what an argument of the build adds."""
     found: Row = {"image": image, "first build (s)": round(built(source, image, "--no-cache"))}
     found["MB"] = round(size_mb(tag(image)) - size_mb(PYTHON))
     built(source, image)  # its steps are kept now, as after the build before a change
     with (source / "marless" / "__init__.py").open("a", encoding="utf-8") as changed:
         changed.write("# Changed.\n")
     found["after a change (s)"] = round(built(source, image))
-    built(source, image, MODULES="1")
-    found["MB with MODULES=1"] = round(size_mb(tag(image)) - size_mb(PYTHON))
+    for added in ADDED[image]:
+        built(source, image, **{added: "1"})
+        found[f"MB with {added}=1"] = round(size_mb(tag(image)) - size_mb(PYTHON))
     return found
 
 
@@ -75,7 +81,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as place:
         source = shutil.copytree(ROOT, Path(place, "source"), ignore=LEFT_OUT, symlinks=True)
-        for image in IMAGES:
+        for image in ADDED:
             rows.append(row(source, image))
             harness.say(f"{rows[-1]}")
     headline: Mapping[str, float] = {f"{each['image']}_mb": each["MB"] for each in rows}

@@ -215,7 +215,9 @@ def _client() -> Any:  # Any: the client is checked without its types
         from kubernetes.aio import client, config  # noqa: F401  # attributes of `aio`
     except ImportError:
         how = how_to_install("kubernetes", "marless[kubernetes]")
-        raise SpecError(f"launcher {NAME}: the package `kubernetes` is missing: {how}") from None
+        raise SpecError(
+            f"launcher {NAME}: the package `kubernetes` is missing: {how}, or build the image with KUBERNETES=1"
+        ) from None
     return aio
 
 
