@@ -256,7 +256,8 @@ def test_jobs_go_on_at_the_next_up_after_their_supervisor_was_killed(place):
     supervisor, *_ = family = place.family()
     place.rounds_beyond("walk-away", 5)
     supervisor.kill()
-    psutil.wait_procs(family, timeout=GONE_S)
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == []
     goes_on(place, "walk-away")
 
 

@@ -62,8 +62,8 @@ async def at_once(
     """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
     their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
 
-    Steps take 20 ms until they have left, so that those that remain do not end the round before. In containers, which
-    do not know the environments of tests, an actor takes so many `steps` that it does not.
+    Steps take 20 ms until they have left, so that the others cannot end the round before. Containers do not know the
+    environments of tests: for them, give so many `steps` of each actor that the round lasts longer than workers leave.
     """
     external = launcher.name == "external"
     known = tokens.made(place / "tokens") if external else None

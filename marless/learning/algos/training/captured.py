@@ -46,8 +46,8 @@ class CapturedSteps:
     by one, bit for bit where torch was told to be deterministic. If it does not, or if it cannot be captured, there is
     a warning, and steps are computed as on other devices.
 
-    The first step of a shape is captured, too, and not one by one: a job that is resumed would otherwise have other
-    steps one by one than one that was never interrupted, and bits may depend on that.
+    Even the result of the first step of a shape is that of the graph. If it were that of kernels one by one, a resumed
+    job would compute other steps so than one that was never interrupted, and could get other bits.
     """
 
     def __init__(self, graphs: DeviceGraphs, gradient_PD: Tensor, release: Callable[[], None]) -> None:
