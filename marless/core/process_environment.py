@@ -46,8 +46,9 @@ MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _STDOUT, _STDERR = 1, 2
 
 
-_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""With room of a fixed size, NVIDIA's products are the same bits again; read when a GPU is first used."""
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""With room of a fixed size, NVIDIA's products are the same bits again; read when a GPU is first used. Without it, torch
+refuses to compute products for a learner that must find the same bits."""
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -68,7 +69,7 @@ def learner(threads: int) -> dict[str, str]:
     system whenever they are at the top of the heap, which then causes a page fault for every page.
     """
     kept = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM_BYTES), "MALLOC_MMAP_THRESHOLD_": str(_MMAP_BYTES)}
-    return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept | _CUBLAS
+    return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept | CUBLAS
 
 
 @contextmanager

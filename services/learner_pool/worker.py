@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marless.core.machine import gpus_of_machine
-from marless.core.process_environment import GPU, GPU_SHARE
+from marless.core.process_environment import CUBLAS, GPU, GPU_SHARE
 from marless.fleet.gpus import VISIBLE, visible_gpus
 from marless.fleet.session import work
 from marless.fleet.worker_process import WorkerOptions, serve
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 async def run(options: WorkerOptions) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
     compute_side_by_side()
+    # In time: CUDA reads its variables when it is first used, not when torch is imported.
     if gpu := os.environ.get(GPU):
-        os.environ[VISIBLE] = gpu  # in time: CUDA reads it at its first use, not when torch is imported
+        os.environ[VISIBLE] = gpu
+    for name, value in CUBLAS.items():  # which nobody has set for a worker that no pool starts
+        os.environ.setdefault(name, value)
     limit_memory(share := float(os.environ.get(GPU_SHARE, "1")))
     pool = Peer(options.pool, options.security, "learner_pool")
     store = Peer(options.param_store, options.security, "param_store")
