@@ -47,8 +47,10 @@ _STDOUT, _STDERR = 1, 2
 
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""With room of a fixed size, NVIDIA's products are the same bits again; read when a GPU is first used. Without it, torch
-refuses to compute products for a learner that must find the same bits."""
+"""With room of a fixed size, NVIDIA's products are the same bits again; read when a GPU is first used.
+
+Without it, torch refuses to compute them for a learner that must find the same bits.
+"""
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
