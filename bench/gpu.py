@@ -114,11 +114,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--at", type=float, default=None, help="only train on the device from this Unix time on")
     args = parser.parse_args()
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit(f"bench.gpu: torch {torch.__version__} sees no GPU; --device cpu tries the program without one")
     cores = machine.usable_cores()
     torch.set_num_threads(1)
     torch.set_num_interop_threads(cores)
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit(f"bench.gpu: torch {torch.__version__} sees no GPU; --device cpu tries the program without one")
     if args.at is not None:
         print(json.dumps({"steps_per_s": steps_per_s(CASES[SHARED], args.device, args.at)}))
         return
