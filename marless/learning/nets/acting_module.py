@@ -1,9 +1,11 @@
 """Modules of torch in actors, without torch: onnxruntime runs the graph that comes with the weights.
 
 The inputs of a graph are "inputs", float32 [batch, I], or "images", float32 [batch, channels, height, width], and
-"others", float32 [batch, others]; then the module's parameters, "parameter.<name>", in the order of the flat vector.
-Its output is "outputs", float32 [batch, K]. Imports `onnx` and `onnxruntime` when a graph is read: the extra `onnx`.
-Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, K outputs, M samples.
+"others", float32 [batch, others]; "memory", float32 [batch, H], of a module that remembers; then the module's
+parameters, "parameter.<name>", in the order of the flat vector. Its outputs are "outputs", float32 [batch, K], and
+"next_memory". Imports `onnx` and `onnxruntime` when a graph is read: the extra `onnx`.
+Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, H numbers of memory (0 without), K
+outputs, M samples.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from marless.learning.nets.net_kind import InputShape
 OPSET = 18
 """Of 2022: runtimes of that time and later read it."""
 OUTPUTS, PARAMETER = "outputs", "parameter."
+MEMORY, NEXT_MEMORY = "memory", "next_memory"
 _PREFIX = "policy"
 _MOST_BYTES = 2**26
 """Of a graph, which holds what is not trained."""
@@ -42,16 +45,23 @@ class Program:
     names: tuple[str, ...]
     """Of its inputs, the module's parameters last."""
     given: tuple[tuple[int, ...], ...]
-    """Shape of one sample of each input that is no parameter."""
+    """Shape of one sample of each input that is no parameter, the memory last."""
     parameters: tuple[tuple[int, ...], ...]
     """Shape of each parameter."""
     outputs: int
+    memory: int
 
-    def __call__(self, given: Sequence[FloatArray], parameters: Sequence[FloatArray]) -> FloatArray:
-        """Outputs [M, K] of samples [M, …]."""
-        fed = dict(zip(self.names, (*given, *parameters), strict=True))
-        found: FloatArray = self.session.run([OUTPUTS], fed)[0]
-        return found
+    def __call__(
+        self, given: Sequence[FloatArray], memory_MH: FloatArray, parameters: Sequence[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Outputs [M, K] and the next memory [M, H] of samples [M, …]."""
+        if not self.memory:
+            return self.session.run([OUTPUTS], self._fed(*given, *parameters))[0], memory_MH
+        outputs_MK, next_MH = self.session.run([OUTPUTS, NEXT_MEMORY], self._fed(*given, memory_MH, *parameters))
+        return outputs_MK, next_MH
+
+    def _fed(self, *arrays: FloatArray) -> dict[str, FloatArray]:
+        return dict(zip(self.names, arrays, strict=True))
 
     def parts(self, flat_D: FloatArray) -> tuple[FloatArray, ...]:
         """Views of the parameters in their flat vector."""
@@ -63,26 +73,34 @@ class Program:
 class ActingModule(ActingNet):
     """One module for each agent, or one that all share."""
 
-    remembers = False
-
     def __init__(self, program: Program, parameters: Sequence[tuple[FloatArray, ...]], inputs: InputShape) -> None:
+        self.remembers = program.memory > 0
         self._program, self._parameters, self._inputs = program, parameters, inputs
         self._input = np.empty((0, 0, 0), np.float32)
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        # Each copy's inputs in one piece, as graphs take them.
+        # Each copy's inputs, and its memory, in one piece, as graphs take them.
+        self._kept_NHB = np.zeros((agents, batch, self._program.memory), np.float32).swapaxes(1, 2)
         self._input = np.ones((agents, batch, self._inputs.size + 1), np.float32).swapaxes(1, 2)
         return self._input
 
     def output(self) -> FloatArray:
-        x_NBI = self._input.swapaxes(1, 2)[:, :, :-1]
+        x_NBI, kept_NBH = self._input.swapaxes(1, 2)[:, :, :-1], self._kept_NHB.swapaxes(1, 2)
         agents, copies, _ = x_NBI.shape
-        of_each = x_NBI if len(self._parameters) == agents else x_NBI.reshape(1, agents * copies, -1)
+        parts = len(self._parameters)  # 1 if all agents share a module
+        samples = agents * copies // parts
+        of_each = zip(
+            x_NBI.reshape(parts, samples, self._inputs.size),
+            kept_NBH.reshape(parts, samples, self._program.memory),
+            self._parameters,
+            strict=True,
+        )
         found = [
-            self._program(split(self._inputs, x_MI), parameters)
-            for x_MI, parameters in zip(of_each, self._parameters, strict=True)
+            self._program(split(self._inputs, x_MI), memory_MH, parameters) for x_MI, memory_MH, parameters in of_each
         ]
-        outputs_NBK = np.concatenate(found).reshape(agents, copies, -1)
+        outputs_NBK, next_NBH = (np.concatenate(each).reshape(agents, copies, -1) for each in zip(*found, strict=True))
+        if self.remembers:
+            kept_NBH[...] = next_NBH
         return np.ascontiguousarray(outputs_NBK.swapaxes(1, 2))
 
 
@@ -96,7 +114,7 @@ def split(inputs: InputShape, x_MI: FloatArray) -> list[FloatArray]:
 
 
 def input_names(count: int) -> tuple[str, ...]:
-    """Names of a graph's inputs that are no parameters."""
+    """Names of a graph's inputs that are neither parameters nor memory."""
     return ("inputs",) if count == 1 else ("images", "others")
 
 
@@ -109,7 +127,7 @@ def stacked(
         raise CorruptError("its policies are different modules")
     found = program(*graphs)
     sample = np.zeros((1, inputs.size), np.float32)
-    shapes = tuple(each.shape[1:] for each in split(inputs, sample))
+    shapes = tuple(each.shape[1:] for each in split(inputs, sample)) + ((found.memory,),) * (found.memory > 0)
     if (found.given, found.outputs) != (shapes, outputs):
         raise CorruptError(
             f"policy state: its graph maps {_listed(found.given)} to {found.outputs} numbers, expected "
@@ -170,22 +188,27 @@ def _session(onnxruntime: Any, graph: bytes) -> Any:  # Any: a module without ty
 
 def _read(session: Any) -> Program:  # Any: see `Program`
     """The program of a session, which computes two samples; raises CorruptError for other inputs and outputs."""
-    inputs, (output,) = session.get_inputs(), session.get_outputs()
+    inputs, outputs = session.get_inputs(), session.get_outputs()
     names = tuple(each.name for each in inputs)
     given = tuple(tuple(each.shape[1:]) for each in inputs if not each.name.startswith(PARAMETER))
     parameters = tuple(tuple(each.shape) for each in inputs if each.name.startswith(PARAMETER))
+    remembers = MEMORY in names
+    expected = input_names(len(given) - remembers) + (MEMORY,) * remembers
     whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
-    ours = output.name == OUTPUTS and names[: len(given)] == input_names(len(given)) and parameters
-    if not whole or not ours or {each.type for each in (*inputs, output)} != {"tensor(float)"}:
+    ours = [each.name for each in outputs] == [OUTPUTS, NEXT_MEMORY][: 1 + remembers] and parameters
+    known = ours and names[: len(given)] == expected and (not remembers or len(given[-1]) == 1)
+    if not whole or not known or {each.type for each in (*inputs, *outputs)} != {"tensor(float)"}:
         raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
     shapes = [*((2, *shape) for shape in given), *parameters]
     if sum(map(prod, shapes)) > _MOST_NUMBERS:
         raise CorruptError(f"policy state: its ONNX graph has inputs of more than {_MOST_NUMBERS:,} numbers")
-    found = Program(session, names, given, parameters, int(output.shape[1]))
+    found = Program(session, names, given, parameters, int(outputs[0].shape[1]), given[-1][0] if remembers else 0)
     zeros = [np.zeros(shape, np.float32) for shape in shapes]
-    tried = found(zeros[: len(given)], zeros[len(given) :])
-    if tried.shape != (2, found.outputs):
-        raise CorruptError(f"policy state: its ONNX graph has outputs of shape {list(tried.shape)} for two samples")
+    memory_2H = np.zeros((2, found.memory), np.float32)
+    tried, next_2H = found(zeros[: len(given) - remembers], memory_2H, zeros[len(given) :])
+    if tried.shape != (2, found.outputs) or next_2H.shape != memory_2H.shape:
+        shown = " and ".join(f"{list(each.shape)}" for each in (tried, next_2H)[: 1 + remembers])
+        raise CorruptError(f"policy state: its ONNX graph has outputs of shape {shown} for two samples")
     return found
 
 

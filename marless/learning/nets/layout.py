@@ -242,8 +242,18 @@ _LAYOUTS: dict[str, type[NetLayout]] = {MLP: Layout, GRU: GRULayout, LSTM: LSTML
 
 
 def layout(inputs: InputShape | int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
-    """The layout of a net of the kind and hidden layers of a job's `model`; see `layout_of`."""
-    return layout_of(model.kind, inputs, tuple(model.hidden), outputs, free)
+    """The layout of a net of the kind and hidden layers of a job's `model`; see `layout_of`.
+
+    Also raises SpecError for a module that remembers other numbers than `model.module_memory`: actors and the record of
+    what they remember go by the job.
+    """
+    made = layout_of(model.kind, inputs, tuple(model.hidden), outputs, free)
+    if made.memory != model.memory:
+        raise SpecError(
+            f"net {model.kind} remembers {made.memory} numbers of each episode, and model.module_memory is "
+            f"{model.memory}; set model.module_memory: {made.memory}"
+        )
+    return made
 
 
 def layout_of(kind: str, inputs: InputShape | int, hidden: tuple[int, ...], outputs: int, free: int = 0) -> NetLayout:

@@ -8,7 +8,7 @@ from marless.core.errors import SpecError
 from marless.core.limits import MAX_FRAMES, MAX_LAYERS, MAX_NAME, MAX_WIDTH
 from marless.core.settings import Field, Section, constraint
 from marless.learning.nets.kinds import LAYER_NORM, MLP, OF_FORMS, kind_of
-from marless.learning.nets.module_kind import check_declared, is_module
+from marless.learning.nets.module_kind import MAX_MEMORY, check_declared, is_module
 
 Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
@@ -43,6 +43,9 @@ class ModelSpec(Section):
     recurrent: Literal["none", "gru", "lstm"] = Field(
         "none", description="the last hidden layer has a memory of the episode: gru, gated recurrent units, or lstm"
     )
+    module_memory: int = Field(
+        0, ge=0, le=MAX_MEMORY, description="numbers that a module of torch remembers of each episode"
+    )
     layer_norm: bool = Field(False, description="each hidden layer is normalised before its non-linearity")
     agent_id: bool | None = Field(
         None,
@@ -72,6 +75,11 @@ class ModelSpec(Section):
             )
 
     @constraint
+    def _memory_of_modules(self) -> None:
+        if self.module_memory and not is_module(self.kind):
+            raise ValueError(f"module_memory is for net: module/…; a net {self.kind} knows what it remembers")
+
+    @constraint
     def _normalised_perceptrons(self) -> None:
         if self.layer_norm and (self.recurrent != _NONE or self.net not in (MLP, LAYER_NORM)):
             raise ValueError("layer_norm is for net: mlp with recurrent: none; leave it out")
@@ -89,7 +97,7 @@ class ModelSpec(Section):
     @property
     def memory(self) -> int:
         """H, numbers that a net remembers of each episode; 0 if it has no memory."""
-        return kind_of(self.kind).memory(tuple(self.hidden))
+        return self.module_memory if is_module(self.kind) else kind_of(self.kind).memory(tuple(self.hidden))
 
     @property
     def remembers(self) -> bool:

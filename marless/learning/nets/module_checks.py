@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 import numpy as np
@@ -22,22 +23,18 @@ _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})
 _CODE = (type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 
 
-def check(where: str, module: nn.Module, given: Sequence[Tensor], outputs: int) -> None:
-    """Raise SpecError for outputs of another shape or dtype than float32 [M, outputs], for buffers and attributes that
-    change, and for outputs that depend on chance, on `train()`, or on the other samples.
+def check(where: str, module: nn.Module, given: Sequence[Tensor], outputs: int, memory: int) -> None:
+    """Raise SpecError for outputs of another shape or dtype than float32 [M, outputs], for a next memory of another one
+    than float32 [M, memory], for buffers and attributes that change, and for results that depend on chance, on
+    `train()`, or on the other samples.
     """
     buffers = {name: each.clone() for name, each in module.named_buffers()}
     attributes, chance = _attributes(module), torch.get_rng_state()
     module.eval()
-    used = _called(where, module, given)
+    results = _Results(where, module, outputs, memory)
+    used = results.of(given)
     module.train()
-    samples = len(given[0])
-    if list(used.shape) != [samples, outputs] or used.dtype is not torch.float32:
-        dtype = str(used.dtype).removeprefix("torch.")
-        raise SpecError(
-            f"{where}: it maps {_told(given)} to {dtype}{list(used.shape)}, expected float32{[samples, outputs]}"
-        )
-    first, second = (_called(where, module, given) for _ in range(2))
+    first, second = (results.of(given) for _ in range(2))
     for name, each in module.named_buffers():
         if name not in buffers or not torch.equal(each, buffers[name]):
             raise SpecError(
@@ -55,7 +52,7 @@ def check(where: str, module: nn.Module, given: Sequence[Tensor], outputs: int) 
     drawn = not torch.equal(torch.get_rng_state(), chance)
     if drawn or not torch.equal(first, second) or not torch.allclose(first, used, _CLOSE, _CLOSE_TO_ZERO):
         raise SpecError(f"{where}: in training its outputs are random, or others than in use; leave dropout out")
-    apart = torch.cat([_called(where, module, [each[m : m + 1] for each in given]) for m in range(samples)])
+    apart = torch.cat([results.of([each[m : m + 1] for each in given]) for m in range(len(given[0]))])
     if not torch.allclose(apart, first, _CLOSE, _CLOSE_TO_ZERO):
         raise SpecError(
             f"{where}: its outputs for one sample depend on the other samples; normalise over the numbers of each "
@@ -66,7 +63,7 @@ def check(where: str, module: nn.Module, given: Sequence[Tensor], outputs: int) 
 def check_stacked(where: str, compute: Callable[[Tensor], Tensor], flat_PD: Tensor) -> None:
     """Raise SpecError for a module that several nets cannot be computed of in one pass, or that learns nothing.
 
-    `compute` returns outputs [P, M, K] of flat parameters.
+    `compute` returns what nets of flat parameters [P, D] find, [P, M, …].
     """
     leaf_PD = flat_PD.clone().requires_grad_()
     try:
@@ -74,7 +71,7 @@ def check_stacked(where: str, compute: Callable[[Tensor], Tensor], flat_PD: Tens
     except Exception as error:  # the code of a third party may raise anything
         raise SpecError(
             f"{where}: torch.func.vmap cannot compute several of it at once: {told(error)}; write it without branches "
-            "that depend on values, operations in place, and torch's GRU and LSTM"
+            "that depend on values, operations in place, and torch's GRU, LSTM and LSTMCell"
         ) from error
     if not torch.allclose(found[:1], alone, _CLOSE, _CLOSE_TO_ZERO):
         raise SpecError(f"{where}: several of it, computed at once by torch.func.vmap, have other outputs than one")
@@ -82,20 +79,43 @@ def check_stacked(where: str, compute: Callable[[Tensor], Tensor], flat_PD: Tens
         raise SpecError(f"{where}: its outputs depend on no parameter that is trained")
 
 
-def _called(where: str, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
-    try:
-        found = module(*given)
-    except Exception as error:  # the code of a third party may raise anything
-        raise SpecError(f"{where}: it fails for {_told(given)}: {told(error)}") from error
-    if not isinstance(found, Tensor):
-        raise SpecError(
-            f"{where}: it returns {type(found).__name__}, expected a tensor; modules have no memory, kinds of nets may"
-        )
-    return found.detach()
+@dataclass(frozen=True)
+class _Results:
+    """What a module returns, checked."""
+
+    where: str
+    module: nn.Module
+    outputs: int
+    memory: int
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        """Outputs and the next memory of samples, [M, K + H]; raises SpecError for other shapes and types."""
+        try:
+            found = self.module(*given)
+        except Exception as error:  # the code of a third party may raise anything
+            raise SpecError(f"{self.where}: it fails for {_told(given)}: {told(error)}") from error
+        parts = found if self.memory and isinstance(found, tuple) else (found,)
+        expected = [[len(given[0]), numbers] for numbers in (self.outputs, self.memory)[: 1 + bool(self.memory)]]
+        if len(parts) != len(expected) or not all(isinstance(part, Tensor) for part in parts):
+            raise SpecError(
+                f"{self.where}: it returns {type(found).__name__}, expected "
+                + (
+                    f"(outputs, next memory), as its attribute memory is {self.memory}"
+                    if self.memory
+                    else "a tensor; one with memory has an attribute `memory`, how many numbers it remembers"
+                )
+            )
+        for part, shape in zip(parts, expected, strict=True):
+            if list(part.shape) != shape or part.dtype is not torch.float32:
+                raise SpecError(
+                    f"{self.where}: it maps {_told(given)} to {_told(parts)}, expected "
+                    + " and ".join(f"float32{each}" for each in expected)
+                )
+        return torch.cat(parts, dim=1).detach()
 
 
-def _told(given: Sequence[Tensor]) -> str:
-    return " and ".join(f"float32{list(each.shape)}" for each in given)
+def _told(tensors: Sequence[Tensor]) -> str:
+    return " and ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
 
 
 def _attributes(module: nn.Module) -> dict[str, object]:

@@ -17,7 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from marless.core.errors import SpecError, told
 from marless.learning.nets import acting_module
-from marless.learning.nets.acting_module import OPSET, OUTPUTS, PARAMETER
+from marless.learning.nets.acting_module import MEMORY, NEXT_MEMORY, OPSET, OUTPUTS, PARAMETER
 
 _CLOSE, _CLOSE_TO_ZERO = 1e-3, 1e-4
 
@@ -31,21 +31,25 @@ class _Fed(nn.Module):
         self.__dict__["_fed"] = module
         self._names, self._inputs = tuple(names), inputs
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *given: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         values = dict(zip(self._names, given[self._inputs :], strict=True))
         module: nn.Module = self.__dict__["_fed"]
         # What `functional_call` does, which refuses to be traced.
         with _reparametrize_module(module, values, tie_weights=True):
-            found: Tensor = module(*given[: self._inputs])
+            found: Tensor | tuple[Tensor, Tensor] = module(*given[: self._inputs])
             return found
 
 
-def graph_of(where: str, module: nn.Module, parameters: Mapping[str, Tensor], given: Sequence[Tensor]) -> bytes:
-    """The graph of a module, as `acting_module` runs it; `given` are inputs [M, …] to trace and try it.
+def graph_of(
+    where: str, module: nn.Module, parameters: Mapping[str, Tensor], given: Sequence[Tensor], *, remembers: bool
+) -> bytes:
+    """The graph of a module, as `acting_module` runs it; `given` are inputs [M, …] to trace and try it, and last, if
+    it remembers, a memory [M, H].
 
     Raises SpecError for a module that has no such graph, naming the operation, and without onnxruntime.
     """
-    inputs = acting_module.input_names(len(given))
+    inputs = *acting_module.input_names(len(given) - remembers), *[MEMORY] * remembers
+    outputs = [OUTPUTS, *[NEXT_MEMORY] * remembers]
     names = [*inputs, *(f"{PARAMETER}{name}" for name in parameters)]
     file = io.BytesIO()
     torch._C._jit_set_onnx_log_output_stream("stderr")  # where torch prints graphs that it cannot export
@@ -59,8 +63,8 @@ def graph_of(where: str, module: nn.Module, parameters: Mapping[str, Tensor], gi
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=names,
-                output_names=[OUTPUTS],
-                dynamic_axes={name: {0: "batch"} for name in (*inputs, OUTPUTS)},
+                output_names=outputs,
+                dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)},
             )
     except Exception as error:  # the exporter and the code of a third party may raise anything
         raise SpecError(f"{where}: it has no ONNX graph, which actors need to run it: {told(error)}") from error
@@ -83,9 +87,12 @@ def _check(
     for samples in (1, len(given[0]) + 1):
         some = [each[torch.arange(samples) % len(each)] for each in given]
         with torch.no_grad():
-            expected = module(*some).numpy()
-        found = run([each.numpy() for each in some], values)
-        if found.shape != expected.shape or not np.allclose(found, expected, _CLOSE, _CLOSE_TO_ZERO):
+            expected = module(*some)
+        wanted = torch.cat(expected, dim=1) if run.memory else expected
+        fed = [each.numpy() for each in some]
+        memory_MH = fed.pop() if run.memory else np.empty((samples, 0), np.float32)
+        found = np.concatenate(run(fed, memory_MH, values), axis=1)
+        if found.shape != tuple(wanted.shape) or not np.allclose(found, wanted.numpy(), _CLOSE, _CLOSE_TO_ZERO):
             raise SpecError(
                 f"{where}: its ONNX graph, which actors run, computes other numbers than it does; write it without "
                 "Python numbers made of tensors, or of the count of samples"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from marless.core.errors import SpecError, shown, unknown_name
+from marless.core.limits import MAX_WIDTH
 from marless.core.registry import Registry
 from marless.learning.nets.net_kind import Array, InputShape, Layer, Ops
 
@@ -22,12 +23,19 @@ ModuleFactory: TypeAlias = Callable[
 
 With an image it gets float32 [samples, channels, height, width] within [0, 1], and as a second argument the inputs
 after the image, float32 [samples, others], if there are any.
+
+A module with memory has an attribute `memory`, H, an int: its last argument is float32 [samples, H], zeros at the start
+of an episode, and it returns (outputs, the next memory).
 """
+MAX_MEMORY = 4 * MAX_WIDTH
+"""The largest H."""
 MODULES: Registry[ModuleFactory] = Registry("module", _GROUP, "", {})
 
 
 class Module:
-    """The kind of all modules. Only learners can tell how many weights one has, so it declares no matrices here."""
+    """The kind of all modules. It declares no matrices: only learners can tell how many weights a module has. What it
+    remembers is in `model.module_memory`, and in its `ModuleLayout`.
+    """
 
     def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
         return ()

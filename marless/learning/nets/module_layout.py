@@ -21,6 +21,12 @@ class ModuleLayout(NetLayout):
 
     numbers: int = 0
     """Numbers of the module's parameters."""
+    remembered: int = 0
+    """H, numbers that it remembers."""
+
+    @property
+    def memory(self) -> int:
+        return self.remembered
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:

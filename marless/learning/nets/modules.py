@@ -1,6 +1,6 @@
 """Modules of torch in learners: checked, stacked with torch.func, drawn from seeds, and written as ONNX graphs.
 
-Shapes: P nets, D parameters, I inputs, K outputs, M samples.
+Shapes: P nets, D parameters, I inputs, H numbers of memory (0 without), K outputs, M samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marless.core.errors import MarlessError, SpecError, told
 from marless.core.limits import MAX_PUBLISH_BYTES
 from marless.learning.nets import module_checks
 from marless.learning.nets.layout import FloatArray
-from marless.learning.nets.module_kind import factory_of
+from marless.learning.nets.module_kind import MAX_MEMORY, factory_of
 from marless.learning.nets.module_layout import ModuleLayout
 from marless.learning.nets.net_kind import InputShape
 
@@ -70,6 +70,8 @@ class _Template:
     """Of each parameter that is trained, by its name."""
     constants: Mapping[str, Tensor]
     """Buffers, and parameters that need no gradient; those that a factory draws at random are always the same."""
+    memory: int
+    """H."""
     idle: list[nn.Module] = field(default_factory=list)
 
     @property
@@ -104,13 +106,15 @@ class _Template:
         }
 
     def compute(self, flat_PD: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """Outputs [P, M, K] of what `split` has made of inputs; several nets are computed in one pass."""
+        """Outputs, and beside them the next memory, [P, M, K + H], of what `split` has made of inputs and, with memory,
+        of the memory [P, M, H]; several nets are computed in one pass.
+        """
         values, held = self.named(flat_PD), self.held(flat_PD)
         with self.borrowed() as module:
 
             def one(values: Mapping[str, Tensor], *given: Tensor) -> Tensor:
-                found: Tensor = functional_call(module, {**values, **held}, given)
-                return found
+                found = functional_call(module, {**values, **held}, given)
+                return torch.cat(found, dim=-1) if self.memory else found
 
             if len(flat_PD) > 1:
                 found: Tensor = vmap(one)(values, *given)
@@ -120,22 +124,27 @@ class _Template:
 
 def layout_of_module(kind: str, inputs: InputShape, hidden: tuple[int, ...], outputs: int, free: int) -> ModuleLayout:
     """The layout of a module; raises SpecError with one sentence for a module that cannot be trained here."""
-    numbers = _template(_Form(kind, inputs, hidden, outputs)).numbers
+    template = _template(_Form(kind, inputs, hidden, outputs))
+    numbers = template.numbers
     if numbers * _BYTES > MAX_PUBLISH_BYTES:
         raise SpecError(
             f"net {kind}: its {numbers:,} parameters take {numbers * _BYTES / 2**20:,.0f} MiB with their optimizer "
             f"state, and a round may publish {MAX_PUBLISH_BYTES / 2**20:,.0f}; make it smaller"
         )
-    return ModuleLayout(inputs.size, hidden, outputs, free, kind, inputs.image, inputs.entities, numbers)
+    shape = inputs.size, hidden, outputs, free, kind, inputs.image, inputs.entities
+    return ModuleLayout(*shape, numbers=numbers, remembered=template.memory)
 
 
-def outputs_of_module(layout: ModuleLayout, flat_PD: Tensor, input_PIM: Tensor) -> Tensor:
-    """Outputs [P, K, M] of inputs with a row of ones, [P or 1, I + 1, M], as `unrolled.outputs` has them."""
-    nets, samples = len(flat_PD), input_PIM.shape[2]
+def step_of_module(layout: ModuleLayout, flat_PD: Tensor, x_PIM: Tensor, memory_PHM: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [P, K, M] and the next memory [P, H, M], as `NetKind.step` has them, for inputs [P, I, M]."""
+    nets, samples = len(flat_PD), x_PIM.shape[2]
     if not samples:  # reshaping nothing is ambiguous, so no module is asked for it
-        return flat_PD.new_zeros(nets, layout.outputs, 0)
-    given = split(layout.input_shape, input_PIM[:, :-1].expand(nets, -1, -1))
-    return _template_of(layout).compute(flat_PD, given).transpose(1, 2)
+        return flat_PD.new_zeros(nets, layout.outputs, 0), memory_PHM
+    given = split(layout.input_shape, x_PIM)
+    if layout.memory:
+        given = *given, memory_PHM.transpose(1, 2).contiguous()
+    found_PKM = _template_of(layout).compute(flat_PD, given).transpose(1, 2)
+    return found_PKM[:, : layout.outputs], found_PKM[:, layout.outputs :]
 
 
 def split(inputs: InputShape, x_PIM: Tensor) -> tuple[Tensor, ...]:
@@ -171,7 +180,8 @@ def _graph(template: _Template) -> bytes:
     form = template.form
     with template.borrowed() as module:
         trained = {name: each for name, each in module.named_parameters() if name in template.shapes}
-        return graph_of(f"net {form.kind}", module, trained, [each[0] for each in _tried(form.inputs)])
+        given = [each[0] for each in _tried(form.inputs, template.memory)]
+        return graph_of(f"net {form.kind}", module, trained, given, remembers=template.memory > 0)
 
 
 def _template_of(layout: ModuleLayout) -> _Template:
@@ -190,6 +200,7 @@ def _template(form: _Form) -> _Template:
         form,
         {name: tensors[name].shape for name in tensors if name in trained},
         {name: each.detach().clone() for name, each in tensors.items() if name not in trained},
+        _memory_of(where, module),
         [module],
     )
     if not trained:
@@ -197,15 +208,26 @@ def _template(form: _Form) -> _Template:
     odd = [name for name in template.shapes if tensors[name].dtype is not torch.float32]
     if odd:
         raise SpecError(f"{where}: its parameter {odd[0]} is of {tensors[odd[0]].dtype}, expected float32")
-    given = _tried(form.inputs, _NETS)
+    given = _tried(form.inputs, template.memory, _NETS)
     with _BUILDING, torch.random.fork_rng(devices=[]):  # a module may draw numbers, which is what is looked for
-        module_checks.check(where, module, [each[0] for each in given], form.outputs)
+        module_checks.check(where, module, [each[0] for each in given], form.outputs, template.memory)
     flat_PD = torch.cat([tensors[name].detach().flatten() for name in template.shapes]).repeat(_NETS, 1)
     module_checks.check_stacked(where, partial(template.compute, given=given), flat_PD)
     return template
 
 
-def _tried(inputs: InputShape, nets: int = 1) -> tuple[Tensor, ...]:
-    """Made-up inputs of some nets, [P, M, …]."""
-    numbers = torch.rand(nets, inputs.size, _TRIED, generator=torch.Generator().manual_seed(1))
-    return split(inputs, numbers)
+def _memory_of(where: str, module: nn.Module) -> int:
+    """What a module says that it remembers; an attribute `memory` of another type, such as a layer, says nothing."""
+    said = getattr(module, "memory", 0)
+    if type(said) is not int:
+        return 0
+    if not 0 <= said <= MAX_MEMORY:
+        raise SpecError(f"{where}: its attribute memory is {said}; it may remember up to {MAX_MEMORY:,} numbers")
+    return said
+
+
+def _tried(inputs: InputShape, memory: int, nets: int = 1) -> tuple[Tensor, ...]:
+    """Made-up inputs of some nets, and a memory if they have one, [P, M, …]."""
+    generator = torch.Generator().manual_seed(1)
+    given = split(inputs, torch.rand(nets, inputs.size, _TRIED, generator=generator))
+    return (*given, torch.rand(nets, _TRIED, memory, generator=generator)) if memory else given

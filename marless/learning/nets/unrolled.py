@@ -19,7 +19,7 @@ from marless.learning.nets.kernels import activation as activation_of
 from marless.learning.nets.kinds import Precision, kind_of
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.module_layout import ModuleLayout
-from marless.learning.nets.net_kind import InputShape, Layer, Ops
+from marless.learning.nets.net_kind import Array, InputShape, Layer, Ops
 from marless.learning.nets.stacked import matrices
 
 _CHUNK = 4096  # samples per pass of `evaluate`: without a graph, what limits it is memory
@@ -166,17 +166,11 @@ def _outputs(
     once: bool = False,
 ) -> Tensor:
     """See `outputs`; with `once`, gradients of these outputs need not be differentiable."""
-    if isinstance(layout, ModuleLayout):
-        # Imported here: torch.func takes time to import, and few jobs have modules.
-        from marless.learning.nets.modules import outputs_of_module
-
-        return outputs_of_module(layout, leaves[0], input_PIM)
-    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape, once=once)
-    layers = [Layer(matrix) for matrix in leaves]
+    step = _step(layout, leaves, activation, once=once)
     nets, dtype = len(leaves[0]), leaves[0].dtype
     x_PIM = input_PIM[:, :-1].expand(nets, -1, -1)
     if not layout.memory:
-        found_PKM, _ = kind.step(ops, layers, x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
+        found_PKM, _ = step(x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
         return _tensor(found_PKM)
     if resets is None:
         raise ValueError("a net with memory depends on where it forgets: resets are missing")
@@ -186,9 +180,22 @@ def _outputs(
     found = []
     for t, x_PIB in enumerate(x_PIM.reshape(*x_PIM.shape[:2], *keep.shape[-2:]).unbind(2)):
         kept_PHB = memory_PHB * keep_PTB[:, t].unsqueeze(1) if t else memory_PHB
-        output_PKB, memory_PHB = kind.step(ops, layers, x_PIB, kept_PHB)
+        output_PKB, memory_PHB = step(x_PIB, kept_PHB)
         found.append(_tensor(output_PKB))
     return torch.cat(found, dim=2)
+
+
+def _step(
+    layout: NetLayout, leaves: Sequence[Tensor], activation: str, *, once: bool
+) -> Callable[[Tensor, Tensor], tuple[Array, Array]]:
+    """What computes outputs [P, K, B] and the next memory [P, H, B] of inputs [P, I, B] and the memory."""
+    if isinstance(layout, ModuleLayout):
+        # Imported here: torch.func takes time to import, and few jobs have modules.
+        from marless.learning.nets.modules import step_of_module
+
+        return partial(step_of_module, layout, leaves[0])
+    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape, once=once)
+    return partial(kind.step, ops, [Layer(matrix) for matrix in leaves])
 
 
 def pulled_back(

@@ -31,7 +31,7 @@ from onnx import TensorProto, numpy_helper
 from marless.core.errors import CorruptError, SpecError
 from marless.learning.envs.base import AgentClass, Box, Discrete
 from marless.learning.nets import acting_heads as heads
-from marless.learning.nets.acting_module import OUTPUTS, PARAMETER, graph_in, input_names
+from marless.learning.nets.acting_module import MEMORY, NEXT_MEMORY, OUTPUTS, PARAMETER, graph_in, input_names
 from marless.learning.nets.acting_nets import hidden_of
 from marless.learning.nets.inputs import WHITE, Inputs
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
@@ -263,7 +263,8 @@ def _within(box: Box, unit: Traced) -> Traced:
 
 
 def _add_module(graph: OnnxGraph, policy: Policy, prefix: str, held: str, inputs: InputShape, x: Traced) -> Traced:
-    """Add the graph that actors run, which reads inputs [batch, I]; returns its outputs [batch, K].
+    """Add the graph that actors run, which reads inputs [batch, I] and what it remembers; returns its outputs
+    [batch, K].
 
     Its parameters are one constant, as in the state, of which the graph takes each.
     """
@@ -275,8 +276,10 @@ def _add_module(graph: OnnxGraph, policy: Policy, prefix: str, held: str, inputs
         given.append(x[:, inputs.pixels :])
     names, start = {name: each.name for name, each in zip(input_names(len(given)), given, strict=True)}, 0
     for each in part.input:
-        if each.name.startswith(PARAMETER):
-            shape = [length.dim_value for length in each.type.tensor_type.shape.dim]
+        shape = [length.dim_value for length in each.type.tensor_type.shape.dim]
+        if each.name == MEMORY:
+            names[MEMORY] = graph.input(f"{prefix}hidden", "float32", (BATCH, shape[1])).name
+        elif each.name.startswith(PARAMETER):
             size = prod(shape)
             names[each.name] = flat[start : start + size].reshape(*shape).name
             start += size
@@ -294,5 +297,10 @@ def _add_module(graph: OnnxGraph, policy: Policy, prefix: str, held: str, inputs
         copied.input[:] = map(renamed, node.input)
         copied.output[:] = map(renamed, node.output)
         graph.nodes.append(copied)
-    outputs = part.output[0].type.tensor_type.shape.dim[1].dim_value
-    return Traced(graph, renamed(OUTPUTS), (BATCH, outputs))
+    found = {
+        each.name: Traced(graph, renamed(each.name), (BATCH, each.type.tensor_type.shape.dim[1].dim_value))
+        for each in part.output
+    }
+    if NEXT_MEMORY in found:
+        graph.output(f"{prefix}next_hidden", "float32", found[NEXT_MEMORY])
+    return found[OUTPUTS]

@@ -54,6 +54,42 @@ class Pictures(nn.Module):
         return self.last(found if others is None else torch.cat([found, others], 1))
 
 
+class Gated(nn.Module):
+    """Gated recurrent units, as those of `model.recurrent: gru`; of torch, too, where images come before the memory."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__()
+        (self.memory,) = hidden
+        self.of_input = nn.Linear(inputs.size, 3 * self.memory)
+        self.of_memory = nn.Linear(self.memory, 3 * self.memory)
+        self.last = nn.Linear(self.memory, outputs)
+
+    def forward(self, x, memory):
+        (r, z, n), (of_r, of_z, of_n) = self.of_input(x).chunk(3, dim=1), self.of_memory(memory).chunk(3, dim=1)
+        n = torch.tanh(n + torch.sigmoid(r + of_r) * of_n)
+        memory = n + torch.sigmoid(z + of_z) * (memory - n)
+        return self.last(memory), memory
+
+
+class Films(nn.Module):
+    """Images, then torch's own cell; what it remembers is in two layers."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__()
+        self.memory = 2 * hidden[0]
+        self.seen = Pictures(inputs, hidden, hidden[0])
+        self.cells = nn.ModuleList(nn.GRUCell(hidden[0], hidden[0]) for _ in range(2))
+        self.last = nn.Linear(hidden[0], outputs)
+
+    def forward(self, *given):
+        *images, memory = given
+        x, next_memory = self.seen(*images), []
+        for cell, kept in zip(self.cells, memory.chunk(2, dim=1), strict=True):
+            x = cell(x, kept)
+            next_memory.append(x)
+        return self.last(x), torch.cat(next_memory, dim=1)
+
+
 class Wrong(nn.Module):
     def __init__(self, inputs, hidden, outputs):
         super().__init__()
@@ -90,6 +126,35 @@ class Inverting(Wrong):
 class Remembering(Wrong):
     def forward(self, x):
         return self.last(x), x
+
+
+class Undeclared(Wrong):
+    """An attribute of this name may be anything else."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__(inputs, hidden, outputs)
+        self.memory = nn.Linear(inputs.size, inputs.size)
+
+    def forward(self, x):
+        return self.last(self.memory(x))
+
+
+class Forgetting(Wrong):
+    memory = 3
+
+    def forward(self, x, memory):
+        return self.last(x)
+
+
+class Shrinking(Wrong):
+    memory = 3
+
+    def forward(self, x, memory):
+        return self.last(x), memory[:, :2]
+
+
+class Owing(Wrong):
+    memory = -1
 
 
 class Ticking(Wrong):
@@ -207,7 +272,13 @@ THEIRS: dict[str, ModuleFactory] = {
     "mixing": Mixing,
     "counting": Counting,
     "inverting": Inverting,
+    "gated": Gated,
+    "films": Films,
     "remembering": Remembering,
+    "undeclared": Undeclared,
+    "forgetting": Forgetting,
+    "shrinking": Shrinking,
+    "owing": Owing,
     "still": Still,
     "ticking": Ticking,
     "collecting": Collecting,

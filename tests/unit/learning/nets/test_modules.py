@@ -46,13 +46,15 @@ def model() -> ModelSpec:
     return ModelSpec(net="module/perceptron", hidden=(8,))
 
 
-@pytest.mark.parametrize("name", ["perceptron", "attentive"])
-def test_modules_keep_the_contract(name):
-    check_net(f"module/{name}", hidden=(6, 4))
+@pytest.mark.parametrize(("name", "hidden"), [("perceptron", (6, 4)), ("attentive", (6, 4)), ("gated", (6,))])
+def test_modules_keep_the_contract(name, hidden):
+    check_net(f"module/{name}", hidden=hidden)
 
 
-def test_modules_of_images_keep_the_contract():
-    check_net("module/pictures", hidden=(5,), inputs=IMAGES)
+@pytest.mark.parametrize("name", ["pictures", "films"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's cells, stacked
+def test_modules_of_images_keep_the_contract(name):
+    check_net(f"module/{name}", hidden=(5,), inputs=IMAGES)
 
 
 def test_two_stacked_modules_train_as_two_of_torch_alone():
@@ -87,8 +89,9 @@ def test_two_stacked_modules_train_as_two_of_torch_alone():
 
 
 def flat_of(arrays, prefix: str) -> np.ndarray:
-    """The parameters of a perceptron of marless in the order of torch's module."""
-    parts = [arrays[f"{prefix}.{i}.{part}"].ravel() for i in range(2) for part in ("weight", "bias")]
+    """The parameters of a net of marless in the order of torch's module."""
+    names = [name for name in ("0", "0.memory", "1") if f"{prefix}.{name}.weight" in arrays]
+    parts = [arrays[f"{prefix}.{name}.{part}"].ravel() for name in names for part in ("weight", "bias")]
     return np.concatenate(parts)
 
 
@@ -105,21 +108,24 @@ def as_module(state: PolicyState, module: PolicyState) -> PolicyState:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "recurrent"),
     [
-        ("ippo", {"epochs": 2, "minibatches": 2}),
-        ("ippo", {"epochs": 2, "minibatches": 2, "torso": "shared"}),
-        ("iql", {"batch": 8, "warmup": 0, "updates": 3}),
-        ("pqn", {"epochs": 2, "minibatches": 2}),
-        ("iddpg", {"batch": 8, "warmup": 0, "updates": 3}),
+        ("ippo", {"epochs": 2, "minibatches": 2}, False),
+        ("ippo", {"epochs": 2, "minibatches": 2}, True),
+        ("ippo", {"epochs": 2, "minibatches": 2, "torso": "shared"}, False),
+        ("iql", {"batch": 8, "warmup": 0, "updates": 3}, False),
+        ("iql", {"batch": 3, "warmup": 0, "updates": 3, "replay": {"unit": "episodes"}}, True),
+        ("pqn", {"epochs": 2, "minibatches": 2}, False),
+        ("pqn", {"epochs": 2, "minibatches": 2}, True),
+        ("iddpg", {"batch": 8, "warmup": 0, "updates": 3}, False),
     ],
 )
-def test_an_update_is_that_of_the_same_net_of_marless(name, settings):
-    """Policies and critics, of samples with masks, deaths and cuts."""
-    activation = {"hidden": (8,)}
+def test_an_update_is_that_of_the_same_net_of_marless(name, settings, recurrent):
+    """Policies and critics, of samples with masks, deaths and cuts, and of memory that is cut with them."""
+    ours = ModelSpec(hidden=(8,), recurrent="gru" if recurrent else "none")
+    theirs = ModelSpec(hidden=(8,), net=f"module/{'gated' if recurrent else 'perceptron'}", module_memory=8 * recurrent)
     learners = [
-        rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=model, **settings)
-        for model in (ModelSpec(**activation), ModelSpec(net="module/perceptron", **activation))
+        rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=model, **settings) for model in (ours, theirs)
     ]
     plain, module = learners
     for group in rounds.INDEPENDENT:
@@ -223,7 +229,11 @@ WRONG = {
     "branching": "torch.func.vmap cannot compute several of it at once: .*; write it without branches",
     "recurrent": "torch.func.vmap cannot compute several of it at once: .* aten::gru",
     "mixing": "its outputs for one sample depend on the other samples",
-    "remembering": "it returns tuple, expected a tensor; modules have no memory",
+    "remembering": "it returns tuple, expected a tensor; one with memory has an attribute `memory`",
+    "forgetting": r"it returns Tensor, expected \(outputs, next memory\), as its attribute memory is 3",
+    "shrinking": r"it maps float32\[3, 4\] and float32\[3, 3\] to float32\[3, 2\] and float32\[3, 2\], expected "
+    r"float32\[3, 2\] and float32\[3, 3\]",
+    "owing": "its attribute memory is -1; it may remember up to 32,768 numbers",
     "still": "its outputs depend on no parameter that is trained",
     "growing": "its factory makes other parameters at each call",
     "counting": "its ONNX graph, which actors run, computes other numbers than it does",
@@ -239,6 +249,15 @@ def test_a_wrong_module_is_refused_before_it_trains(name):
         shape.initial(np.random.default_rng(0), 1.0)
         shape.acting_arrays("policy")
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_remembers_other_numbers_than_the_job_says_is_refused():
+    with pytest.raises(SpecError, match=r"remembers 8 numbers of each episode, .* set model\.module_memory: 8"):
+        layout(4, ModelSpec(net="module/gated", hidden=(8,)), 2)
+    with pytest.raises(SpecError, match=r"module_memory is 5; set model\.module_memory: 0"):
+        layout(4, ModelSpec(net="module/undeclared", hidden=(8,), module_memory=5), 2)
+    with pytest.raises(ValueError, match=r"module_memory is for net: module/…; a net gru knows"):
+        ModelSpec.model_validate({"recurrent": "gru", "module_memory": 64})
 
 
 def test_attributes_that_keep_their_values_are_allowed():
@@ -355,12 +374,13 @@ def test_without_onnxruntime_one_sentence_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("action", [exports.MOVES, exports.ARM], ids=["discrete", "box"])
-@pytest.mark.parametrize("name", ["attentive", "pictures"])
-def test_exported_policies_act_as_the_team(name, action, tmp_path):
+@pytest.mark.parametrize(("name", "memory"), [("attentive", 0), ("pictures", 0), ("gated", 8), ("films", 16)])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's cells, stacked
+def test_exported_policies_act_as_the_team(name, memory, action, tmp_path):
     """With last actions and ids beside observations, which pictures get as a second argument."""
-    image = (2, 9, 7) if name == "pictures" else None
+    image = (2, 9, 7) if name in {"pictures", "films"} else None
     agents = AgentClass("p0", ("a", "b"), 126, action, image=image)
-    nets = ModelSpec(net=f"module/{name}", hidden=(8,))
+    nets = ModelSpec(net=f"module/{name}", hidden=(8,), module_memory=memory)
     team = exports.team_of(exports.state(agents, nets, inputs=exports.BOTH))
     exports.check(team, exports.saved(team, tmp_path))
 
