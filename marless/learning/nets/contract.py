@@ -36,6 +36,7 @@ def check_net(name: str, *, hidden: tuple[int, ...] = (6, 6), inputs: Sequence[I
             trial.check_columns()
             trial.check_acting()
             trial.check_gradient()
+            trial.check_no_samples()
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,6 @@ class _Trial:
         other = stacked.net(self.layout, self.flat.clone(), self.activation)
         error = (other.evaluate(self.input, self.resets) - trained_PKM).abs().max().item()
         require(error <= close, f"{self.where}: `evaluate` and `forward` of a learner differ by {error:.2g}")
-        if not self.layout.memory:
-            none_PK0 = other.evaluate(self.input[:, :, :0])
-            require(none_PK0.shape == (*trained_PKM.shape[:2], 0), f"{self.where}: no samples have outputs")
         defined_PKM = unrolled.outputs(self.layout, self.flat, self.activation, self.input, self.resets)
         error = (defined_PKM - trained_PKM).abs().max().item()
         require(error <= close, f"{self.where}: a learner's net and its definition differ by {error:.2g}")
@@ -129,6 +127,17 @@ class _Trial:
         # derivative may cancel to almost nothing.
         size = (net.gradient_PD.double().abs() * direction_PD.abs()).sum().item()
         require(abs(found - expected) <= 1e-3 * size, f"{self.where}: its gradient is {found:.6g}, not {expected:.6g}")
+
+    def check_no_samples(self) -> None:
+        """A minibatch without samples has no outputs, and a gradient of zeros."""
+        net = stacked.net(self.layout, self.flat.clone(), self.activation)
+        none_PI0, resets_T0 = self.input[:, :, :0], self.resets[:, :0]
+        shape = (_NETS, self.layout.outputs, 0)
+        require(net.evaluate(none_PI0, resets_T0).shape == shape, f"{self.where}: no samples have outputs")
+        none_PK0 = net.forward(none_PI0, resets_T0)
+        require(none_PK0.shape == shape, f"{self.where}: no samples have outputs")
+        net.backward(none_PK0)
+        require(not net.gradient_PD.any(), f"{self.where}: no samples have a gradient")
 
     def _trained(self, flat_PD: Tensor | None = None, input_PIM: Tensor | None = None) -> Tensor:
         net = stacked.net(self.layout, (self.flat if flat_PD is None else flat_PD).clone(), self.activation)

@@ -138,8 +138,9 @@ def layout_of_module(kind: str, inputs: InputShape, hidden: tuple[int, ...], out
 def step_of_module(layout: ModuleLayout, flat_PD: Tensor, x_PIM: Tensor, memory_PHM: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs [P, K, M] and the next memory [P, H, M], as `NetKind.step` has them, for inputs [P, I, M]."""
     nets, samples = len(flat_PD), x_PIM.shape[2]
-    if not samples:  # reshaping nothing is ambiguous, so no module is asked for it
-        return flat_PD.new_zeros(nets, layout.outputs, 0), memory_PHM
+    if not samples:  # reshaping nothing is ambiguous, so no module is asked for it; its gradients are zeros
+        none_P10 = flat_PD[:, :1].unsqueeze(2) + x_PIM.sum(dim=1, keepdim=True)
+        return none_P10.expand(nets, layout.outputs, 0), memory_PHM
     given = split(layout.input_shape, x_PIM)
     if layout.memory:
         given = *given, memory_PHM.transpose(1, 2).contiguous()

@@ -88,7 +88,9 @@ def kept(resets: Tensor | None, input_PIM: Tensor) -> Tensor:
     if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
         found = "none" if resets is None else list(resets.shape)
         raise ValueError(f"nets with memory need resets [T, B] for {samples} samples T·B, got {found}")
-    return (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
+    keep = (~resets).to(input_PIM.dtype)
+    keep_P1TB = keep[:, None] if keep.dim() == 3 else keep[None, None]
+    return keep_P1TB.permute(2, 0, 1, 3)
 
 
 def by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:

@@ -156,6 +156,27 @@ def test_algorithms_train_them(monkeypatch, name):
     assert check_algorithm(algorithm, algorithm.config_type.model_validate({"name": name, **more}))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("impact", {}),
+        ("mappo", {}),
+        ("pqn_vdn", {"minibatches": 2}),
+        ("qmix", {"batch": 3, "warmup": 0, "replay": {"unit": "episodes"}}),
+    ],
+)
+def test_algorithms_train_those_that_remember(monkeypatch, name, settings):
+    algorithm = registry.algorithm(name)
+    changed = {"net": "module/gated", "recurrent": "none", "hidden": (6,), "module_memory": 6}
+    with_modules = {
+        case: replace(job, model=job.model.model_copy(update=changed))
+        for case, job in CASES.items()
+        if job.model.recurrent != "none"
+    }
+    monkeypatch.setattr("marless.learning.algos.contract.CASES", with_modules)
+    assert check_algorithm(algorithm, algorithm.config_type.model_validate({"name": name, **settings}))
+
+
 def test_equal_seeds_draw_equal_weights_and_leave_torchs_generator_alone():
     shape, before = layout(4, model(), 2, 3), torch.get_rng_state()
     one, same, other = (shape.initial(generator(seed, "a"), 1.0) for seed in (3, 3, 4))
