@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from functools import cache, reduce
 from operator import or_
@@ -54,6 +55,10 @@ _PLAIN: tuple[tuple[str, re.Pattern[str], str], ...] = (
 )
 """Tag, pattern and first characters of plain scalars that are no strings; the first pattern that matches counts."""
 Part = TypeVar("Part")
+_LEARNING = threading.Lock()
+"""Held while msgspec looks at a class for the first time: a second thread would find fields that are not there yet, and
+the process would die of it.
+"""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
@@ -308,15 +313,28 @@ def dataclass_of(kind: type[Part], data: object, *, unlimited: Collection[type] 
     """
     import msgspec  # here, because many commands start without it
 
-    # msgspec refuses unknown fields in its own Structs only, so that the data goes through one of these.
-    struct = _struct(kind, frozenset(unlimited))  # type: ignore[arg-type]  # classes are hashable
+    with _LEARNING:
+        struct = _learned(kind, frozenset(unlimited))  # type: ignore[arg-type]  # classes are hashable
     checked = msgspec.convert(data, struct)
     return msgspec.convert(checked, kind, from_attributes=True)
 
 
 @cache
+def _learned(kind: Any, unlimited: frozenset[type]) -> type[Struct]:  # Any: a dataclass
+    """See `_struct`; msgspec has looked at all fields of both classes, and of those inside them."""
+    import msgspec
+
+    struct = _struct(kind, unlimited)
+    for each in (struct, kind):
+        msgspec.json.Decoder(each)
+    return struct
+
+
+@cache
 def _struct(kind: Any, unlimited: frozenset[type]) -> type[Struct]:  # Any: a dataclass
-    """The Struct that takes what `dataclass_of` says of a dataclass."""
+    """The Struct that takes what `dataclass_of` says of a dataclass: in its own Structs only, msgspec refuses unknown
+    fields.
+    """
     import msgspec
 
     most = sys.float_info.max if kind in unlimited else MAX_COUNT

@@ -1,6 +1,8 @@
 """What plain scalars of job files, `--set`, sweeps and options mean: those of YAML 1.2, and underscores in numbers."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -62,3 +64,33 @@ def test_numbers_mean_the_same_in_overrides_and_sweeps():
     assert of_document(document, ["seed=008"], "job").seed == 8
     swept = runs(document, "job", prefix="", overrides=[], sweep=axes(["seed=010,008"]), seeds=None)
     assert [each.spec.seed for each in swept] == [10, 8]
+
+
+IN_THREADS = """
+import dataclasses, sys, threading
+from marless.core.documents import dataclass_of
+
+sys.setswitchinterval(1e-6)
+Inner = dataclasses.make_dataclass("Inner", [(f"x{i}", "int | float | str | None") for i in range(30)])
+Outer = dataclasses.make_dataclass("Outer", [(f"y{i}", Inner) for i in range(10)])
+data = {f"y{i}": {f"x{j}": j for j in range(30)} for i in range(10)}
+together = threading.Barrier(8)
+
+def read():
+    together.wait()
+    for _ in range(5):
+        assert dataclass_of(Outer, data).y3.x4 == 4
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_threads_may_read_the_first_documents_of_a_kind_at_once(_):
+    """As a coordinator's do that takes up an interrupted job while somebody asks for it."""
+    done = subprocess.run([sys.executable, "-c", IN_THREADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
