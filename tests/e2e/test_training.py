@@ -20,7 +20,10 @@ import torch
 import yaml
 
 import marless
+from marless.app.cli import recorded
 from marless.app.cli import train as local
+from marless.app.client.asynchronous import AsyncClient
+from marless.app.client.jobs import Job
 from marless.app.result import COLUMNS
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError
 from marless.cost.billing.bill import bill
@@ -222,6 +225,26 @@ def test_a_mistake_is_an_error_with_one_sentence(mistake):
         marless.train(**{"in_process": "workers" not in arguments} | arguments)
     assert "\n" not in str(caught.value)
     assert [path.name for path in Path("runs").iterdir()] == ["taken"]
+
+
+def test_an_interrupted_job_may_come_to_its_end_before_it_is_asked_for(monkeypatch):
+    """A job that was killed between its last round and its end needs but a moment more."""
+    command = [sys.executable, "-m", "marless", "train", "job.yaml", "--in-process", "--job", "late"]
+    variables = os.environ | {"MARLESS_FAILPOINT": "coordinator.status.before:3"}
+    killed = subprocess.run(command, env=variables, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [before] = recorded.unfinished(Path("runs"))
+    assert not before.cancelling
+    present = AsyncClient.get
+
+    async def late(client: AsyncClient, job: str) -> Job:
+        while not (known := await present(client, job)).state.ended:
+            await asyncio.sleep(0)
+        return known
+
+    monkeypatch.setattr(AsyncClient, "get", late)
+    result = marless.train(resume="late", in_process=True, progress=False)
+    assert (result.state, result.reason) == ("SUCCEEDED", "4 rounds done")
 
 
 def test_what_cannot_be_resumed():

@@ -298,7 +298,8 @@ def resume(
         # A second Ctrl-C left it between its cancellation and its end: it ends first, and then goes on.
         if not job.state.ended and (stop or any(each.cancelling for each in left)):
             job = await client.wait(job_id)
-        if job.state.ended:
+        # One that was interrupted goes on as soon as there is a coordinator, and may have come to its end by now.
+        if job.state.ended and (stop or not left or left[0].cancelling):
             await client.resume(job_id, stop=stop)
         return job.rounds
 
