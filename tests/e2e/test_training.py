@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -238,9 +239,10 @@ def test_an_interrupted_job_may_come_to_its_end_before_it_is_asked_for(monkeypat
     present = AsyncClient.get
 
     async def late(client: AsyncClient, job: str) -> Job:
-        while not (known := await present(client, job)).state.ended:
-            await asyncio.sleep(0)
-        return known
+        async with aclosing(client.watch(job)) as events:
+            async for _ in events:
+                pass
+        return await present(client, job)
 
     monkeypatch.setattr(AsyncClient, "get", late)
     result = marless.train(resume="late", in_process=True, progress=False)
