@@ -15,9 +15,10 @@ from redis import Redis
 from marless.core.errors import SpecError, StaleError, UnreachableError
 from marless.jobs.asynchronous_run import replayed
 from marless.jobs.job import prepare
+from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.events import read
 from marless.rpc.param_store import ParamStore
-from marless.services.coordinator.execution import executor
+from marless.services.coordinator.execution import executor, recording
 from marless.services.coordinator.execution.evaluations import Evaluations
 from marless.services.coordinator.execution.pools import Rollout
 from marless.services.coordinator.execution.service_pools import ServicePools
@@ -114,6 +115,26 @@ async def test_a_checkpoint_is_kept_until_its_evaluation_ends(cluster, tmp_path,
     assert told >= 6
     assert folder.checkpoints.rounds() == (2, ROUNDS)
     assert load_policy(folder.path, round="best").origin.round == 2
+
+
+async def test_the_last_version_waits_for_an_evaluation_that_is_under_way(cluster, tmp_path, monkeypatch):
+    make, evaluate, last = recording.trained, Evaluations.of, asyncio.Event()
+
+    def trained(job, plan, *arguments, **more) -> RoundRecord:
+        if plan.round == ROUNDS - 1:
+            last.set()
+        return make(job, plan, *arguments, **more)
+
+    async def evaluated(self, record, epoch) -> Rollout:
+        if record.round + 1 == 2:
+            await last.wait()
+        return await evaluate(self, record, epoch)
+
+    monkeypatch.setattr(recording, "trained", trained)
+    monkeypatch.setattr(Evaluations, "of", evaluated)
+    folder = new(tmp_path, evaluation={"every": 2, "episodes": 2, "random_episodes": 2})
+    await succeeded(cluster, folder)
+    assert [each.round for each in folder.records() for found in each.evaluations if found.rounds == 2] == [ROUNDS - 1]
 
 
 async def test_a_replay_comes_to_the_same_weights(cluster, tmp_path):

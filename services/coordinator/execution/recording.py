@@ -120,7 +120,7 @@ class RoundRecorder:
         self._costs = costs
         self._flusher = flusher
         self._steps = steps
-        self._is_last = is_last
+        self.is_last = is_last
         self._told = told
 
     async def before(self) -> RoundRecord | None:
@@ -166,7 +166,7 @@ class RoundRecorder:
         """
         before = self.journal.last
         own, own_s = await self.evaluated(
-            record.round, self.evaluations.of(record, epoch) if self._is_last(record) else None
+            record.round, self.evaluations.of(record, epoch) if self.is_last(record) else None
         )
         changes = self.machines.changes(machines)
         record = self._devices.news(finished(record, own, changes, times=times, evaluation_s=waited_s + own_s))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from marless.core.errors import NotFoundError
+from marless.core.errors import CancelledJobError, NotFoundError
 from marless.core.limits import MAX_KEPT
 from marless.core.machine import MachineRecord
 from marless.core.stopwatch import Stopwatch
@@ -187,9 +187,10 @@ class Versions:
         update, machines = await self._updated(version, gradients)
         record = recording.trained(self._id, plan, version.pending, update, times=times, update_s=updating.seconds)
         record = replace(record, aggregation=_aggregation(version, gradients), computed_by=version.computed_by)
+        waited_s = await self._wait_at_the_end(record)
         before, earlier = self._evaluated()
         record = recording.with_earlier(record, before, earlier)
-        await recorder.record(record, machines, times=times, waited_s=0.0, epoch=self._recovery.epoch)
+        await recorder.record(record, machines, times=times, waited_s=waited_s, epoch=self._recovery.epoch)
         # Not before the record is there: until then the version may be asked for again, with the same gradients.
         gradients.applied(version.learners)
 
@@ -237,6 +238,16 @@ class Versions:
         learning = [clock for each in state.learning.values() for clock in (each.clock, *each.peers)]
         oldest = min([state.queue.clock, *state.sampling.values(), *learning, *evaluating])
         return min(clock - oldest + SPARE_VERSIONS, MAX_KEPT)
+
+    async def _wait_at_the_end(self, record: RoundRecord) -> float:
+        """Wait for the evaluation that is under way, if no later version could tell its result; returns the seconds."""
+        if self._evaluating is None or not self._recorder.is_last(record):
+            return 0.0
+        waiting = Stopwatch.start()
+        with suppress(CancelledJobError):
+            async with self._steps.step(record.round, "actors evaluate"):
+                await asyncio.wait([self._evaluating[1]])
+        return waiting.seconds
 
     def _evaluated(self) -> tuple[RoundRecord | None, Rollout | None]:
         """The evaluation that has ended since the version before, and the record of the version that it is of.
