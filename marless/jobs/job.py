@@ -253,7 +253,6 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
     """Raises SpecError if the policies' nets, with gradients and optimizer moments, exceed a learner's memory, and if
     they cannot read what agents observe.
     """
-    weights, kind = 0, kind_of(spec.model.kind)
     if is_module(spec.model.kind):
         for setting in ("popart", "dueling"):
             if getattr(spec.algorithm, setting, False):
@@ -261,6 +260,8 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
                     f"algorithm.{setting} changes the last layer of a net, and nobody knows that of {spec.model.kind}; "
                     f"set algorithm.{setting}: false"
                 )
+        return  # its learner tells: how many weights a module has is known by torch
+    weights, kind = 0, kind_of(spec.model.kind)
     for group in groups:
         agents = spaces.class_of(group.agents[0])
         seen = Inputs.of(agents, spec.nets).stacked(agents)

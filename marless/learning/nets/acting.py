@@ -18,6 +18,7 @@ from marless.learning.nets.acting_nets import ActingNet
 from marless.learning.nets.frame_stack import FrameStack
 from marless.learning.nets.inputs import FRAMES, Inputs, write_action, write_observation
 from marless.learning.nets.kinds import MLP, SIZED_BY_WEIGHTS, kind_of
+from marless.learning.nets.module_kind import is_module
 from marless.learning.nets.normalising import Normaliser
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
@@ -257,8 +258,10 @@ def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, s
     known = metadata.get("activation") in acting_nets.ACTIVATE
     if len(ways) != 1 or not known or metadata.get("action") != expected:
         raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")
+    kind = metadata.get("kind", MLP)
     try:
-        kind_of(metadata.get("kind", MLP))
+        if not is_module(kind):  # actors run modules without the package that brings them
+            kind_of(kind)
     except SpecError as error:
         raise CorruptError(f"class {agent_class.name}: {error}") from None
     return metadata

@@ -51,17 +51,11 @@ class Program:
     outputs: int
     memory: int
 
-    def __call__(
-        self, given: Sequence[FloatArray], memory_MH: FloatArray, parameters: Sequence[FloatArray]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Outputs [M, K] and the next memory [M, H] of samples [M, …]."""
-        if not self.memory:
-            return self.session.run([OUTPUTS], self._fed(*given, *parameters))[0], memory_MH
-        outputs_MK, next_MH = self.session.run([OUTPUTS, NEXT_MEMORY], self._fed(*given, memory_MH, *parameters))
-        return outputs_MK, next_MH
-
-    def _fed(self, *arrays: FloatArray) -> dict[str, FloatArray]:
-        return dict(zip(self.names, arrays, strict=True))
+    def __call__(self, given: Sequence[FloatArray], parameters: Sequence[FloatArray]) -> list[FloatArray]:
+        """Outputs [M, K] of samples [M, …], and beside them the next memory [M, H], if there is one."""
+        fed = dict(zip(self.names, (*given, *parameters), strict=True))
+        found: list[FloatArray] = self.session.run([OUTPUTS, NEXT_MEMORY] if self.memory else [OUTPUTS], fed)
+        return found
 
     def parts(self, flat_D: FloatArray) -> tuple[FloatArray, ...]:
         """Views of the parameters in their flat vector."""
@@ -89,18 +83,15 @@ class ActingModule(ActingNet):
         agents, copies, _ = x_NBI.shape
         parts = len(self._parameters)  # 1 if all agents share a module
         samples = agents * copies // parts
-        of_each = zip(
-            x_NBI.reshape(parts, samples, self._inputs.size),
-            kept_NBH.reshape(parts, samples, self._program.memory),
-            self._parameters,
-            strict=True,
-        )
-        found = [
-            self._program(split(self._inputs, x_MI), memory_MH, parameters) for x_MI, memory_MH, parameters in of_each
-        ]
-        outputs_NBK, next_NBH = (np.concatenate(each).reshape(agents, copies, -1) for each in zip(*found, strict=True))
-        if self.remembers:
-            kept_NBH[...] = next_NBH
+        x_PMI = x_NBI.reshape(parts, samples, self._inputs.size)
+        kept_PMH = kept_NBH.reshape(parts, samples, self._program.memory)
+        found = []
+        for x_MI, kept_MH, parameters in zip(x_PMI, kept_PMH, self._parameters, strict=True):
+            given = split(self._inputs, x_MI)
+            found.append(self._program([*given, kept_MH] if self.remembers else given, parameters))
+        outputs_NBK, *memory = (np.concatenate(each).reshape(agents, copies, -1) for each in zip(*found, strict=True))
+        if memory:
+            (kept_NBH[...],) = memory
         return np.ascontiguousarray(outputs_NBK.swapaxes(1, 2))
 
 
@@ -113,8 +104,10 @@ def split(inputs: InputShape, x_MI: FloatArray) -> list[FloatArray]:
     return [np.ascontiguousarray(part) for part in parts]
 
 
-def input_names(count: int) -> tuple[str, ...]:
-    """Names of a graph's inputs that are neither parameters nor memory."""
+def input_names(count: int, *, remembers: bool) -> tuple[str, ...]:
+    """Names of a graph's inputs that are no parameters; of a module that remembers, the last one is its memory."""
+    if remembers:
+        return (*input_names(count - 1, remembers=False), MEMORY)
     return ("inputs",) if count == 1 else ("images", "others")
 
 
@@ -127,7 +120,9 @@ def stacked(
         raise CorruptError("its policies are different modules")
     found = program(*graphs)
     sample = np.zeros((1, inputs.size), np.float32)
-    shapes = tuple(each.shape[1:] for each in split(inputs, sample)) + ((found.memory,),) * (found.memory > 0)
+    shapes = tuple(each.shape[1:] for each in split(inputs, sample))
+    if found.memory:
+        shapes = (*shapes, (found.memory,))
     if (found.given, found.outputs) != (shapes, outputs):
         raise CorruptError(
             f"policy state: its graph maps {_listed(found.given)} to {found.outputs} numbers, expected "
@@ -193,22 +188,20 @@ def _read(session: Any) -> Program:  # Any: see `Program`
     given = tuple(tuple(each.shape[1:]) for each in inputs if not each.name.startswith(PARAMETER))
     parameters = tuple(tuple(each.shape) for each in inputs if each.name.startswith(PARAMETER))
     remembers = MEMORY in names
-    expected = input_names(len(given) - remembers) + (MEMORY,) * remembers
+    results = [OUTPUTS, NEXT_MEMORY] if remembers else [OUTPUTS]
     whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
-    ours = [each.name for each in outputs] == [OUTPUTS, NEXT_MEMORY][: 1 + remembers] and parameters
-    known = ours and names[: len(given)] == expected and (not remembers or len(given[-1]) == 1)
-    if not whole or not known or {each.type for each in (*inputs, *outputs)} != {"tensor(float)"}:
+    ours = names[: len(given)] == input_names(len(given), remembers=remembers) and parameters
+    ours = ours and [each.name for each in outputs] == results and (not remembers or len(given[-1]) == 1)
+    if not whole or not ours or {each.type for each in (*inputs, *outputs)} != {"tensor(float)"}:
         raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
     shapes = [*((2, *shape) for shape in given), *parameters]
     if sum(map(prod, shapes)) > _MOST_NUMBERS:
         raise CorruptError(f"policy state: its ONNX graph has inputs of more than {_MOST_NUMBERS:,} numbers")
     found = Program(session, names, given, parameters, int(outputs[0].shape[1]), given[-1][0] if remembers else 0)
     zeros = [np.zeros(shape, np.float32) for shape in shapes]
-    memory_2H = np.zeros((2, found.memory), np.float32)
-    tried, next_2H = found(zeros[: len(given) - remembers], memory_2H, zeros[len(given) :])
-    if tried.shape != (2, found.outputs) or next_2H.shape != memory_2H.shape:
-        shown = " and ".join(f"{list(each.shape)}" for each in (tried, next_2H)[: 1 + remembers])
-        raise CorruptError(f"policy state: its ONNX graph has outputs of shape {shown} for two samples")
+    tried = [each.shape for each in found(zeros[: len(given)], zeros[len(given) :])]
+    if tried != [(2, found.outputs), (2, found.memory)][: len(results)]:
+        raise CorruptError(f"policy state: its ONNX graph has outputs of shape {_listed(tried)} for two samples")
     return found
 
 

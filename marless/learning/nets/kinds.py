@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from marless.core.registry import Registry
-from marless.learning.nets.module_kind import Module, is_module
 from marless.learning.nets.net_kind import Array, InputShape, Layer, NetKind, Ops
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -100,7 +99,6 @@ class LongShortTermMemory:
         return last(output), ops.join([output, cells])
 
 
-_MODULE = Module()
 MLP, GRU, LSTM, LAYER_NORM = "mlp", "gru", "lstm", "layer_norm"
 OURS: dict[str, NetKind] = {
     MLP: Perceptron(),
@@ -136,8 +134,6 @@ def is_by_hand(name: str) -> bool:
 def kind_of(name: str) -> NetKind:
     """The kind of this name, of marless or of an entry point "marless.nets"; raises SpecError for an unknown name.
 
-    Names of modules are not looked up: actors run them without the package that brings them.
+    Modules of torch are no kinds; see `nets.module_kind`.
     """
-    if is_module(name):
-        return _MODULE
     return OURS[name] if name in OURS else KINDS.find(name)

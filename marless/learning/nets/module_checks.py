@@ -94,17 +94,16 @@ class _Results:
             found = self.module(*given)
         except Exception as error:  # the code of a third party may raise anything
             raise SpecError(f"{self.where}: it fails for {_told(given)}: {told(error)}") from error
-        parts = found if self.memory and isinstance(found, tuple) else (found,)
-        expected = [[len(given[0]), numbers] for numbers in (self.outputs, self.memory)[: 1 + bool(self.memory)]]
+        samples = len(given[0])
+        if self.memory:
+            expected = [[samples, self.outputs], [samples, self.memory]]
+            wanted = f"(outputs, next memory), as its attribute memory is {self.memory}"
+            parts = found if isinstance(found, tuple) else (found,)
+        else:
+            expected, parts = [[samples, self.outputs]], (found,)
+            wanted = "a tensor; one with memory has an attribute `memory`, how many numbers it remembers"
         if len(parts) != len(expected) or not all(isinstance(part, Tensor) for part in parts):
-            raise SpecError(
-                f"{self.where}: it returns {type(found).__name__}, expected "
-                + (
-                    f"(outputs, next memory), as its attribute memory is {self.memory}"
-                    if self.memory
-                    else "a tensor; one with memory has an attribute `memory`, how many numbers it remembers"
-                )
-            )
+            raise SpecError(f"{self.where}: it returns {type(found).__name__}, expected {wanted}")
         for part, shape in zip(parts, expected, strict=True):
             if list(part.shape) != shape or part.dtype is not torch.float32:
                 raise SpecError(

@@ -17,7 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from marless.core.errors import SpecError, told
 from marless.learning.nets import acting_module
-from marless.learning.nets.acting_module import MEMORY, NEXT_MEMORY, OPSET, OUTPUTS, PARAMETER
+from marless.learning.nets.acting_module import NEXT_MEMORY, OPSET, OUTPUTS, PARAMETER
 
 _CLOSE, _CLOSE_TO_ZERO = 1e-3, 1e-4
 
@@ -48,8 +48,9 @@ def graph_of(
 
     Raises SpecError for a module that has no such graph, naming the operation, and without onnxruntime.
     """
-    inputs = *acting_module.input_names(len(given) - remembers), *[MEMORY] * remembers
-    outputs = [OUTPUTS, *[NEXT_MEMORY] * remembers]
+    inputs, outputs = acting_module.input_names(len(given), remembers=remembers), [OUTPUTS]
+    if remembers:
+        outputs.append(NEXT_MEMORY)
     names = [*inputs, *(f"{PARAMETER}{name}" for name in parameters)]
     file = io.BytesIO()
     torch._C._jit_set_onnx_log_output_stream("stderr")  # where torch prints graphs that it cannot export
@@ -89,9 +90,7 @@ def _check(
         with torch.no_grad():
             expected = module(*some)
         wanted = torch.cat(expected, dim=1) if run.memory else expected
-        fed = [each.numpy() for each in some]
-        memory_MH = fed.pop() if run.memory else np.empty((samples, 0), np.float32)
-        found = np.concatenate(run(fed, memory_MH, values), axis=1)
+        found = np.concatenate(run([each.numpy() for each in some], values), axis=1)
         if found.shape != tuple(wanted.shape) or not np.allclose(found, wanted.numpy(), _CLOSE, _CLOSE_TO_ZERO):
             raise SpecError(
                 f"{where}: its ONNX graph, which actors run, computes other numbers than it does; write it without "

@@ -7,13 +7,13 @@ See docs/extending/module.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from marless.core.errors import SpecError, shown, unknown_name
 from marless.core.limits import MAX_WIDTH
 from marless.core.registry import Registry
-from marless.learning.nets.net_kind import Array, InputShape, Layer, Ops
+from marless.learning.nets.net_kind import InputShape
 
 _PREFIX, _GROUP = "module/", "marless.modules"
 ModuleFactory: TypeAlias = Callable[
@@ -30,21 +30,6 @@ of an episode, and it returns (outputs, the next memory).
 MAX_MEMORY = 4 * MAX_WIDTH
 """The largest H."""
 MODULES: Registry[ModuleFactory] = Registry("module", _GROUP, "", {})
-
-
-class Module:
-    """The kind of all modules. It declares no matrices: only learners can tell how many weights a module has. What it
-    remembers is in `model.module_memory`, and in its `ModuleLayout`.
-    """
-
-    def matrices(self, inputs: InputShape, hidden: tuple[int, ...], outputs: int) -> Sequence[tuple[int, int]]:
-        return ()
-
-    def memory(self, hidden: tuple[int, ...]) -> int:
-        return 0
-
-    def step(self, ops: Ops, layers: Sequence[Layer], x: Array, memory: Array) -> tuple[Array, Array]:
-        raise NotImplementedError("a module is computed by torch, or by its ONNX graph")
 
 
 def is_module(kind: str) -> bool:

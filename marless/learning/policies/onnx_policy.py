@@ -274,12 +274,14 @@ def _add_module(graph: OnnxGraph, policy: Policy, prefix: str, held: str, inputs
     given = [x] if inputs.image is None else [x[:, : inputs.pixels].reshape(BATCH, *inputs.image)]
     if inputs.image is not None and inputs.size > inputs.pixels:
         given.append(x[:, inputs.pixels :])
-    names, start = {name: each.name for name, each in zip(input_names(len(given)), given, strict=True)}, 0
+    shapes = {each.name: [one.dim_value for one in each.type.tensor_type.shape.dim] for each in part.input}
+    if MEMORY in shapes:
+        given.append(graph.input(f"{prefix}hidden", "float32", (BATCH, shapes[MEMORY][1])))
+    known = input_names(len(given), remembers=MEMORY in shapes)
+    names, start = {name: each.name for name, each in zip(known, given, strict=True)}, 0
     for each in part.input:
-        shape = [length.dim_value for length in each.type.tensor_type.shape.dim]
-        if each.name == MEMORY:
-            names[MEMORY] = graph.input(f"{prefix}hidden", "float32", (BATCH, shape[1])).name
-        elif each.name.startswith(PARAMETER):
+        if each.name.startswith(PARAMETER):
+            shape = shapes[each.name]
             size = prod(shape)
             names[each.name] = flat[start : start + size].reshape(*shape).name
             start += size

@@ -55,7 +55,7 @@ class Pictures(nn.Module):
 
 
 class Gated(nn.Module):
-    """Gated recurrent units, as those of `model.recurrent: gru`; of torch, too, where images come before the memory."""
+    """Gated recurrent units, as those of `model.recurrent: gru`."""
 
     def __init__(self, inputs, hidden, outputs):
         super().__init__()

@@ -290,19 +290,24 @@ def test_a_module_that_no_package_brings_is_refused():
         ModelSpec.model_validate({"net": "module/perceptrom"})
 
 
-def state(**graph: bytes) -> ActingState:
-    shape = layout(4, model(), 3)
+def remembering() -> ModelSpec:
+    return ModelSpec(net="module/gated", hidden=(8,), module_memory=8)
+
+
+def state(nets: ModelSpec | None = None, **graph: bytes) -> ActingState:
+    nets = nets or model()
+    shape = layout(4, nets, 3)
     arrays = {
         **shape.to_arrays("policy", shape.initial(np.random.default_rng(0), 1.0)),
         **shape.acting_arrays("policy"),
     }
     if graph:
         arrays["policy.graph"] = np.frombuffer(graph["graph"], np.uint8)
-    return ActingState(arrays, description(AGENTS, model()))
+    return ActingState(arrays, description(AGENTS, nets))
 
 
-def spoilt(change) -> bytes:
-    model = onnx.load_model_from_string(state().acting["policy.graph"].tobytes())
+def spoilt(change, nets: ModelSpec | None = None) -> bytes:
+    model = onnx.load_model_from_string(state(nets).acting["policy.graph"].tobytes())
     change(model)
     return model.SerializeToString()
 
@@ -361,6 +366,30 @@ def _wider(model):
 def test_a_graph_that_is_not_of_a_module_is_refused(change, sentence):
     with pytest.raises(CorruptError, match=sentence):
         ActingPolicies.from_states(AGENTS, [state(graph=spoilt(change))] * 2)
+
+
+def _forgets(model):
+    del model.graph.output[1]
+
+
+def _remembers_something_else(model):
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["more" if name == "next_memory" else name for name in names]
+    model.graph.node.append(helper.make_node("Identity", ["outputs"], ["next_memory"]))
+    model.graph.output[1].type.tensor_type.shape.dim[1].dim_value = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_forgets, "has other inputs or outputs than those of a module"),
+        (_remembers_something_else, "has outputs of shape 2 × 3 and 2 × 3 for two samples"),
+    ],
+)
+def test_a_graph_whose_memory_is_none_is_refused(change, sentence):
+    with pytest.raises(CorruptError, match=sentence):
+        ActingPolicies.from_states(AGENTS, [state(remembering(), graph=spoilt(change, remembering()))] * 2)
 
 
 @pytest.mark.parametrize("graph", [b"", b"not a graph", b"\x08\x08"])
