@@ -26,6 +26,7 @@ from marless.core.stopwatch import Stopwatch
 from marless.jobs.record import RoundRecord, from_json
 from marless.services.coordinator.api.servicer import WatchEvent, read_log, watch
 from marless.services.coordinator.execution import recording, round_commands, timing
+from marless.services.coordinator.jobs import job_queue
 from marless.services.coordinator.jobs.failover import ATTACHED_LEASES
 from marless.services.coordinator.jobs.jobs import Jobs, JobsOptions
 from marless.services.coordinator.jobs.submission import IfExists, Submission
@@ -280,6 +281,19 @@ async def test_a_defect_ends_the_job_with_its_reason_and_the_line_that_matters(j
     last = (await log_of(jobs, job))[-1]
     assert (last["event"], last["level"], last["reason"]) == ("job.ended", "error", status.reason)
     assert last["detail"].endswith('raise ZeroDivisionError("1/0")\nZeroDivisionError: 1/0\n')
+
+
+@pytest.mark.parametrize(("limit", "told_of"), [(0.0, ["agent_0", "agent_1"]), (2.0, [])])
+async def test_a_net_whose_units_are_off_is_told_of_once(jobs, monkeypatch, limit, told_of):
+    monkeypatch.setattr(job_queue, "MOSTLY_OFF", limit)
+    job = name()
+    await jobs.submit(submission(job, model={"activation": "relu"}, stop={"rounds": 3}))
+    records = records_of(await ended(jobs, job))
+    told = [line for line in await log_of(jobs, job) if line["event"] == "policy.units_off"]
+    assert sorted(line["policy"] for line in told) == told_of
+    for line in told:
+        assert line["share"] == max(records[0].metrics[line["policy"]][of] for of in ("units_off", "critic_units_off"))
+        assert (line["round"], line["level"]) == (1, "warning")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ if TYPE_CHECKING:  # so that `marless submit` can check a job file without the t
     from marless.learning.nets.model import ModelSpec
 
 
+UNITS_OFF = "units_off"
+"""Metric of nets with relus: the share of units of the first layer that are off for every sample; that of critics has
+the name "critic_units_off".
+"""
+
+
 @dataclass(frozen=True)
 class Scope:
     """The agents that one learner serves: an agent class or, for algorithms that learn jointly, all classes."""

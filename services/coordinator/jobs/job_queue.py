@@ -13,6 +13,7 @@ from dataclasses import replace
 from marless.core.errors import FencedError, MarlessError, OverloadedError
 from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
+from marless.learning.algos.learner import UNITS_OFF
 from marless.services.coordinator.execution.job_run import JobRun
 from marless.services.coordinator.execution.pools import Pools
 from marless.services.coordinator.jobs.sink_feed import SinkFeed
@@ -127,6 +128,9 @@ class JobQueue:
 
 
 SAVE_PERIOD_S = 1.0
+MOSTLY_OFF = 0.9
+"""Share of a first layer's units that are off from which on the log of a job warns."""
+_TURN_ON = "the net hardly reads what is observed; lower algorithm.lr and start anew, or set model.activation: tanh"
 
 
 class LiveJob:
@@ -153,6 +157,8 @@ class LiveJob:
         self._tally = tally
         self._progress = progress
         self._changed = changed
+        self._mostly_off: set[str] = set()
+        """Policies of which the log tells that most units of a net are off; once is enough."""
         self.status = status
         """The present status; after the end, the final one."""
         self.job_run = JobRun(
@@ -245,6 +251,11 @@ class LiveJob:
         for each in record.invocations:
             if each.attempt > 1:
                 self.log.warning("invocation.repeated", id=each.id, attempt=each.attempt, worker=each.worker)
+        for policy, metrics in record.metrics.items():
+            off = max((value for name, value in metrics.items() if name.endswith(UNITS_OFF)), default=0.0)
+            if off >= MOSTLY_OFF and policy not in self._mostly_off:
+                self._mostly_off.add(policy)
+                self.log.warning("policy.units_off", round=record.round + 1, policy=policy, share=off, advice=_TURN_ON)
         if record.broken_episodes:
             self.log.warning("episodes.broken", round=record.round + 1, episodes=record.broken_episodes)
         for evaluation in record.evaluations:

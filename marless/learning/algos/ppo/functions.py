@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from marless.core.interruption import Stopped, check, never
+from marless.learning.algos.learner import UNITS_OFF
 from marless.learning.algos.ppo import losses
 from marless.learning.algos.ppo.minibatch_training import Metrics, MinibatchTraining, RoundSettings
 from marless.learning.algos.training import advantages
@@ -88,7 +89,7 @@ class PolicyFunction(MinibatchTraining):
     on.
     """
 
-    norm = "grad_norm"
+    norm, units_off = "grad_norm", UNITS_OFF
     values: ClassVar[int] = 0
     """How many outputs, the last ones, are values; the others are those of `heads`."""
     surrogate: ClassVar[Surrogate] = Surrogate(losses.surrogate, losses.surrogate_gradient, ("clip",))
@@ -279,7 +280,7 @@ class ValueFunction(MinibatchTraining):
 class CriticFunction(ValueFunction):
     """Trains critics by regression on returns. Samples: features, target, old (both normalised), [alive]."""
 
-    norm = "critic_grad_norm"
+    norm, units_off = "critic_grad_norm", f"critic_{UNITS_OFF}"
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         value_PKM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))

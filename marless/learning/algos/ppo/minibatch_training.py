@@ -24,13 +24,15 @@ from marless.learning.algos.training.images import ImageReader, ReadingNet
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples
 from marless.learning.nets import adam, kernels, stacked
-from marless.learning.nets.kinds import Precision
+from marless.learning.nets.kinds import LAYER_NORM, MLP, NATURE, Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import Net
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
+_RECTIFIED = (MLP, LAYER_NORM, NATURE)
+"""Kinds of nets whose first layer is followed by the activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class MinibatchTraining(ABC):
 
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
+    units_off: ClassVar[str]
+    """Name of the metric of `_activity`."""
 
     def __init__(
         self,
@@ -140,10 +144,26 @@ class MinibatchTraining(ABC):
     def _computed(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """See `_limited_gradient`."""
         metrics = self._fitting_gradient(batch, settings, measure=measure)
+        if measure:
+            metrics |= self._activity()
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
         if "alive" in batch:  # a minibatch may have no sample of a net's agents
             metrics[PRESENT] = batch["alive"].flatten(1).amax(dim=1)
         return metrics
+
+    def _activity(self) -> Metrics:
+        """The share of the first layer's units that no sample has turned on: no gradient reaches their weights.
+
+        With all of them off, a net has the same outputs whatever it observes, and never learns to read it. Only a
+        relu turns units off; {} for other activations, and for nets in which it does not follow the first layer.
+        """
+        layout = self._layout
+        if self._activation != "relu" or layout.kind not in _RECTIFIED or len(layout.shapes) == 1:
+            return {}
+        gradient_PHI = self.net.gradient_PD[:, layout.spans[0]].unflatten(1, layout.shapes[0])
+        off_P = (gradient_PHI == 0).all(dim=2).float().mean(dim=1)
+        # A loss without any gradient, as of equal rewards, says nothing of units.
+        return {self.units_off: off_P * self.net.gradient_PD.any(dim=1)}
 
     def _fitting_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """`_gradient`, in parts once a minibatch has not fitted into the memory of a GPU."""
@@ -161,7 +181,7 @@ class MinibatchTraining(ABC):
         """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
-        metrics = self._fitting_gradient(batch, settings, measure=True)
+        metrics = self._fitting_gradient(batch, settings, measure=True) | self._activity()
         # Without a limit, this measures the norm and scales nothing: the gradient is limited where it is applied.
         metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
         return self.net.gradient_PD, metrics

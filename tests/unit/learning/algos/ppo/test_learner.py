@@ -27,6 +27,7 @@ from marless.learning.nets.model import ModelSpec
 from tests.unit.learning.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
+RELU = ModelSpec(hidden=(8,), activation="relu")
 SHARED = (Group("all", rounds.AGENTS),)
 MLP, GRU = rounds.MODEL, rounds.MODEL.model_copy(update={"recurrent": "gru"})
 CRITICS = pytest.mark.parametrize(
@@ -242,6 +243,27 @@ def test_reports(name: str, settings: dict[str, object]) -> None:
         [("post_process", "walker"), *(("policy", p) for p in "xyz"), *(("critic", c) for c in judged)]
     )
     assert all(run.vcpu_s > 0 and run.end_s > run.start_s for run in output.runs)
+
+
+def test_units_that_no_sample_turns_on_are_counted() -> None:
+    """By the biases of the first layer: of eight units, b has six that are always off, and c's critic has all."""
+    learner = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT, model=RELU, epochs=2, minibatches=2)
+    bias = {name: np.full(8, 100.0, np.float32) for name in rounds.AGENTS}
+    bias["b"][:6] = -100.0
+    for name in rounds.AGENTS:
+        state = learner.initial(name, 0)
+        acting = dict(state.acting) | {"policy.0.bias": bias[name]}
+        critic = np.full(8, -100.0 if name == "c" else 100.0, np.float32)
+        learner.load(name, replace(state, acting=acting, learning=dict(state.learning) | {"critic.0.bias": critic}))
+    output = learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)]))
+    found = {name: (of["units_off"], of["critic_units_off"]) for name, of in output.metrics.items()}
+    assert found == {"a": (0.0, 0.0), "b": (0.75, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0)}
+
+
+def test_a_tanh_turns_no_unit_off() -> None:
+    learner = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT)
+    output = learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)]))
+    assert not any("units_off" in name for of in output.metrics.values() for name in of)
 
 
 def test_critics_learn_returns_of_any_size() -> None:
