@@ -190,8 +190,9 @@ def _read(session: Any) -> Program:  # Any: see `Program`
     remembers = MEMORY in names
     results = [OUTPUTS, NEXT_MEMORY] if remembers else [OUTPUTS]
     whole = all(type(length) is int for shape in (*given, *parameters) for length in shape)
-    ours = names[: len(given)] == input_names(len(given), remembers=remembers) and parameters
-    ours = ours and [each.name for each in outputs] == results and (not remembers or len(given[-1]) == 1)
+    named = names[: len(given)] == input_names(len(given), remembers=remembers)
+    named = named and [each.name for each in outputs] == results
+    ours = named and parameters and (not remembers or len(given[-1]) == 1)
     if not whole or not ours or {each.type for each in (*inputs, *outputs)} != {"tensor(float)"}:
         raise CorruptError("policy state: its ONNX graph has other inputs or outputs than those of a module")
     shapes = [*((2, *shape) for shape in given), *parameters]

@@ -160,7 +160,7 @@ class MinibatchTraining(ABC):
         layout = self._layout
         if self._activation != "relu" or layout.kind not in _RECTIFIED or len(layout.shapes) == 1:
             return {}
-        gradient_PHI = self.net.gradient_PD[:, layout.spans[0]].unflatten(1, layout.shapes[0])
+        gradient_PHI = self.net.gradient_PD[:, layout.spans[0]].view(-1, *layout.shapes[0])
         off_P = (gradient_PHI == 0).all(dim=2).float().mean(dim=1)
         # A loss without any gradient, as of equal rewards, says nothing of units.
         return {self.units_off: off_P * self.net.gradient_PD.any(dim=1)}
