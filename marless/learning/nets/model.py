@@ -77,7 +77,7 @@ class ModelSpec(Section):
     @constraint
     def _memory_of_modules(self) -> None:
         if self.module_memory and not is_module(self.kind):
-            raise ValueError(f"module_memory is for net: module/…; a net {self.kind} knows what it remembers")
+            raise ValueError("module_memory is for net: module/…; leave it out")
 
     @constraint
     def _normalised_perceptrons(self) -> None:

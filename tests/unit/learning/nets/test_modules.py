@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,8 +29,9 @@ from marless.learning.nets.contract import check_net
 from marless.learning.nets.layout import generator, layout, layout_of
 from marless.learning.nets.model import ModelSpec
 from marless.learning.nets.net_kind import InputShape
+from tests.docs.blocks import blocks
 from tests.unit.learning.algos import rounds
-from tests.unit.learning.nets.brought_modules import Brought, perceptron
+from tests.unit.learning.nets.brought_modules import THEIRS, Brought, perceptron
 from tests.unit.learning.policies import test_onnx as exports
 
 IMAGES = InputShape(2 * 9 * 7, (2, 9, 7)), InputShape(2 * 9 * 7 + 3, (2, 9, 7))
@@ -49,6 +51,14 @@ def model() -> ModelSpec:
 @pytest.mark.parametrize(("name", "hidden"), [("perceptron", (6, 4)), ("attentive", (6, 4)), ("gated", (6,))])
 def test_modules_keep_the_contract(name, hidden):
     check_net(f"module/{name}", hidden=hidden)
+
+
+def test_the_page_shows_a_module_that_remembers(monkeypatch):
+    [shown] = [block.text for block in blocks("docs/extending/module.md", "python") if "class Gated" in block.text]
+    page: dict[str, Any] = {}
+    exec(shown, page)  # noqa: S102  # our own page
+    monkeypatch.setitem(THEIRS, "page", lambda inputs, hidden, outputs: page["Gated"](inputs.size, *hidden, outputs))
+    check_net("module/page", hidden=(6,))
 
 
 @pytest.mark.parametrize("name", ["pictures", "films"])
@@ -277,7 +287,7 @@ def test_a_module_that_remembers_other_numbers_than_the_job_says_is_refused():
         layout(4, ModelSpec(net="module/gated", hidden=(8,)), 2)
     with pytest.raises(SpecError, match=r"module_memory is 5; set model\.module_memory: 0"):
         layout(4, ModelSpec(net="module/undeclared", hidden=(8,), module_memory=5), 2)
-    with pytest.raises(ValueError, match=r"module_memory is for net: module/…; a net gru knows"):
+    with pytest.raises(ValueError, match="module_memory is for net: module/…; leave it out"):
         ModelSpec.model_validate({"recurrent": "gru", "module_memory": 64})
 
 
