@@ -56,7 +56,7 @@ def test_modules_keep_the_contract(name, hidden):
 def test_the_page_shows_a_module_that_remembers(monkeypatch):
     [shown] = [block.text for block in blocks("docs/extending/module.md", "python") if "class Gated" in block.text]
     page: dict[str, Any] = {}
-    exec(shown, page)  # noqa: S102  # our own page
+    exec(shown, page)  # our own page
     monkeypatch.setitem(THEIRS, "page", lambda inputs, hidden, outputs: page["Gated"](inputs.size, *hidden, outputs))
     check_net("module/page", hidden=(6,))
 
