@@ -43,6 +43,14 @@ async def test_no_interruption_changes_what_modules_learn(tmp_path, check_restar
     await check_restarts(new(tmp_path, FAMILIES[family]), new(tmp_path, FAMILIES[family]))
 
 
+@pytest.mark.parametrize("episodes", ["carried", "fresh"])
+async def test_no_interruption_changes_what_modules_with_memory_learn(tmp_path, check_restarts, episodes):
+    """Actors write what they remember into trajectories and lanes, as the job's `module_memory` says."""
+    model = {"net": "module/recalling", "hidden": [6], "module_memory": 6}
+    actors = {"count": 2, "envs": 2, "steps": 5, "episodes": episodes}
+    await check_restarts(*(new(tmp_path, FAMILIES["ippo"], model=model, actors=actors) for _ in range(2)))
+
+
 @pytest.mark.parametrize("torso", ["separate", "shared"])
 async def test_gradients_of_modules_are_aggregated_without_torch(cluster, tmp_path, torso):
     actors = {"count": 3, "envs": 2, "steps": 5, "episodes": "fresh"}

@@ -25,3 +25,22 @@ class Scaled(nn.Module):
 def wide(inputs, hidden, outputs):
     """It has one output too many."""
     return nn.Linear(inputs.size, outputs + 1)
+
+
+class _Recalling(nn.Module):
+    """It remembers a moving mean of its hidden layer, whose pace depends on what it observes."""
+
+    def __init__(self, inputs, units, outputs):
+        super().__init__()
+        self.memory = units
+        self.below = nn.Linear(inputs, 2 * units)
+        self.last = nn.Linear(units, outputs)
+
+    def forward(self, x, memory):
+        pace, new = self.below(x).chunk(2, dim=1)
+        memory = memory + pace.sigmoid() * (new.tanh() - memory)
+        return self.last(memory), memory
+
+
+def recalling(inputs, hidden, outputs):
+    return _Recalling(inputs.size, *hidden, outputs)
