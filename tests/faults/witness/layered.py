@@ -1,4 +1,4 @@
-"""Modules of torch for jobs of tests: a perceptron with layer normalisation, and one that maps to too many numbers."""
+"""Modules of torch for jobs of tests: with layer normalisation, with memory, and one that maps to too many numbers."""
 
 import torch
 from torch import nn
