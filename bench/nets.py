@@ -1,7 +1,8 @@
 """Measures nets of each kind: an update against torch alone, and acting with NumPy, onnxruntime and torch.
 
 `python -m bench.nets --json nets.json`. One thread; CPU milliseconds. An update of `nature` is a pass forward and
-backward over a minibatch of frames (4 · 84 · 84) and a step of Adam; torch alone has nn.Sequential and its own Adam.
+backward over a minibatch of images (4 · 84 · 84) and a step of Adam. We read the bytes of frames by their positions;
+torch alone gets stacked numbers, and has nn.Sequential and its own Adam.
 Acting is one step of all copies of one agent, in a fresh process: what it imports and holds counts. onnxruntime
 runs the graph that `marless export --onnx` writes, from what is observed to the action, where it is installed.
 """
@@ -25,6 +26,7 @@ from bench import harness
 from bench.acting_step import ACTIONS, FRAMES, HIDDEN, NUMPY, ONNX, TORCH, cpu_ms, layout_of_kind
 from bench.harness import Row, spread
 from bench.workers import on_one_thread
+from marless.learning.algos.training.images import ImageReader, RoundImages, reading
 from marless.learning.envs.base import AgentClass, Discrete
 from marless.learning.nets import stacked
 from marless.learning.nets.acting import ActingState, description
@@ -38,11 +40,14 @@ BATCHES, COPIES = (256, 1024), 32
 
 
 def ours(batch: int) -> Callable[[], object]:
-    """An update of marless's net; each image of its input is in one piece, as the learner reads minibatches."""
-    layout = layout_of_kind("nature")
+    """An update of marless's net, which reads bytes of frames by their positions, as in a learner."""
+    layout, (frames, height, width) = layout_of_kind("nature"), FRAMES
     flat_1D = torch.tensor(layout.initial(np.random.default_rng(0), 1.0))[None]
-    net = stacked.net(layout, flat_1D, "relu")
-    input_1IM = torch.rand(1, batch, layout.inputs + 1).transpose(1, 2)
+    reader = ImageReader(torch.device("cpu"))
+    shown = np.random.default_rng(1).integers(256, size=(batch, height * width), dtype=np.uint8)
+    reader.show(RoundImages((shown,), ("obs/0",), frames))
+    net = reading(stacked.net(layout, flat_1D, "relu"), reader)
+    input_1IM = torch.cat([torch.randint(batch, (1, frames, batch)).float(), torch.ones(1, 1, batch)], dim=1)
     along_1KM = torch.rand(1, ACTIONS, batch)
     zeros = torch.zeros_like(flat_1D), torch.zeros_like(flat_1D), torch.zeros(1, dtype=torch.float64)
     adam = Adam(flat_1D, *zeros, steps=10_000, lr=1e-4, eps=1e-5)

@@ -53,6 +53,7 @@ class ImageLibrary:
     """Outputs of a panel."""
     take_steps: _Function
     weight_gradient: _Function
+    interleave: _Function
 
 
 @cache
@@ -63,6 +64,7 @@ def library() -> ImageLibrary | None:
         return None
     loaded.take_steps.argtypes = ctypes.POINTER(CStep), _WHOLE, _WHOLE, _ARRAY, _WHOLE, _ARRAY, _WHOLE
     loaded.weight_gradient.argtypes = ctypes.POINTER(CGradient), _ARRAY, _ARRAY
-    for function in (loaded.take_steps, loaded.weight_gradient):
+    loaded.interleave.argtypes = _WHOLE, _WHOLE, _WHOLE, _ARRAY, _ARRAY
+    for function in (loaded.take_steps, loaded.weight_gradient, loaded.interleave):
         function.restype = None
-    return ImageLibrary(loaded.panel_width(), loaded.take_steps, loaded.weight_gradient)
+    return ImageLibrary(loaded.panel_width(), loaded.take_steps, loaded.weight_gradient, loaded.interleave)

@@ -110,17 +110,19 @@ SIZED_BY_WEIGHTS = (MLP, GRU, LAYER_NORM)
 """Kinds of which the hidden layers and the inputs are known from the sizes of the weights, so that states tell neither.
 """
 NATURE, IMPALA, ENTITIES = "nature", "impala", "entities"
-OF_FORMS = (NATURE, IMPALA, ENTITIES)
+CONVOLUTIONAL = (NATURE, IMPALA)
+"""Kinds that see images by `Ops.images` alone, which need not find them among the inputs."""
+OF_FORMS = (*CONVOLUTIONAL, ENTITIES)
 """Kinds that read images or entities, and no plain vectors."""
-_CONVOLUTIONAL = "marless.learning.nets.convolutional"
+_OF_IMAGES = "marless.learning.nets.convolutional"
 KINDS: Registry[NetKind] = Registry(
     "net",
     "marless.nets",
     "",
     {
         **dict.fromkeys(OURS, __name__),
-        NATURE: f"{_CONVOLUTIONAL}:NATURE_KIND",
-        IMPALA: f"{_CONVOLUTIONAL}:IMPALA_KIND",
+        NATURE: f"{_OF_IMAGES}:NATURE_KIND",
+        IMPALA: f"{_OF_IMAGES}:IMPALA_KIND",
         ENTITIES: "marless.learning.nets.entities:ENTITIES_KIND",
     },
 )

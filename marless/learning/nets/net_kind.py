@@ -29,11 +29,13 @@ class InputShape:
     """(channels, height, width) where the first inputs are the numbers of an image, in this order."""
     entities: tuple[Entities, ...] = ()
     """Where the inputs describe other agents, units or marks, one block of numbers for each."""
+    positions: int = 0
+    """How many inputs say where the image is, in the place of its numbers; 0 where these are among the inputs."""
 
     @property
     def pixels(self) -> int:
-        """How many inputs are those of the image; 0 without."""
-        return 0 if self.image is None else prod(self.image)
+        """How many inputs are those of the image, or say where it is; 0 without."""
+        return self.positions or (0 if self.image is None else prod(self.image))
 
     def images(self, x: Array) -> Array:
         """A view of the images that inputs [P, I, M] begin with."""

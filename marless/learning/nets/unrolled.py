@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,17 @@ class _Part:
     output_PKM: Tensor  # noqa: N815
 
 
+class ShownImages(Protocol):
+    """Images of which inputs have positions alone: those of the frames that each consists of."""
+
+    @property
+    def frames(self) -> int:
+        """F, how many positions stand for an image."""
+
+    def images(self, inputs: InputShape, x_PIM: Tensor) -> Tensor:
+        """The images [P, M, height, width, channels] whose positions inputs begin with. Any thread may call this."""
+
+
 class Unrolled:
     """P nets; see `nets.stacked.Net`. `forward` raises ValueError if nets with memory get no `resets`.
 
@@ -53,6 +64,8 @@ class Unrolled:
         activation_of(activation)
         self.layout = layout
         self.activation = activation
+        self.shown: ShownImages | None = None
+        """Where the images are, if inputs have positions in the place of their numbers."""
         self.gradient_PD = torch.zeros_like(flat_PD)
         self._flat_PD = flat_PD
         self._lower = precision == "bfloat16"
@@ -63,7 +76,7 @@ class Unrolled:
         return matrices(self.layout, self._flat_PD)[-1]
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        whole_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach()
+        whole_PIM, shown = input_PIM.expand(len(self._flat_PD), -1, -1).detach(), self.shown
         # Samples of one episode stay together, and without images a graph is computed sooner than threads begin.
         apart = self.layout.image is not None and not self.layout.memory
         pieces = torch.split(whole_PIM, _SAMPLES_OF_IMAGES, dim=2) if apart else (whole_PIM,)
@@ -76,7 +89,9 @@ class Unrolled:
             input_PIM = piece_PIM.detach().requires_grad_()
             # Here, because each thread has this state of its own. The backward pass takes the types of this one.
             with torch.autocast(self._flat_PD.device.type, torch.bfloat16, enabled=self._lower):
-                output_PKM = _outputs(self.layout, leaves, self.activation, input_PIM, resets, memory, once=True)
+                output_PKM = _outputs(
+                    self.layout, leaves, self.activation, input_PIM, resets, memory, once=True, shown=shown
+                )
             return _Part(leaves, input_PIM, output_PKM.to(self._flat_PD.dtype))
 
         self._parts = self._each(compute, pieces)
@@ -128,7 +143,8 @@ class Unrolled:
 
         def compute(piece_PIS: Tensor) -> Tensor:
             with torch.no_grad():  # here, because each thread has this state of its own
-                return outputs(self.layout, self._flat_PD, self.activation, piece_PIS, resets)
+                leaves = weights(self.layout, self._flat_PD)
+                return _outputs(self.layout, leaves, self.activation, piece_PIS, resets, None, shown=self.shown)
 
         pieces = (input_PIS,) if whole else torch.split(input_PIS, at_once, dim=2)
         return torch.cat(self._each(compute, pieces) if self.layout.image else list(map(compute, pieces)), dim=2)
@@ -164,9 +180,10 @@ def _outputs(
     memory: Tensor | None,
     *,
     once: bool = False,
+    shown: ShownImages | None = None,
 ) -> Tensor:
     """See `outputs`; with `once`, gradients of these outputs need not be differentiable."""
-    step = _step(layout, leaves, activation, once=once)
+    step = _step(layout, leaves, activation, once=once, shown=shown)
     nets, dtype = len(leaves[0]), leaves[0].dtype
     x_PIM = input_PIM[:, :-1].expand(nets, -1, -1)
     if not layout.memory:
@@ -186,7 +203,7 @@ def _outputs(
 
 
 def _step(
-    layout: NetLayout, leaves: Sequence[Tensor], activation: str, *, once: bool
+    layout: NetLayout, leaves: Sequence[Tensor], activation: str, *, once: bool, shown: ShownImages | None
 ) -> Callable[[Tensor, Tensor], tuple[Array, Array]]:
     """What computes outputs [P, K, B] and the next memory [P, H, B] of inputs [P, I, B] and the memory."""
     if isinstance(layout, ModuleLayout):
@@ -194,7 +211,7 @@ def _step(
         from marless.learning.nets.modules import step_of_module
 
         return partial(step_of_module, layout, leaves[0])
-    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape, once=once)
+    kind, ops = kind_of(layout.kind), torch_ops(activation, layout.input_shape, once=once, shown=shown)
     return partial(kind.step, ops, [Layer(matrix) for matrix in leaves])
 
 
@@ -220,8 +237,12 @@ def pulled_back(
     )
 
 
-def torch_ops(activation: str, inputs: InputShape, *, once: bool = False) -> Ops:
+def torch_ops(activation: str, inputs: InputShape, *, once: bool = False, shown: ShownImages | None = None) -> Ops:
     """The operations of kinds, in torch; raises SpecError for an unknown activation."""
+    images: Callable[[Tensor], Tensor] = partial(training_images.images_of, inputs)
+    if shown is not None:
+        inputs = replace(inputs, positions=shown.frames)
+        images = partial(shown.images, inputs)
     return Ops(
         inputs=inputs,
         activate=activation_of(activation).differentiable,
@@ -231,7 +252,7 @@ def torch_ops(activation: str, inputs: InputShape, *, once: bool = False) -> Ops
         join=partial(torch.cat, dim=1),
         largest=torch.amax,
         choose=torch.where,
-        images=partial(training_images.images_of, inputs),
+        images=images,
         convolve=partial(training_images.convolve, once=once),
         pool=training_images.pool,
     )

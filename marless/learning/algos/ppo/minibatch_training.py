@@ -20,7 +20,7 @@ from marless.learning.algos.ppo import losses, parts
 from marless.learning.algos.ppo.algorithms import ActorCriticConfig, IPPOConfig, PPOConfig
 from marless.learning.algos.settings import value_at
 from marless.learning.algos.training.captured import CapturedSteps, DeviceGraphs
-from marless.learning.algos.training.images import ImageReader, ReadingNet
+from marless.learning.algos.training.images import ImageReader, reading
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples
 from marless.learning.nets import adam, kernels, stacked
@@ -107,8 +107,7 @@ class MinibatchTraining(ABC):
 
     def _made(self, flat_PD: Tensor, precision: Precision = "float32") -> Net:
         """Nets like those that are trained, with these parameters."""
-        net = stacked.net(self._layout, flat_PD, self._activation, precision)
-        return net if self._reader is None else ReadingNet(net, self._reader)
+        return reading(stacked.net(self._layout, flat_PD, self._activation, precision), self._reader)
 
     def train(
         self,

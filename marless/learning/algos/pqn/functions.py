@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from marless.learning.algos.q.functions import QNets, best
-from marless.learning.algos.training.images import ImageReader, ReadingNet
+from marless.learning.algos.training.images import ImageReader, reading
 from marless.learning.curvature.lanczos import Product
 from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
-from marless.learning.nets.stacked import Net, net
+from marless.learning.nets.stacked import net
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class OnlineQ(QNets):
         """Make the nets; features have positions of the images of `reader`, if there is one."""
         super().__init__(tensors, layout, activation, dueling=False, precision=precision)
         self._reader = reader
-        self.net = self._reading(self.net)
+        self.net = reading(self.net, reader)
 
     def values(self, seen: Seen) -> Tensor:
         """Q of the actions taken, [P, M]; `backward` refers to the last call."""
@@ -81,7 +81,8 @@ class OnlineQ(QNets):
 
         `resets` and `memory` as in `Seen`, per row.
         """
-        rows = self._reading(net(self.net.layout, self.tensors["flat"][list(owners)], self.net.activation))
+        stacked = net(self.net.layout, self.tensors["flat"][list(owners)], self.net.activation)
+        rows = reading(stacked, self._reader)
         q_NAS = rows.evaluate(features_NIS) if resets is None else rows.forward(features_NIS, resets, memory)
         return best(None, q_NAS, None if legal_NAS is None else legal_NAS > 0)
 
@@ -89,6 +90,3 @@ class OnlineQ(QNets):
         """See `QNets`."""
         features = batch["features"] if self._reader is None else self._reader.read(batch["features"], self.net.layout)
         return super().hessian({**batch, "features": features})
-
-    def _reading(self, nets: Net) -> Net:
-        return nets if self._reader is None else ReadingNet(nets, self._reader)

@@ -4,7 +4,8 @@ As float32, the images of a round would take four times their bytes, and a shuff
 pools and minibatches have in the place of observations one number for each image, its *position*, and nets that read
 images put the pixels in its place, scaled as actors scale them. Nets that read the last F images have F positions for
 each observation: images are stacked where they are read. Shapes: N agents of the class, T time, b copies of an actor,
-K bootstrap rows, O pixels of an image, P nets, R rows with positions, I with pixels, M samples.
+K bootstrap rows, O bytes of an image, P nets, R rows with positions, I with pixels, M samples, S pixels, C channels of
+all frames, c of one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from torch import Tensor
 from marless.core.errors import SpecError
 from marless.learning.data.trajectory import Trajectory, returned
 from marless.learning.envs.base import FloatArray
+from marless.learning.nets.compiled_images import library
 from marless.learning.nets.inputs import WHITE
+from marless.learning.nets.kinds import CONVOLUTIONAL
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.net_kind import InputShape
 from marless.learning.nets.stacked import Net
+from marless.learning.nets.unrolled import Unrolled
 
 _MOST = 2**24
 """Positions are float32, as all features, and exact below this number."""
@@ -40,7 +45,7 @@ class RoundImages:
     """All images that the agents of a class have observed in a round, actor by actor, as views of the trajectories."""
 
     parts: tuple[NDArray[np.uint8], ...]
-    """[rows, O], the arrays of each actor in which images are."""
+    """[rows, O] without gaps, the arrays of each actor in which images are."""
     names: tuple[str, ...]
     """Names of these arrays, the same of each actor."""
     frames: int
@@ -54,7 +59,8 @@ class RoundImages:
         names = tuple(name for name in names if name in every)
         if every[names[0]].dtype != np.uint8:
             return None
-        parts = tuple(t[name].reshape(-1, t[name].shape[-1]).view(np.uint8) for t in trajectories for name in names)
+        arrays = [t[name].reshape(-1, t[name].shape[-1]) for t in trajectories for name in names]
+        parts = tuple(np.ascontiguousarray(each).view(np.uint8) for each in arrays)
         if (count := sum(map(len, parts))) > _MOST:
             raise SpecError(
                 f"a round has {count:,} images of class {agent_class}, and a learner takes {_MOST:,}; lower "
@@ -119,6 +125,16 @@ class RoundImages:
             found_MO[mine] = self.parts[part].take(position_M[mine] - self.starts[part], axis=0)
         return found_MO
 
+    def addresses(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in memory the images at these positions begin."""
+        part = np.searchsorted(self.starts, position, "right") - 1
+        begins: NDArray[np.int64] = self._begins[part] + (position - self.starts[part]) * self.parts[0].shape[1]
+        return begins
+
+    @cached_property
+    def _begins(self) -> NDArray[np.int64]:
+        return np.array([part.ctypes.data for part in self.parts])
+
     def scaled(self, position: NDArray[np.int64]) -> FloatArray:
         """The images at positions [..., F], float32 [..., F · O], as nets read them."""
         pixels: FloatArray = np.divide(self.take(position.ravel()), WHITE)
@@ -126,7 +142,7 @@ class RoundImages:
 
 
 class ImageReader:
-    """Reads the images of the round that a learner trains on."""
+    """Reads the images of the round that a learner trains on; see `ShownImages`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -141,16 +157,50 @@ class ImageReader:
             np.concatenate(images.parts, out=self._store.numpy())
             self._store = self._store.to(self._device)
 
+    @property
+    def frames(self) -> int:
+        return self._shown.frames
+
+    @property
+    def _shown(self) -> RoundImages:
+        if self._images is None:
+            raise ValueError("there is no round whose images could be read")
+        return self._images
+
+    def images(self, inputs: InputShape, x_PIM: Tensor) -> Tensor:
+        """See `ShownImages`; no gradient flows to positions."""
+        # Each image is found, scaled and put in order by one pass over its bytes.
+        position_PMF = x_PIM[:, : self.frames].detach().transpose(1, 2)
+        (nets, samples, frames), (channels, height, width) = position_PMF.shape, inputs.image or (0, 0, 0)
+        form = channels // frames, height * width
+        found_PMSFc = x_PIM.new_empty(nets, samples, height * width, frames, channels // frames)
+        if self._store is not None:
+            shown_PMFcS = self._store[position_PMF.long()].view(nets, samples, frames, *form)
+            torch.div(shown_PMFcS.permute(0, 1, 4, 2, 3), float(WHITE), out=found_PMSFc)
+        else:
+            for position_MF, out_MSFc in zip(position_PMF.numpy().astype(np.int64), found_PMSFc, strict=True):
+                self._interleave(position_MF, out_MSFc.numpy())
+        return found_PMSFc.view(nets, samples, height, width, channels)
+
+    def _interleave(self, position_MF: NDArray[np.int64], out_MSFc: FloatArray) -> None:
+        """Write the images at these positions, scaled."""
+        samples, pixels, frames, each = out_MSFc.shape
+        if kernels := library():
+            begins_MFc = self._shown.addresses(position_MF)[..., None] + pixels * np.arange(each)
+            kernels.interleave(samples, frames * each, pixels, begins_MFc.ctypes.data, out_MSFc.ctypes.data)
+            return
+        for age, position_M in enumerate(position_MF.T):
+            shown_McS = self._shown.take(position_M).reshape(samples, each, pixels)
+            np.divide(shown_McS.swapaxes(1, 2), WHITE, out=out_MSFc[:, :, age])
+
     def read(self, x_PRM: Tensor, layout: NetLayout, room: Tensor | None = None) -> Tensor:
         """The features [P, I, M] of nets of this layout, of features with positions, whose first rows they are.
 
-        Convolutions read each sample's pixels in one piece: for their nets, features are views of [P, M, I]. They are
-        written to `room`, of as many numbers, if there is one.
+        Convolutions and modules read each sample's pixels in one piece: for their nets, features are views of
+        [P, M, I]. They are written to `room`, of as many numbers, if there is one.
         """
-        if self._images is None:
-            raise ValueError("there is no round whose images could be read")
-        (nets, rows, samples), frames = x_PRM.shape, self._images.frames
-        pixels = self._images.parts[0].shape[1]
+        (nets, rows, samples), frames = x_PRM.shape, self.frames
+        pixels = self._shown.parts[0].shape[1]
         features, whole = frames * pixels + rows - frames, layout.image is not None
         if room is None:
             room = x_PRM.new_empty(nets * features * samples)
@@ -168,11 +218,20 @@ class ImageReader:
             shown_PMO = self._store[position_PM.long()]
             torch.div(shown_PMO.transpose(1, 2), float(WHITE), out=out_POM)
             return
-        assert self._images is not None
         for position_M, out_OM in zip(position_PM.numpy().astype(np.int64), out_POM.numpy(), strict=True):
             for begun in range(0, len(position_M), _PIECE):
                 piece = slice(begun, begun + _PIECE)
-                np.divide(self._images.take(position_M[piece]).T, WHITE, out=out_OM[:, piece])
+                np.divide(self._shown.take(position_M[piece]).T, WHITE, out=out_OM[:, piece])
+
+
+def reading(net: Net, reader: ImageReader | None) -> Net:
+    """The nets with positions of the images of `reader`, if there is one, in the place of pixels."""
+    if reader is None:
+        return net
+    if isinstance(net, Unrolled) and net.layout.kind in CONVOLUTIONAL:
+        net.shown = reader
+        return net
+    return ReadingNet(net, reader)
 
 
 class ReadingNet:

@@ -21,6 +21,7 @@ from marless.learning.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.learning.envs.synthetic import SyntheticEnv
 from marless.learning.nets.acting import ActingPolicies
 from marless.learning.nets.layout import NetLayout
+from marless.learning.nets.net_kind import InputShape
 from marless.learning.similarity.measures import PolicyDistanceConfig
 from tests.unit.learning.algos import rounds
 
@@ -183,6 +184,26 @@ def test_nets_read_pixels_in_the_place_of_positions(monkeypatch, layout):
     reader.show(None)
     with pytest.raises(ValueError, match="no round"):
         reader.read(x_N3S, layout)
+
+
+@pytest.mark.parametrize(("frames", "channels"), [(4, 1), (2, 3), (1, 1), (3, 2), (1, 9)])
+@pytest.mark.parametrize("way", ["compiled", "numpy", "device"])
+def test_convolutions_are_shown_each_pixel_with_the_channels_of_all_frames(monkeypatch, frames, channels, way):
+    rng = np.random.default_rng(3)
+    parts = tuple(rng.integers(256, size=(rows, channels * 5 * 7), dtype=np.uint8) for rows in (4, 1, 6))
+    shown, reader = RoundImages(parts, ("obs/0",), frames), ImageReader(torch.device("cpu"))
+    reader.show(shown)
+    if way == "numpy":
+        monkeypatch.setattr(images, "library", lambda: None)
+    if way == "device":
+        monkeypatch.setattr(reader, "_store", torch.from_numpy(np.concatenate(parts)))
+    position_PFM = rng.integers(11, size=(2, frames, 3)).astype(np.float32)
+    x_PIM = torch.from_numpy(np.concatenate([position_PFM, np.ones((2, 2, 3), np.float32)], axis=1))
+    found = reader.images(InputShape(channels * frames * 35 + 1, (frames * channels, 5, 7)), x_PIM)
+    bytes_PFMcHW = np.concatenate(parts)[position_PFM.astype(int)].reshape(2, frames, 3, channels, 5, 7)
+    expected = bytes_PFMcHW.transpose(0, 2, 4, 5, 1, 3).reshape(2, 3, 5, 7, -1) / np.float32(255)
+    assert found.is_contiguous()
+    assert np.array_equal(found, expected)
 
 
 def test_more_images_than_can_be_numbered_are_refused(monkeypatch):
