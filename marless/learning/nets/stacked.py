@@ -18,7 +18,7 @@ from marless.learning.nets import kernels
 from marless.learning.nets.compiled import CLayer, CPerceptrons, Library, library
 from marless.learning.nets.kernels import Activation, Then
 from marless.learning.nets.kernels import activation as activation_of
-from marless.learning.nets.kinds import LAYER_NORM, Precision
+from marless.learning.nets.kinds import LAYER_NORM, MLP, NATURE, Precision
 from marless.learning.nets.layout import GRULayout, Layout, LSTMLayout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
@@ -27,6 +27,8 @@ WORKSPACES = 8
 _THIN = 16
 """Number of outputs below which kernels.c has a layer's gradient in vectors (`is_thin`)."""
 _PANELS = 4
+_RECTIFIED = (MLP, LAYER_NORM, NATURE)
+"""Kinds of nets whose first layer is followed by the activation."""
 
 
 class Net(Protocol):
@@ -107,6 +109,22 @@ def net(layout: NetLayout, flat_PD: Tensor, activation: str, precision: Precisio
     if isinstance(layout, LSTMLayout):
         return StackedLSTM(layout, flat_PD, activation)
     return Unrolled(layout, flat_PD, activation, precision)
+
+
+def units_off(net: Net) -> Tensor | None:
+    """The share [P] of the first layer's units that no sample of the last `backward` has turned on.
+
+    No gradient reaches their weights. With all of them off, a net has the same outputs whatever it observes, and never
+    learns to read it. Only a relu turns units off: None for other activations, and for nets in which it does not follow
+    the first layer.
+    """
+    layout = net.layout
+    if net.activation != "relu" or layout.kind not in _RECTIFIED or len(layout.shapes) == 1:
+        return None
+    gradient_PHI = net.gradient_PD[:, layout.spans[0]].view(-1, *layout.shapes[0])
+    off_P = (gradient_PHI == 0).all(dim=2).float().mean(dim=1)
+    # A loss without any gradient, as of equal rewards, says nothing of units.
+    return off_P * net.gradient_PD.any(dim=1)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from marless.learning.algos.training.policy_batching import Stack
 from marless.learning.algos.training.td import sample_weights, td_gradient, td_loss
 from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
-from marless.learning.nets.stacked import feed_forward
+from marless.learning.nets.stacked import feed_forward, units_off
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
@@ -292,6 +292,11 @@ class RowNets:
         """Each net's gradient [P, D], given those at its rows' last outputs; overwritten by the next call."""
         self.net.backward(d_output_RKM)
         return self.mean(self.net.gradient_PD)
+
+    def units_off(self) -> Tensor | None:
+        """See `stacked.units_off`; the mean over each net's rows."""
+        off_R = units_off(self.net)
+        return None if off_R is None else self.mean(off_R.unsqueeze(1)).squeeze(1)
 
     def mean(self, x_RF: Tensor) -> Tensor:
         """Mean over the rows of each net: [R, F] → [P, F]; 0 for nets without rows."""

@@ -21,7 +21,7 @@ from marless.learning.algos.ddpg.actor_critics import ActorCritics, Actors, Desc
 from marless.learning.algos.ddpg.algorithms import ReplayActorCriticConfig
 from marless.learning.algos.ddpg.heads import Head
 from marless.learning.algos.ddpg.inputs import SampleView, replaced, views
-from marless.learning.algos.learner import RoundInput
+from marless.learning.algos.learner import UNITS_OFF, RoundInput
 from marless.learning.algos.off_policy.batches import Batch
 from marless.learning.algos.training import measuring, td
 from marless.learning.algos.training.passes import PassTimer
@@ -48,7 +48,7 @@ class TrainedActorCritic(TrainedStack):
             return metric
         if self.prefix == ENTROPY:
             return f"{ENTROPY}_weight_{metric}"
-        plain = "critic_grad_norm" if metric == "grad_norm" else metric
+        plain = f"critic_{metric}" if metric in ("grad_norm", UNITS_OFF) else metric
         return plain if self.prefix == "critic" else f"{self.prefix}_{plain}"
 
 
@@ -139,8 +139,11 @@ class ActorCriticTraining:
     def metrics(self) -> Metrics:
         found: Metrics = {}
         for each in self._ensembles:
-            for trained in (*each.critics, *each.policies, *each.weights):
-                for name, numbers in trained.metrics().items():
+            critics = zip(each.critics, (critic.nets for critic in each.nets.critics), strict=True)
+            policies = zip(each.policies, (actors.nets for actors in each.nets.actors), strict=True)
+            seen = [trained.metrics(nets.units_off()) for trained, nets in (*critics, *policies)]
+            for metrics in (*seen, *(trained.metrics() for trained in each.weights)):
+                for name, numbers in metrics.items():
                     found.setdefault(name, {}).update(numbers)
         return found
 

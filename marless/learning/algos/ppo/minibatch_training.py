@@ -24,15 +24,13 @@ from marless.learning.algos.training.images import ImageReader, reading
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import Samples
 from marless.learning.nets import adam, kernels, stacked
-from marless.learning.nets.kinds import LAYER_NORM, MLP, NATURE, Precision
+from marless.learning.nets.kinds import Precision
 from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 from marless.learning.nets.stacked import Net
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
-_RECTIFIED = (MLP, LAYER_NORM, NATURE)
-"""Kinds of nets whose first layer is followed by the activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,7 @@ class MinibatchTraining(ABC):
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
     units_off: ClassVar[str]
-    """Name of the metric of `_activity`."""
+    """Name of the metric of `stacked.units_off`."""
 
     def __init__(
         self,
@@ -151,18 +149,8 @@ class MinibatchTraining(ABC):
         return metrics
 
     def _activity(self) -> Metrics:
-        """The share of the first layer's units that no sample has turned on: no gradient reaches their weights.
-
-        With all of them off, a net has the same outputs whatever it observes, and never learns to read it. Only a
-        relu turns units off; {} for other activations, and for nets in which it does not follow the first layer.
-        """
-        layout = self._layout
-        if self._activation != "relu" or layout.kind not in _RECTIFIED or len(layout.shapes) == 1:
-            return {}
-        gradient_PHI = self.net.gradient_PD[:, layout.spans[0]].view(-1, *layout.shapes[0])
-        off_P = (gradient_PHI == 0).all(dim=2).float().mean(dim=1)
-        # A loss without any gradient, as of equal rewards, says nothing of units.
-        return {self.units_off: off_P * self.net.gradient_PD.any(dim=1)}
+        off_P = stacked.units_off(self.net)
+        return {} if off_P is None else {self.units_off: off_P}
 
     def _fitting_gradient(self, batch: Mapping[str, Tensor], settings: RoundSettings, *, measure: bool) -> Metrics:
         """`_gradient`, in parts once a minibatch has not fitted into the memory of a GPU."""

@@ -23,6 +23,7 @@ from marless.learning.algos.training import measuring
 from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Samples, Stack
 from marless.learning.algos.training.td import Metrics, TrainedStack, sample_weights, td_gradient, td_metrics
+from marless.learning.nets.stacked import units_off
 
 Batch = Mapping[str, Tensor]
 """A minibatch of the agents of a class, each [N, rows, M]: "features", "action", "target", "counts" (1 for samples that
@@ -100,7 +101,8 @@ class Regression(ABC):
 
     def metrics(self) -> Metrics:
         """Means over the gradient steps so far."""
-        return {name: found for each in self._policies for name, found in each.metrics().items()}
+        seen = [each.metrics(units_off(each.function.net)) for each in self._policies]
+        return {name: found for of_stack in seen for name, found in of_stack.items()}
 
     def measured(self, inputs: RoundInput, order_U: Tensor, meter: PassTimer) -> Metrics:
         """The measurements of each policy that the round asks for, over all its samples; metered.

@@ -24,6 +24,7 @@ from marless.learning.algos.training.passes import PassTimer
 from marless.learning.algos.training.policy_batching import Samples, Stack
 from marless.learning.algos.training.td import Metrics, TrainedStack, sample_weights, td_gradient, td_metrics
 from marless.learning.algos.training.turns import Turns
+from marless.learning.nets.stacked import units_off
 
 _PARTS = 4
 """Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""
@@ -61,7 +62,6 @@ class QTraining(ABC):
 
     def __init__(self, config: QConfig, policies: Sequence[Policies], count: int) -> None:
         self._config = config
-        self._trained: Sequence[TrainedStack] = policies
         self._policies = tuple(policies)
         self._names = tuple(name for each in policies for name in each.names)
         self.count = count
@@ -74,8 +74,8 @@ class QTraining(ABC):
 
     def metrics(self) -> Metrics:
         found: Metrics = {}
-        for each in self._trained:
-            found |= each.metrics()
+        for each in self._policies:
+            found |= each.metrics(units_off(each.function.net))
         return found
 
     def measured(self, inputs: RoundInput, batch: Batch, meter: PassTimer) -> Metrics:
@@ -170,7 +170,9 @@ class JointTraining(QTraining):
     ) -> None:
         super().__init__(config, policies, count)
         self._mixer, self._joint = mixer, joint
-        self._trained = (*policies, *((joint,) if joint else ()))
+
+    def metrics(self) -> Metrics:
+        return super().metrics() | (self._joint.metrics() if self._joint else {})
 
     def step(self, batch: Batch, meter: PassTimer) -> Tensor | None:
         priority_E = self._gradient(batch, meter)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from marless.learning.algos.learner import UNITS_OFF
 from marless.learning.algos.off_policy.config import OffPolicyConfig
 from marless.learning.algos.training.passes import PRESENT, step_means
 from marless.learning.algos.training.policy_batching import same_shape
@@ -89,9 +90,11 @@ class TrainedStack:
         self.optimizer.step(gradient_PD)
         self.seen.append({**(metrics or {}), "grad_norm": norm_P})
 
-    def metrics(self) -> Metrics:
-        """Mean of each metric over the steps that have it, see `step_means`."""
+    def metrics(self, off_P: Tensor | None = None) -> Metrics:
+        """Mean of each metric over the steps that have it, see `step_means`; and `units_off` of the last step."""
         means = {self.label(key): mean_P.tolist() for key, mean_P in step_means(self.seen).items()}
+        if off_P is not None and self.seen:
+            means[self.label(UNITS_OFF)] = off_P.tolist()
         return {name: {key: means[key][i] for key in means} for i, name in enumerate(self.names)}
 
     def label(self, metric: str) -> str:
