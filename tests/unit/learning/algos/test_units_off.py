@@ -1,4 +1,4 @@
-"""Value methods and actor-critics with a replay count units that no sample turns on; for PPO, see `ppo.test_learner`."""
+"""Value methods and actor-critics count units that no sample turns on; for PPO, see `ppo.test_learner`."""
 
 from __future__ import annotations
 
