@@ -1,7 +1,7 @@
 """Compares PPO on Atari's games with Stable-Baselines3: env steps per second of whole training, and returns.
 
     python -m bench.atari_training --env-steps 24576 --runs 3 --json bench/results/atari_training.json
-    python -m bench.atari_training --games Pong --env-steps 400000 --runs 3 --runs-file bench/runs/atari.jsonl
+    python -m bench.atari_training --games Pong --env-steps 300000 --runs 3 --runs-file bench/runs/atari.jsonl
 
 Both sides have 8 copies with DeepMind's preprocessing, rounds of 128 steps, 4 epochs in minibatches of 256 and one
 Nature net for policy and critic: `examples/pong.yaml` in one process, with two workers, and the settings of
@@ -60,7 +60,8 @@ class Trained:
 
 def ours(game: str, env_steps: int, seed: int) -> Trained:
     """Train with `examples/pong.yaml`."""
-    wanted = {"env.name": f"atari/{game}", "seed": seed, "stop.env_steps": env_steps, "algorithm.entropy": 0.01}
+    wanted = {"env.name": f"atari/{game}", "seed": seed, "stop.env_steps": env_steps}
+    wanted |= {"algorithm.entropy": 0.01, "algorithm.lr": 2.5e-4}
     wanted["env.options"] = {"episodic_life": True, "fire_reset": True}  # as Stable-Baselines3
     wanted["evaluation"] = {"every": 0, "episodes": 1, "random_episodes": 1, "limit_s": 1}
     sets = [part for name, value in wanted.items() for part in ("--set", f"{name}={json.dumps(value)}")]
