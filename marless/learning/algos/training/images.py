@@ -186,7 +186,8 @@ class ImageReader:
         """Write the images at these positions, scaled."""
         samples, pixels, frames, each = out_MSFc.shape
         if kernels := library():
-            begins_MFc = self._shown.addresses(position_MF)[..., None] + pixels * np.arange(each)
+            planes_MFc = self._shown.addresses(position_MF)[..., None] + pixels * np.arange(each)
+            begins_MFc = np.ascontiguousarray(planes_MFc)  # it has its address alone
             kernels.interleave(samples, frames * each, pixels, begins_MFc.ctypes.data, out_MSFc.ctypes.data)
             return
         for age, position_M in enumerate(position_MF.T):
