@@ -1,8 +1,10 @@
 """The benchmarks of Atari's games: stepping, next to two others, and training, next to another one."""
 
+import numpy as np
 import pytest
+import torch
 
-from bench import atari, atari_training
+from bench import atari, atari_training, plain_atari
 from bench.atari_training import Trained, kept, row
 from bench.kept_rows import KeptRows
 
@@ -27,7 +29,7 @@ def test_training_is_compared_by_rates_and_by_the_games_that_ended_last(tmp_path
     rows = KeptRows(tmp_path / "runs.jsonl", {})
     runs = {name: [kept(rows, name, "Pong", 1000, seed) for seed in range(2)] for name in atari_training.SYSTEMS}
     found = row("Pong", runs)
-    assert found["ratio"]["median"] == 2.0
+    assert found["marless / Stable-Baselines3"]["median"] == 2.0
     assert found["marless, return"]["median"] == (4.0 + 3 * 8.0) / 4
     assert made == [("Pong", 0), ("Pong", 1)] * 2
     again = KeptRows(tmp_path / "runs.jsonl", {})
@@ -39,3 +41,28 @@ def test_training_is_compared_by_rates_and_by_the_games_that_ended_last(tmp_path
     kept(again, "Stable-Baselines3", "Pong", 1000, 1)
     assert made[4:] == [("Pong", 1)]  # a run of another job is not this one
     assert Trained(1000, 1.0, ((500, 2, 0.0),)).final is None
+    assert runs["marless"][0].curve(4) == [(375.0, 0.0), (875.0, 7.0)]
+
+
+def test_the_plain_script_learns_from_its_round(monkeypatch):
+    monkeypatch.setattr(plain_atari, "STEPS", 8)
+    monkeypatch.setattr(plain_atari, "MINIBATCH", 32)
+    ppo = plain_atari.PlainPPO("Pong", 0)
+    before = [each.clone() for each in ppo.net.parameters()]
+    ppo.iterate()
+    assert all(not torch.equal(a, b) for a, b in zip(before, ppo.net.parameters(), strict=True))
+    shown = ppo.images.copy()
+    ppo.step(torch.zeros(8, dtype=torch.int64))
+    assert ppo.images.dtype == np.uint8
+    assert np.array_equal(ppo.images[:, :-1], shown[:, 1:])
+
+
+def test_the_plain_script_has_advantages_by_hand(monkeypatch):
+    monkeypatch.setattr(plain_atari, "STEPS", 2)
+    monkeypatch.setattr(plain_atari, "COPIES", 1)
+    reward, value = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [1.5], [4.0]])
+    going = plain_atari.advantages(reward, value, torch.tensor([[False], [False]]))
+    last = 2 + 0.99 * 4 - 1.5
+    assert going.flatten().tolist() == pytest.approx([1 + 0.99 * 1.5 - 0.5 + 0.99 * 0.95 * last, last])
+    over = plain_atari.advantages(reward, value, torch.tensor([[True], [False]]))
+    assert over.flatten().tolist() == pytest.approx([1 - 0.5, last])
