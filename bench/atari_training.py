@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench import harness, systems
 from bench.harness import ROOT, Row, spread
 from bench.kept_rows import KeptRows
 from bench.peers import install
+from marless.app.cli import picture
 from marless.app.cli.picture import COLOURS
-from marless.core.errors import unknown_name
+from marless.core.errors import SpecError, UnavailableError, unknown_name
 from marless_atari.games import names
 
 JOB = ROOT / "examples" / "pong.yaml"
@@ -132,15 +132,20 @@ def row(game: str, runs: Mapping[str, list[Trained]]) -> Row:
     return found
 
 
-def draw(game: str, runs: Mapping[str, list[Trained]], panel: Any) -> None:  # Any: matplotlib has no types
-    """Draw a game's returns against env steps: a line for each run, as means of every hundredth of it."""
-    for colour, (system, each) in zip(COLOURS, runs.items(), strict=False):
-        for number, run in enumerate(each):
-            curve = run.curve(100)
-            panel.plot(*zip(*curve, strict=True), color=colour, alpha=0.8, label=None if number else system)
-    panel.set(title=f"{game}, {len(runs['marless'])} seeds", xlabel="env steps", ylabel="points of a game")
-    panel.grid(alpha=0.3)
-    panel.legend()
+def draw(games: Mapping[str, Mapping[str, list[Trained]]], target: Path) -> None:
+    """Draw the returns of each game against env steps: a line for each run, as means of every 50th of it."""
+    from matplotlib.figure import Figure  # not in every installation
+
+    figure = Figure(figsize=(5 * len(games), 4), layout="constrained")
+    for panel, (game, runs) in zip(figure.subplots(1, len(games), squeeze=False)[0], games.items(), strict=True):
+        for colour, (system, each) in zip(COLOURS, runs.items(), strict=False):
+            for number, run in enumerate(each):
+                x, y = ([point[axis] for point in run.curve(50)] for axis in range(2))
+                panel.plot(x, y, color=colour, alpha=0.8, label=None if number else system)
+        panel.set(title=f"{game}, seeds: {len(runs['marless'])}", xlabel="env steps", ylabel="points of a game")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    picture.write(figure, target)
 
 
 def main() -> None:
@@ -155,6 +160,11 @@ def main() -> None:
     games = args.games.split(",")
     if unknown := set(games) - set(names()):
         parser.error(unknown_name("game", min(unknown), names()))
+    if args.plot:  # now, not after hours
+        try:
+            picture.check(args.plot)
+        except (SpecError, UnavailableError) as error:
+            parser.error(str(error))
     if not install.installed("sb3"):
         parser.error("sb3 is not installed: python -m bench.peers.install sb3")
     compared = [system for system in SYSTEMS if args.plain or system != PLAIN]
@@ -168,12 +178,7 @@ def main() -> None:
         rows.append(row(game, runs))
         every[game] = runs
     if args.plot:
-        from matplotlib.figure import Figure  # not in every installation
-
-        figure = Figure(figsize=(6 * len(games), 4), layout="constrained")
-        for panel, (game, runs) in zip(figure.subplots(1, len(games), squeeze=False)[0], every.items(), strict=True):
-            draw(game, runs, panel)
-        figure.savefig(args.plot, dpi=110)
+        draw(every, args.plot)
     harness.report("atari_training", about, rows, {"env_steps": args.env_steps}, args.json)
 
 

@@ -7,8 +7,6 @@ trains, and prints env steps, seconds and returns of whole games as one JSON lin
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Mapping
 
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bench import atari_program
 from marless.learning.envs import registry
 from marless.learning.envs.base import Frame
 
@@ -134,12 +133,7 @@ def _shown(frame: Frame) -> np.ndarray:
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--game", default="Pong")
-    parser.add_argument("--env-steps", type=int, default=8192)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = atari_program.options(__doc__)
     torch.set_num_threads(args.threads)
     ppo, games, sampled, began = PlainPPO(args.game, args.seed), [], 0, time.perf_counter()
     while sampled < args.env_steps:
@@ -148,7 +142,7 @@ def main() -> None:
         if ppo.ended:
             games.append((sampled, len(ppo.ended), sum(ppo.ended) / len(ppo.ended)))
             ppo.ended.clear()
-    print(json.dumps({"wall_s": time.perf_counter() - began, "env_steps": sampled, "games": games}))
+    atari_program.report(time.perf_counter() - began, sampled, games)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 /* Convolutions and maxima of images while nets act, and gradients of convolutions, for
-   marless.learning.nets.compiled_images: float32, one thread, no global state. Images that nets train on are put together.
+   marless.learning.nets.compiled_images; and images to train on, from bytes. float32, one thread, no global state.
 
    Each number is summed up in one order, which depends neither on the CPU nor, while nets act, on how many images there
    are. No square is written out: tiles of the result are summed up in registers from the image itself, whose squares
@@ -203,7 +203,7 @@ void weight_gradient(const struct gradient *g, float *sums, float *out) {
         for (long k = 0; k <= g->inputs; k++) out[o * (g->inputs + 1) + k] = sums[k * g->outputs + o];
 }
 
-/* out <- bytes / 255 of some planes, whose numbers are neighbours in pixels of `pixel` numbers. */
+/* out <- bytes / 255 of the next `planes` planes; a pixel of all planes has `pixel` numbers, one after another. */
 INLINE void scale_planes(const int planes, long pixels, const uint8_t *const *from, long pixel, float *out) {
     for (long i = 0; i < pixels; i++)
         for (int k = 0; k < planes; k++) out[i * pixel + k] = (float)from[k][i] / 255;

@@ -28,7 +28,11 @@ def images_of(inputs: InputShape, x_PIM: Tensor) -> Tensor:
     pixels_PCSM = x_PIM[:, : inputs.pixels].detach().reshape(nets, channels, height * width, samples)
     if x_PIM.device.type != "cpu":
         images_PMSC = pixels_PCSM.permute(0, 3, 2, 1).contiguous()
-    else:  # some pixels at a time, so that what is read stays in a cache until all of it is written
+    elif x_PIM.stride(1) == 1:  # images in one piece: channel by channel takes 0.4 of the time of all at once
+        images_PMSC = pixels_PCSM.new_empty(nets, samples, height * width, channels)
+        for k in range(channels):
+            images_PMSC[..., k] = pixels_PCSM[:, k].mT
+    else:  # rows of samples: some pixels at a time, so that what is read stays in a cache until all of it is written
         images_PMSC = pixels_PCSM.new_empty(nets, samples, height * width, channels)
         source, target = pixels_PCSM.numpy(), images_PMSC.numpy()
         for start, k in product(range(0, height * width, _PIXELS), range(channels)):

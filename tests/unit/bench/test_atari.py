@@ -44,6 +44,16 @@ def test_training_is_compared_by_rates_and_by_the_games_that_ended_last(tmp_path
     assert runs["marless"][0].curve(4) == [(375.0, 0.0), (875.0, 7.0)]
 
 
+def test_curves_are_drawn_and_a_wrong_picture_is_refused_before_training(tmp_path, monkeypatch, capsys):
+    runs = {"marless": [Trained(1000, 1.0, ((500, 2, 0.0), (900, 1, 3.0)))], "plain script": [Trained(1000, 1.0, ())]}
+    atari_training.draw({"Pong": runs, "Qbert": runs}, tmp_path / "new" / "curves.png")
+    assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("sys.argv", ["atari_training", "--plot", "curves.docx"])
+    with pytest.raises(SystemExit):
+        atari_training.main()
+    assert "a picture's name ends with one of" in capsys.readouterr().err
+
+
 def test_the_plain_script_learns_from_its_round(monkeypatch):
     monkeypatch.setattr(plain_atari, "STEPS", 8)
     monkeypatch.setattr(plain_atari, "MINIBATCH", 32)

@@ -229,6 +229,8 @@ def reading(net: Net, reader: ImageReader | None) -> Net:
     """The nets with positions of the images of `reader`, if there is one, in the place of pixels."""
     if reader is None:
         return net
+    # Convolutions ask for their images, so these are read where they are convolved, in the threads of that. All others,
+    # such as perceptrons and modules, find pixels among their inputs.
     if isinstance(net, Unrolled) and net.layout.kind in CONVOLUTIONAL:
         net.shown = reader
         return net
