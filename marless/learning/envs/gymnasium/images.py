@@ -72,8 +72,20 @@ class ImageCodec:
             raise ValueError(value)
         seen: Pixels = (found[:, :, None] if found.ndim == 2 else found).transpose(self._axes)
         if self._gray:
-            seen = np.rint(np.tensordot(_BRIGHTNESS, seen[:3], 1))[None].astype(np.uint8)
+            seen = _brightness(seen)
         return (self._shrink(seen) if self._shrink else seen).ravel()
+
+
+def _brightness(colours_CHW: Pixels) -> Pixels:
+    """The gray picture, uint8 [1, height, width], of one in red, green and blue; what follows is left out.
+
+    One colour after another: tensordot would first copy what games draw, whose colours lie far apart or backwards.
+    """
+    gray_HW = colours_CHW[0] * _BRIGHTNESS[0]
+    for colour_HW, share in zip(colours_CHW[1:3], _BRIGHTNESS[1:], strict=True):
+        gray_HW += colour_HW * share
+    gray: Pixels = np.rint(gray_HW, out=gray_HW).astype(np.uint8)[None]
+    return gray
 
 
 def reader(space: Any, look: ImageLook) -> ImageCodec | None:  # Any: third-party spaces

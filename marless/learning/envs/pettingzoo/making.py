@@ -6,14 +6,17 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from marless.core.errors import SpecError, shown, unknown_name
 from marless.core.installing import how_to_install
 from marless.learning.envs import allowed
 from marless.learning.envs.allowed import installed, unknown_environment
-from marless.learning.envs.base import BatchedEnv
+from marless.learning.envs.base import BatchedEnv, random_actions
 
 try:
     from gymnasium import error as gymnasium_error
@@ -39,6 +42,10 @@ _INSTALLED_BY: Mapping[str, str] = MappingProxyType(
 )
 """pip requirement that installs each module; messages recommend nothing else."""
 
+_RENDERED = "render_mode"
+"""Option of environments that says whether, and how, they draw."""
+_STILL = 20
+"""Steps after which images are taken to stay the same. Most change in the first."""
 _OURS = (*LOOKS, TURNS)
 """Options that are not the environment's own."""
 _CONVERTED = conversions.aec_to_parallel_wrapper, conversions.turn_based_aec_to_parallel_wrapper
@@ -64,7 +71,44 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
     envs = [_build(construct, given) for _ in range(batch)]
     # What PettingZoo has converted shows every agent something in each step.
     waiting = not isinstance(envs[0], _CONVERTED) if turns is None else turns
-    return PettingZooEnv(envs, parse_choice(mask), look, turns=waiting)
+    choice = parse_choice(mask)
+    if _may_draw(envs[0]) and given.get(_RENDERED) is None:
+        _check_drawn(PettingZooEnv(envs[:1], choice, look, turns=waiting))
+    return PettingZooEnv(envs, choice, look, turns=waiting)
+
+
+def _may_draw(env: ParallelEnv) -> bool:
+    metadata = getattr(env, "metadata", None)
+    return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+
+
+def _check_drawn(env: PettingZooEnv) -> None:
+    """Raise SpecError if agents observe images that stay the same whatever is done, for lack of a render mode.
+
+    Pistonball and cooperative_pong draw nothing then, and agents would learn to act without seeing, in silence.
+    """
+    pictured = [k for k, agents in enumerate(env.spaces.classes) if agents.image]
+    if not pictured:
+        return
+    env.without_state()
+    random, looked_twice = np.random.default_rng(0), False
+    frame = env.reset(0)
+    for _ in range(_STILL):
+        before = [frame.obs[k].copy() for k in pictured]
+        moved = env.step(random_actions(env.spaces, frame, random))
+        assert moved.final.alive is not None  # the adapter's agents may die
+        for k, seen in zip(pictured, before, strict=True):
+            there = moved.final.alive[k]  # those who have just left are shown zeros
+            if (moved.final.obs[k] != seen)[there].any():
+                return
+            looked_twice |= bool(there.any())
+        frame = moved.frame
+    if not looked_twice:
+        return
+    raise SpecError(
+        f"what its agents observe stays the same for {_STILL} steps of random actions: it seems to draw only for those "
+        f"who render it; set env.options: {{{_RENDERED}: rgb_array}}"
+    )
 
 
 def _imported(place: allowed.ConstructorPlace) -> ModuleType:
@@ -118,10 +162,13 @@ def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> Paralle
         env = construct(**options)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
         raise SpecError(f"cannot be built with options {shown(dict(options))}: {error}") from error
-    if not isinstance(env, AECEnv):
-        return env
-    simultaneous = env.metadata.get("is_parallelizable", False)
-    return conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
+    if isinstance(env, AECEnv):
+        simultaneous = env.metadata.get("is_parallelizable", False)
+        env = conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
+    if isinstance(env, conversions.aec_to_parallel_wrapper):
+        # PettingZoo draws what each agent sees before its move, and drops it: half of all the drawing of a step.
+        env.aec_env.last = partial(env.aec_env.last, observe=False)
+    return env
 
 
 def _known_options(module: ModuleType, construct: Callable[..., Any]) -> list[str]:

@@ -73,7 +73,7 @@ def test_states_weigh_what_their_learners_make_them(name, settings, spaces, recu
 
 def test_a_job_whose_nets_are_too_large_to_publish_is_refused_before_it_starts():
     asked = spec(
-        env={"name": "pettingzoo/butterfly.pistonball_v6"},
+        env={"name": "pettingzoo/butterfly.pistonball_v6", "options": {"render_mode": "rgb_array"}},
         model={"hidden": [64, 64]},
         actors={"count": 1, "envs": 1, "steps": 20},
     )

@@ -1,6 +1,8 @@
 """Images of Gymnasium's and PettingZoo's environments: which they are, what is seen of them, and broken ones."""
 
 import re
+import sys
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -9,7 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from pettingzoo import ParallelEnv
 
 from marless.core.errors import SpecError
+from marless.core.process_environment import ENV_MODULES
 from marless.learning.envs import registry
+from marless.learning.envs.base import random_actions
 from marless.learning.envs.contract import check_env
 from marless.learning.envs.gymnasium.adapter import GymnasiumEnv
 from marless.learning.envs.gymnasium.images import WHOLE, ImageLook, reader
@@ -108,6 +112,17 @@ def test_images_are_made_smaller_and_gray():
     assert reader(PIXELS, ImageLook((4, 5))).shape == (3, 4, 5)
 
 
+@pytest.mark.parametrize("channels", [3, 4])
+def test_brightness_is_that_of_each_pixel_however_the_colours_lie(channels):
+    """As of frames of pygame, whose colours lie backwards; a fourth channel, how opaque, counts for nothing."""
+    picture = np.random.default_rng(0).integers(0, 256, (8, 10, channels), np.uint8)
+    backwards = np.ascontiguousarray(picture[:, ::-1, ::-1])[:, ::-1, ::-1]
+    seen = reader(Box(0, 255, picture.shape, np.uint8), ImageLook(grayscale=True))
+    expected = np.rint(picture[:, :, :3] @ np.array([0.299, 0.587, 0.114], np.float32)).ravel()
+    np.testing.assert_array_equal(seen(picture), expected)
+    np.testing.assert_array_equal(seen(backwards), expected)
+
+
 @pytest.mark.parametrize("made", [lambda n: GymnasiumEnv([Painted() for _ in range(n)]), None])
 def test_bytes_keep_the_contract(made):
     made = made or (
@@ -165,8 +180,8 @@ def test_only_images_can_be_resized():
 @pytest.mark.parametrize(
     ("name", "options", "image"),
     [
-        ("pistonball_v6", {}, (3, 457, 120)),
-        ("pistonball_v6", {"resize": [84, 84], "grayscale": True}, (1, 84, 84)),
+        ("pistonball_v6", {"render_mode": "rgb_array"}, (3, 457, 120)),
+        ("pistonball_v6", {"resize": [84, 84], "grayscale": True, "render_mode": "rgb_array"}, (1, 84, 84)),
         ("cooperative_pong_v6", {"resize": [70, 120], "render_mode": "rgb_array"}, (3, 70, 120)),
         ("knights_archers_zombies_v11", {}, None),
         ("knights_archers_zombies_v11", {"obs_method": "image", "resize": [84, 84]}, (3, 84, 84)),
@@ -178,5 +193,39 @@ def test_pettingzoo_s_games_of_pixels(name, options, image):
     assert {agents.image for agents in env.spaces.classes} == {image}
     assert not env.spaces.turns, "so that images can be stacked"
     assert frame.obs[0].dtype == (np.float32 if image is None else np.uint8)
-    assert frame.obs[0].std() > 0
+    before = frame.obs[0].copy()
+    moved = env.step(random_actions(env.spaces, frame, np.random.default_rng(0)))
+    assert (moved.final.obs[0] != before).any(), "what is done can be seen"
     env.close()
+
+
+@pytest.mark.parametrize("name", ["pistonball_v6", "cooperative_pong_v6"])
+def test_a_game_that_does_not_draw_what_its_agents_see_is_refused(name):
+    said = "what its agents observe stays the same for 20 steps .*; set env.options: {render_mode: rgb_array}"
+    with pytest.raises(SpecError, match=said):
+        registry.make(f"pettingzoo/{name}", {}, 2)
+
+
+class Still(Pair):
+    """Its picture changes between episodes only, of three steps each, and not by what is done."""
+
+    metadata = {"name": "still", "render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def step(self, actions):
+        told = list(self.agents)
+        self.inner.t += 1
+        self.agents = [] if self.inner.t == 3 else told
+        over = dict.fromkeys(told, not self.agents)
+        return dict.fromkeys(told, self.inner.first), dict.fromkeys(told, 0.0), over, {}, {}
+
+
+def test_a_new_episode_s_picture_is_no_drawing_and_a_render_mode_is_the_way_round(monkeypatch):
+    monkeypatch.setenv(ENV_MODULES, "gallery")
+    monkeypatch.setitem(sys.modules, "gallery", SimpleNamespace(parallel_env=Still))
+    with pytest.raises(SpecError, match="stays the same for 20 steps"):
+        registry.make("pettingzoo/gallery", {}, 1)
+    assert registry.make("pettingzoo/gallery", {"render_mode": "rgb_array"}, 1).spaces.classes[0].image == (3, 8, 10)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from pettingzoo import ParallelEnv
+from pettingzoo.butterfly.pistonball.pistonball import raw_env
 
 from marless.core.errors import SpecError
 from marless.core.process_environment import ENV_MODULES
@@ -439,6 +440,20 @@ def test_turn_based_games_are_converted():
     assert step.rewards[0][:, 0].tolist() == [1, -1]
     assert step.terminated[0].all()
     assert step.ended.all()
+
+
+def test_games_of_turns_that_all_take_are_observed_once_a_step_and_agent(monkeypatch):
+    """PettingZoo's conversion observes every agent before its move, too, and drops what it saw."""
+    options = {"n_pistons": 3, "continuous": False, "render_mode": "rgb_array"}
+    env = registry.make("pettingzoo/pistonball_v6", options, 1, with_state=False)
+    env.reset(0)
+    observed = []
+    drawn = raw_env.observe
+    monkeypatch.setattr(raw_env, "observe", lambda game, agent: observed.append(agent) or drawn(game, agent))
+    before = env._current_frame().obs[0].copy()
+    frame = env.step((np.array([[0], [1], [2]], np.int32),)).frame
+    assert observed == ["piston_0", "piston_1", "piston_2"]
+    assert (frame.obs[0] != before).any()
 
 
 class Choiceless(ParallelEnv):
