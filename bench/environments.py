@@ -50,15 +50,21 @@ WHY_NOT: Mapping[str, str] = {
     "pettingzoo.classic.hanabi_v5": "a team that has lost its lives scores 0, as nearly all beginners do",
 }
 """Why a greedy policy is not above random, beside too few env steps."""
+DRAWN_IF_RENDERED = ("pettingzoo.butterfly.cooperative_pong_v6", "pettingzoo.butterfly.pistonball_v6")
 START_S = 240.0
 """Seconds for starting, evaluating and ending a job, beside training."""
+
+
+def options(name: str) -> dict[str, object]:
+    """The options of an environment, without which its agents would not see."""
+    return {"render_mode": "rgb_array"} if name in DRAWN_IF_RENDERED else {}
 
 
 def settings(name: str, seconds: float, *, repeatable: bool) -> dict[str, object]:
     """The job of an environment, whose episodes go on over rounds only if they are repeatable."""
     limit_s = LONG_EPISODES.get(name, GREEDY_LIMIT_S)
     return {
-        "env": {"name": f"pettingzoo/{name}", "options": {}},
+        "env": {"name": f"pettingzoo/{name}", "options": options(name)},
         "algorithm": {"name": "ippo", "lr": 2e-3, "gamma": 0.99},
         "actors": {"count": 2, "envs": 4, "steps": 64, "episodes": "carried" if repeatable else "fresh"},
         "sharing": {"name": "fixed", "groups": "shared"},
@@ -71,7 +77,7 @@ def measured(name: str, seconds: float, limit_s: float) -> Row:
     """The row of an environment: trained, or why not."""
     row: Row = {"environment": name.removeprefix("pettingzoo.")}
     try:
-        spaces = registry.spaces(f"pettingzoo/{name}", {})
+        spaces = registry.spaces(f"pettingzoo/{name}", options(name))
     except SpecError as error:
         return row | {"trains": _reason(error)}
     row["agents"] = len(spaces.agents)
@@ -104,7 +110,7 @@ def why_not(name: str, above: float | None) -> str:
 def _repeatable(name: str) -> bool:
     """Whether an episode is the same again under its seed."""
     try:
-        check_env(lambda batch: registry.make(f"pettingzoo/{name}", {}, batch, with_state=False), steps=6)
+        check_env(lambda batch: registry.make(f"pettingzoo/{name}", options(name), batch, with_state=False), steps=6)
     except AssertionError:
         return False
     return True
