@@ -92,6 +92,11 @@ def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
             )
         if shown.constant == agents.obs_size:
             yield f"class {agents.name} observed the same numbers in every step, so its agents cannot tell states apart"
+        elif shown.still:
+            yield (
+                f"what class {agents.name} observed stayed the same in each episode, whatever was done, so its agents "
+                "cannot see what they do"
+            )
     if stuck := [agent for agent, shown in zip(job.spaces.agents, seen.agents, strict=True) if shown.without_choice]:
         yield (
             f"the mask of {some_of(stuck)} allowed no action at times, and the first one is taken then; if the mask "

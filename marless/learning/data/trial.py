@@ -14,9 +14,11 @@ import numpy as np
 from marless.learning.envs.base import (
     ActionArray,
     BatchedEnv,
+    BoolArray,
     EnvSpaces,
     Frame,
     Helping,
+    ObsArray,
     Transition,
     checksum,
     random_actions,
@@ -42,6 +44,8 @@ class SeenClass:
     """Largest number observed; 0 if none was."""
     constant: int
     """How many of the numbers observed were the same in all frames, for all agents of the class."""
+    still: bool
+    """True if episodes had several frames, and what an agent observed stayed the same in all of its episode."""
     legal: float
     """Share of actions that were legal, on average; 1 for continuous actions and without masks."""
 
@@ -97,7 +101,7 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
     seen, rng = _Seen(env.spaces), np.random.Generator(np.random.PCG64(seed))
     started_s, cpu_s = time.perf_counter(), time.process_time()
     frame, digests, actions = env.reset(seed), list[int](), list[tuple[ActionArray, ...]]()
-    seen.observe(frame)
+    seen.observe(frame, begins=True)
     while seen.env_steps < steps and time.process_time() - cpu_s < seconds:
         if time.perf_counter() - started_s >= WAITS * seconds:
             break
@@ -110,7 +114,7 @@ def trial(env: BatchedEnv, *, steps: int = MOST_STEPS, seconds: float = SECONDS,
             digests.append(_digest(transition))
         seen.add(transition)
         frame = transition.frame
-        seen.observe(frame)
+        seen.observe(frame, begins=bool(transition.ended[0]))
     took_s, helped = time.perf_counter() - started_s, env.without_choice if isinstance(env, Helping) else ()
     env.reset(seed)
     # Stops at the first difference: what an episode that took another course legally does next is not known here.
@@ -133,6 +137,10 @@ class _Seen:
         self._spaces = spaces
         self._low = [np.full(size, np.inf, np.float32) for size in sizes]
         self._high = [np.full(size, -np.inf, np.float32) for size in sizes]
+        self._before: list[tuple[ObsArray, BoolArray]] = []
+        """The observations of each class in the frame before, and who was alive."""
+        self._twice_and_changed = np.zeros((len(sizes), 2), np.bool_)
+        """Whether agents were seen twice in an episode, and whether what they observed has changed then."""
         self._legal = np.zeros((len(sizes), 2))
         self._acted = np.zeros(agents, np.int64)
         self._reward_low, self._reward_high = np.full(agents, np.inf), np.full(agents, -np.inf)
@@ -143,10 +151,16 @@ class _Seen:
         self._steps, self._truncated, self._lengths = 0, 0, list[int]()
         self._common, self._paid_after_death = True, False
 
-    def observe(self, frame: Frame) -> None:
-        """Take the extremes of the observations of agents that are alive."""
+    def observe(self, frame: Frame, *, begins: bool) -> None:
+        """Take the extremes of the observations of agents that are alive; compare them unless an episode `begins`."""
+        before, self._before = self._before, []
         for k, obs_NBO in enumerate(frame.obs):
-            shown = obs_NBO[:, 0] if frame.alive is None else obs_NBO[frame.alive[k][:, 0], 0]
+            alive_N = np.ones(len(obs_NBO), np.bool_) if frame.alive is None else frame.alive[k][:, 0].copy()
+            self._before.append((obs_NBO[:, 0].copy(), alive_N))
+            if not begins:
+                both_N = alive_N & before[k][1]
+                self._twice_and_changed[k] |= both_N.any(), (obs_NBO[both_N, 0] != before[k][0][both_N]).any()
+            shown = obs_NBO[alive_N, 0]
             if len(shown):
                 np.minimum(self._low[k], shown.min(axis=0), out=self._low[k])
                 np.maximum(self._high[k], shown.max(axis=0), out=self._high[k])
@@ -211,9 +225,11 @@ class _Seen:
     def _seen_class(self, k: int) -> SeenClass:
         shown = np.isfinite(self._low[k]).all()
         legal, all_actions = self._legal[k]
+        seen_twice, changed = self._twice_and_changed[k]
         return SeenClass(
             obs_low=float(self._low[k].min()) if shown else 0.0,
             obs_high=float(self._high[k].max()) if shown else 0.0,
             constant=int((self._low[k] == self._high[k]).sum()) if shown else 0,
+            still=bool(seen_twice and not changed),
             legal=float(legal / all_actions) if all_actions else 1.0,
         )

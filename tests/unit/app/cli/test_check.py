@@ -96,6 +96,12 @@ def test_what_random_play_shows_to_be_doubtful_is_said(marless, job):
         assert part in said
 
 
+def test_agents_that_cannot_see_what_they_do_are_told_of(marless, job):
+    (job.parent / "endless_game.py").write_text(ENDLESS.replace("1000.0", 'ord(a) - ord("a")'))
+    _, _, said = marless("check", job, "--set", "env.name=pettingzoo/endless_game:Endless")
+    assert "observed stayed the same in each episode, whatever was done" in said
+
+
 def test_large_observations_are_no_trouble_where_they_are_normalised(marless, job):
     job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
     assert "observes numbers from 1000 to 1000" in marless("check", job)[2]

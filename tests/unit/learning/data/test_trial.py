@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from marless.learning.data.trial import trial
+from marless.learning.envs import registry
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
 from tests.scripted_env import LIMIT, ScriptedEnv
 
@@ -22,6 +23,7 @@ def test_what_a_trial_shows_of_copy_0():
     )  # of 13 frames, the 4 at step 1 forbid one of three
     assert seen.classes[0].obs_high == 4  # the number of the fifth episode, which has just begun
     assert seen.classes[0].constant == 0
+    assert not seen.classes[0].still
     assert not seen.paid_after_death
 
 
@@ -54,6 +56,31 @@ class Mortal:
         shown = 0.0 if self._frozen else float(self._resets)
         alive = np.array([[True], [self._t == 0]])
         return Frame(obs=(np.where(alive[..., None], shown, 0.0).astype(np.float32),), alive=(alive,))
+
+
+class Blind(Mortal):
+    """Shows a how many episodes have begun, and nothing else: it changes between episodes only."""
+
+    begun = 0
+
+    def step(self, actions):
+        self.begun += self._t == 2
+        return super().step(actions)
+
+    def _frame(self):
+        frame = super()._frame()
+        frame.obs[0][0] = self.begun
+        return frame
+
+
+def test_what_changes_between_episodes_only_is_still():
+    """b is zeros, which change when it leaves; but then it observes nothing."""
+    (seen,) = trial(Blind(), steps=9).classes
+    assert (seen.still, seen.constant) == (True, 0)
+
+
+def test_episodes_of_one_step_show_nothing_twice():
+    assert not trial(registry.make("game/matrix", {}, 1), steps=9).classes[0].still
 
 
 class Stuck(Mortal):
