@@ -79,7 +79,7 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
 
 def _may_draw(env: ParallelEnv) -> bool:
     metadata = getattr(env, "metadata", None)
-    return isinstance(metadata, Mapping) and "rgb_array" in metadata.get("render_modes", ())
+    return isinstance(metadata, Mapping) and "rgb_array" in (metadata.get("render_modes") or ())
 
 
 def _check_drawn(env: PettingZooEnv) -> None:
