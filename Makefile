@@ -92,7 +92,8 @@ results: .venv/.dev
 	$(BIN)/python -m bench.frontiers --runs runs --seeds 5 --processes 2 --json runs/frontiers.json
 	$(BIN)/python -m bench.noise_law --runs-folder runs --json runs/noise_law.json
 	$(BIN)/python -m bench.idle_shares --runs-folder runs --json runs/idle_shares.json
-	$(BIN)/python -m bench.report runs/frontiers.json runs/noise_law.json runs/idle_shares.json
+	$(BIN)/python -m bench.agreement --json runs/agreement.json
+	$(BIN)/python -m bench.report runs/frontiers.json runs/noise_law.json runs/idle_shares.json runs/agreement.json
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of tests/faults/RESULTS.md,
 # and then simulates the whole system under faults.

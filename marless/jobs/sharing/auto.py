@@ -7,7 +7,8 @@ still have gradients of their own, the policy is a compromise that no agent want
 copy. They do not come together again, since their policies differ from then on.
 
 That gradients agree does not show that sharing pays: with a central critic, three agents of `mpe/simple_spread` learn
-far more apart, though their gradients agree (docs/results.md).
+far more apart, though their gradients are not opposed. Nor can one run measure how far they agree: noise is several
+times what is measured (docs/results.md).
 """
 
 from __future__ import annotations
