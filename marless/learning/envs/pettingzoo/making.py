@@ -68,30 +68,47 @@ def adapt(place: allowed.ConstructorPlace, options: Mapping[str, Any], batch: in
     turns = options.get(TURNS)
     if not isinstance(turns, bool | None):
         raise SpecError(f"{TURNS} must be true or false, got {shown(turns)}")
-    envs = [_build(construct, given) for _ in range(batch)]
+    envs = [_build(construct, given, own=place.own) for _ in range(batch)]
     # What PettingZoo has converted shows every agent something in each step.
     waiting = not isinstance(envs[0], _CONVERTED) if turns is None else turns
-    choice = parse_choice(mask)
-    if _may_draw(envs[0]) and given.get(_RENDERED) is None:
-        _check_drawn(PettingZooEnv(envs[:1], choice, look, turns=waiting))
-    return PettingZooEnv(envs, choice, look, turns=waiting)
+    adapted = partial(PettingZooEnv, mask=parse_choice(mask), look=look, turns=waiting)
+    if given.get(_RENDERED) is None and _blind(adapted(envs[:1])):
+        _check_drawn(adapted, construct, {**given, _RENDERED: "rgb_array"}, own=place.own)
+    return adapted(envs)
 
 
-def _may_draw(env: ParallelEnv) -> bool:
-    metadata = getattr(env, "metadata", None)
-    return isinstance(metadata, Mapping) and "rgb_array" in (metadata.get("render_modes") or ())
+def _check_drawn(
+    adapted: Callable[[list[ParallelEnv]], PettingZooEnv],
+    construct: Callable[..., Any],
+    rendered: Mapping[str, Any],
+    *,
+    own: bool,
+) -> None:
+    """Raise SpecError if agents that see nothing of what they do would see it with the options `rendered`.
 
-
-def _check_drawn(env: PettingZooEnv) -> None:
-    """Raise SpecError if agents observe images that stay the same whatever is done, for lack of a render mode.
-
-    Pistonball and cooperative_pong draw nothing then, and agents would learn to act without seeing, in silence.
+    So it is with pistonball and cooperative_pong, whose agents would learn to act without seeing, in silence. A game
+    that has no such option, or stands still with it, too, is as it is meant to be.
     """
+    try:
+        env = adapted([_build(construct, rendered, own=own)])
+    except SpecError:
+        return
+    blind = _blind(env)
+    env.close()
+    if not blind:
+        raise SpecError(
+            f"what its agents observe stays the same for {_STILL} steps of random actions, because it draws only for "
+            f"those who render it; set env.options: {{{_RENDERED}: rgb_array}}"
+        )
+
+
+def _blind(env: PettingZooEnv) -> bool:
+    """True if agents observe images, and each saw the same one in all steps of its episode, whatever was done."""
     pictured = [k for k, agents in enumerate(env.spaces.classes) if agents.image]
     if not pictured:
-        return
+        return False
     env.without_state()
-    random, looked_twice = np.random.default_rng(0), False
+    random, seen_twice = np.random.default_rng(0), False
     frame = env.reset(0)
     for _ in range(_STILL):
         before = [frame.obs[k].copy() for k in pictured]
@@ -100,15 +117,10 @@ def _check_drawn(env: PettingZooEnv) -> None:
         for k, seen in zip(pictured, before, strict=True):
             there = moved.final.alive[k]  # those who have just left are shown zeros
             if (moved.final.obs[k] != seen)[there].any():
-                return
-            looked_twice |= bool(there.any())
+                return False
+            seen_twice |= bool(there.any())
         frame = moved.frame
-    if not looked_twice:
-        return
-    raise SpecError(
-        f"what its agents observe stays the same for {_STILL} steps of random actions: it seems to draw only for those "
-        f"who render it; set env.options: {{{_RENDERED}: rgb_array}}"
-    )
+    return seen_twice
 
 
 def _imported(place: allowed.ConstructorPlace) -> ModuleType:
@@ -157,7 +169,8 @@ def _not_found(place: allowed.ConstructorPlace, missing: str) -> str:
     return unknown_name("module", missing, [f"{parent}.{each.name}" for each in siblings if each.name[0] != "_"])
 
 
-def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:
+def _build(construct: Callable[..., Any], options: Mapping[str, Any], *, own: bool) -> ParallelEnv:
+    """A parallel environment; `own` are those of PettingZoo's own packages."""
     try:
         env = construct(**options)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
@@ -165,8 +178,9 @@ def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> Paralle
     if isinstance(env, AECEnv):
         simultaneous = env.metadata.get("is_parallelizable", False)
         env = conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
-    if isinstance(env, conversions.aec_to_parallel_wrapper):
-        # PettingZoo draws what each agent sees before its move, and drops it: half of all the drawing of a step.
+    if own and isinstance(env, conversions.aec_to_parallel_wrapper):
+        # PettingZoo draws what each agent sees before its move, and drops it: half of all the drawing of a step. Only
+        # of its own games is it known that nothing else depends on who looks.
         env.aec_env.last = partial(env.aec_env.last, observe=False)
     return env
 

@@ -207,25 +207,41 @@ def test_a_game_that_does_not_draw_what_its_agents_see_is_refused(name):
 
 
 class Still(Pair):
-    """Its picture changes between episodes only, of three steps each, and not by what is done."""
+    """Its picture changes between episodes, of three steps each; and by steps if it is rendered."""
 
-    metadata = {"name": "still", "render_modes": ["rgb_array"]}
+    metadata = {"name": "still"}
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, draws=True):
         super().__init__()
-        self.render_mode = render_mode
+        self.moves = draws and render_mode == "rgb_array"
 
     def step(self, actions):
         told = list(self.agents)
         self.inner.t += 1
         self.agents = [] if self.inner.t == 3 else told
-        over = dict.fromkeys(told, not self.agents)
-        return dict.fromkeys(told, self.inner.first), dict.fromkeys(told, 0.0), over, {}, {}
+        seen, over = self.inner.first + np.uint8(self.moves * self.inner.t), dict.fromkeys(told, not self.agents)
+        return dict.fromkeys(told, seen), dict.fromkeys(told, 0.0), over, {}, {}
 
 
-def test_a_new_episode_s_picture_is_no_drawing_and_a_render_mode_is_the_way_round(monkeypatch):
+class Unrendered(Still):
+    def __init__(self):
+        super().__init__()
+
+
+@pytest.fixture
+def gallery(monkeypatch):
     monkeypatch.setenv(ENV_MODULES, "gallery")
-    monkeypatch.setitem(sys.modules, "gallery", SimpleNamespace(parallel_env=Still))
+    return lambda game: monkeypatch.setitem(sys.modules, "gallery", SimpleNamespace(parallel_env=game))
+
+
+def test_a_new_episode_s_picture_is_no_drawing(gallery):
+    gallery(Still)
     with pytest.raises(SpecError, match="stays the same for 20 steps"):
         registry.make("pettingzoo/gallery", {}, 1)
     assert registry.make("pettingzoo/gallery", {"render_mode": "rgb_array"}, 1).spaces.classes[0].image == (3, 8, 10)
+
+
+@pytest.mark.parametrize(("game", "options"), [(Still, {"draws": False}), (Unrendered, {})])
+def test_a_game_that_no_render_mode_moves_may_stand_still(gallery, game, options):
+    gallery(game)
+    assert registry.make("pettingzoo/gallery", options, 1).spaces.classes[0].image == (3, 8, 10)
