@@ -6,7 +6,8 @@ Each job trains twice in this process with equal seeds: with one policy for all 
 every round (`marless.learning.algos.training.measuring`), and with a policy for each. "Own" is the squared length of an
 agent's own gradient, "common" the product of two agents' gradients, means over the rounds of a third of the training ±
 standard errors. Both are unbiased, so noise may make them negative. If agents agreed wholly, the two would be equal.
-Returns are those of training episodes in the last tenth of the rounds, mean (least to largest) of the seeds.
+Returns are those of training episodes in the last tenth of the rounds, mean (least to largest) of the seeds; "apart is
+ahead from" is the part of the training after which policies apart earn more to its end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from marless.core.group import Group
 from marless.core.settings import Measure
 from marless.jobs import spec
 from marless.jobs.job import PreparedJob, prepare
-from marless.jobs.sharing.base import initial_groups
 from marless.learning.algos import registry as algorithms
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import Learner, LearnerContext, RoundInput
@@ -38,6 +38,7 @@ from marless.learning.nets.acting import ActingPolicies
 ACTORS = {"spread6": 4, "battle8m": 2, "mappo": 4, "growing": 4}
 """The tasks, and the number of actors of the best static setting of each."""
 PARTS = ("first", "second", "last")
+WINDOWS = 20
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ class Trained:
         return fmean(self.returns[-max(len(self.returns) // 10, 1) :])
 
 
-def trained(job: PreparedJob, sharing: str, seed: int) -> Trained:
-    """Train a job in this process, with groups "shared" or "independent"; gradients are measured where shared."""
+def trained(job: PreparedJob, seed: int) -> Trained:
+    """Train a job in this process; gradients are measured where its policies are shared."""
     actors, algorithm = job.spec.actors, job.spec.algorithm
-    entry, groups = algorithms.algorithm(algorithm.name), initial_groups(sharing, job.spaces)
+    entry, groups = algorithms.algorithm(algorithm.name), job.sharing.decide(()).groups
+    measure = Measure(gradients=any(len(group.agents) > 1 for group in groups))
     learners = _learners(job, groups, seed)
     acts_by = {agent: (learner, group.policy) for learner, own in learners for group in own for agent in group.agents}
     lane = Lane(registry.make(job.spec.env.name, job.spec.env.arguments, actors.count * actors.envs))
@@ -76,7 +78,6 @@ def trained(job: PreparedJob, sharing: str, seed: int) -> Trained:
         if found := returns_of([sums]):
             returns.append(found.mean)
         for learner, mine in learners:
-            measure = Measure(gradients=sharing == "shared")
             inputs = RoundInput(number, number * a_round, seed, mine, [sampled], measure=measure)
             for metrics in learner.update(inputs).metrics.values():
                 if "gradient_own" in metrics:
@@ -115,7 +116,20 @@ def row(task: str, shared: Sequence[Trained], apart: Sequence[Trained]) -> Row:
     for name, runs in (("shared", shared), ("apart", apart)):
         late = [each.late for each in runs]
         found[f"return, {name}"] = f"{fmean(late):.4g} ({min(late):.4g} to {max(late):.4g})"
-    return found
+    return found | {"apart is ahead from": ahead(shared, apart)}
+
+
+def ahead(shared: Sequence[Trained], apart: Sequence[Trained]) -> str:
+    """The part of the training after which policies apart earn more to its end; "never" if they do not."""
+    means = [[fmean(part(each.returns, k) for each in runs) for k in range(WINDOWS)] for runs in (shared, apart)]
+    behind = [k for k, (one, other) in enumerate(zip(*means, strict=True)) if other <= one]
+    first = behind[-1] + 1 if behind else 0
+    return "never" if first == WINDOWS else f"{first / WINDOWS:.0%}"
+
+
+def part(numbers: Sequence[float], k: int) -> float:
+    """The mean of one of the windows."""
+    return fmean(numbers[len(numbers) * k // WINDOWS : len(numbers) * (k + 1) // WINDOWS])
 
 
 def third(numbers: Sequence[float], part: int) -> Sequence[float]:
@@ -133,17 +147,19 @@ def main() -> None:
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--tasks", default=",".join(ACTORS), help="some of the tasks, by name")
     args = parser.parse_args()
+    chosen = args.tasks.split(",")
+    if unknown := set(chosen) - set(ACTORS):
+        parser.error(f"unknown task {min(unknown)!r}; known: {', '.join(ACTORS)}")
     sys.path.insert(0, str(OWN_ENVIRONMENTS))
     about = harness.machine()
     torch.set_num_threads(1)
     rows = []
-    for task in TASKS:
-        if task.name in args.tasks.split(","):
-            runs: dict[str, list[Trained]] = {"shared": [], "independent": []}
-            for sharing, of in runs.items():
-                of += [trained(job_of(task, sharing), sharing, seed) for seed in range(args.runs)]
-                harness.say(f"{task.name}, {sharing}: {', '.join(f'{each.late:.4g}' for each in of)}")
-            rows.append(row(task.name, runs["shared"], runs["independent"]))
+    for task in (each for each in TASKS if each.name in chosen):
+        runs: dict[str, list[Trained]] = {"shared": [], "independent": []}
+        for sharing, of in runs.items():
+            of += [trained(job_of(task, sharing), seed) for seed in range(args.runs)]
+            harness.say(f"{task.name}, {sharing}: {', '.join(f'{each.late:.4g}' for each in of)}")
+        rows.append(row(task.name, runs["shared"], runs["independent"]))
     harness.report("agreement", about, rows, {"unit of gradients": "1e-4"}, args.json)
 
 
