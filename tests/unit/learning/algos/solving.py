@@ -66,9 +66,9 @@ class Trained:
                 inputs = RoundInput(i, i * steps * self._env.batch, self._seed, groups, [sampled])
                 self.metrics |= {name: dict(found) for name, found in learner.update(inputs).metrics.items()}
 
-    def greedy(self, episodes: int = 1) -> EpisodeStats:
-        """Play without exploring."""
-        return play(self._env, self._acting(), episodes=episodes, seed=99)
+    def greedy(self, episodes: int = 1, env: BatchedEnv | None = None) -> EpisodeStats:
+        """Play without exploring, in the environment of the training or another."""
+        return play(env or self._env, self._acting(), episodes=episodes, seed=99)
 
     def _acting(self) -> list[ActingPolicies]:
         return [
