@@ -49,7 +49,8 @@ class Preset:
             other = section in _NAMED and own["name"] != fields.get("name", own["name"])
             document[section] = {**(own if isinstance(own, dict) and not other else {}), **fields}
         document["bill"]["accounting"] = self.accounting
-        return specs.parse(document, f"{self.noun} {self.name}")
+        where = f"{self.noun} {self.name}"
+        return specs.parse(specs.with_files(document, where), where)
 
 
 _FIXED = {"scaling": {"name": "fixed"}}
@@ -140,6 +141,10 @@ def presets(names: str) -> tuple[Preset, ...]:
     return found
 
 
+_LONGEST = 80
+"""Characters of a setting that are shown."""
+
+
 def own_settings(job: JobSpec) -> tuple[str, ...]:
     """Scaling, sharing and curvature settings that differ from the default: "sharing.threshold 0.05 (default 0.1)"."""
     found: list[str] = []
@@ -176,7 +181,8 @@ def training_key(job: JobSpec) -> str:
 
 
 def _shown(value: Any) -> str:  # Any: JSON
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"  # a scheduler's weights have 70 kB
 
 
 def _of_file(path: Path, name: str) -> Preset:

@@ -8,6 +8,7 @@ import pytest
 from marless.core.errors import SpecError
 from marless.core.settings import FunctionsSpec
 from marless.jobs.job import prepare
+from marless.jobs.presets import own_settings, preset
 from marless.jobs.record import from_json
 from marless.jobs.scaling.contract import check_scaling
 from marless_minions.features import FEATURES, observe
@@ -200,6 +201,20 @@ def test_a_job_is_prepared_with_it(tmp_path):
     assert ready.scaling.functions.learner.memory_mb == 512
     assert not (ready.curvature or ready.noise)
     assert prepare(job(scaling=section(tmp_path), stop={"env_steps": 9})).scaling.rounds == 10  # the scheduler's own
+
+
+def test_a_preset_names_a_scheduler_by_its_folder(tmp_path):
+    """As a job file does; the job that is submitted has its weights, and no path."""
+    saved(tmp_path / "scheduler")
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"learned:\n  scaling: {{name: minions, scheduler: {tmp_path / 'scheduler'}}}\n", "utf-8")
+    applied = preset(f"{file}:learned").applied(job(actors={"count": 4}))
+    assert applied.scaling.scheduler.weights
+    assert str(tmp_path) not in applied.to_json()
+    assert max(map(len, own_settings(applied))) < 200, "weights are no text for people"
+    file.write_text("learned:\n  scaling: {name: minions, scheduler: nowhere}\n", "utf-8")
+    with pytest.raises(SpecError, match=r"^preset learned: .*nowhere"):
+        preset(f"{file}:learned").applied(job(actors={"count": 4}))
 
 
 def test_a_job_file_that_names_none_is_refused():
