@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,14 @@ def dollars(usd: float) -> str:
 
 
 def elsewhere(
-    found: Recorded, table: Prices, *, spot: Path | None, own: int | None, idle: bool, output: Output
+    found: Recorded,
+    table: Prices,
+    *,
+    spot: Path | None,
+    bid: float | None,
+    own: int | None,
+    idle: bool,
+    output: Output,
 ) -> None:
     """Show what a run would cost on spot machines, with slots of one's own, or on a machine that is idle at times."""
     if (spot is not None) + (own is not None) + idle > 1:
@@ -34,7 +42,7 @@ def elsewhere(
         raise SpecError(f"job {found.job} has no round yet; there is nothing to bill")
     with Working(f"billing {len(found.records):,} rounds"):
         if spot is not None:
-            document, columns, sentences = _spot(found, table, spot)
+            document, columns, sentences = _spot(found, table, spot, bid)
         elif own is not None:
             document, columns, sentences = _own(found, table, own)
         else:
@@ -50,10 +58,11 @@ def elsewhere(
             say(sentence)
 
 
-def _spot(found: Recorded, table: Prices, path: Path) -> tuple[Document, Columns, list[str]]:
-    from marless.cost.billing.spot import SpotSeries
+def _spot(found: Recorded, table: Prices, path: Path, bid: float | None) -> tuple[Document, Columns, list[str]]:
+    from marless.cost.billing.spot_files import read_spot_prices
 
-    made = SpotSeries.read(path).bill(found.records, found.spec, table)
+    series = read_spot_prices(path, None if bid is None else Decimal(repr(bid)))
+    made = series.bill(found.records, found.spec, table)
     figures = {"usd": made.usd, "seconds": made.seconds, "kills": made.kills, "lost_s": made.lost_s}
     document: Document = {
         "machine": made.machine,

@@ -27,7 +27,19 @@ PricesOption = Annotated[
 ]
 SpotOption = Annotated[
     Path | None,
-    typer.Option(metavar="SERIES.csv", help="Bill a spot machine by this series of time,usd_h,killed instead."),
+    typer.Option(
+        metavar="FILE",
+        help="Bill a spot machine by these prices instead: time,usd_h,killed, or JSON of `aws ec2 "
+        "describe-spot-price-history`.",
+    ),
+]
+BidOption = Annotated[
+    float | None,
+    typer.Option("--bid", min=0, metavar="USD", help="With --spot: prices above it, per hour, take the machine away."),
+]
+OwnOption = Annotated[
+    int | None,
+    typer.Option(parser=whole, metavar="N", help="Bill as if N vCPUs of your own were idle, and free."),
 ]
 TimeOption = Annotated[
     Literal["duration", "cpu"] | None,
@@ -44,10 +56,8 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
     ] = [],  # noqa: B006  # typer's way
     prices: PricesOption = None,
     spot: SpotOption = None,
-    own: Annotated[
-        int | None,
-        typer.Option(parser=whole, metavar="N", help="Bill as if N vCPUs of your own were idle, and free."),
-    ] = None,
+    bid: BidOption = None,
+    own: OwnOption = None,
     idle: Annotated[
         bool, typer.Option("--idle", help="Show from which idle share of a machine of your own functions pay.")
     ] = False,
@@ -72,8 +82,10 @@ def cost(  # noqa: PLR0913, PLR0917  # a command has as many parameters as optio
         found = find(job, at)
     found = _charged_by(found, time) if time else found
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
+    if bid is not None and spot is None:
+        raise SpecError("--bid is for prices of spot machines: give them with --spot FILE")
     if spot is not None or own is not None or idle:
-        elsewhere(found, table, spot=spot, own=own, idle=idle, output=output)
+        elsewhere(found, table, spot=spot, bid=bid, own=own, idle=idle, output=output)
         return
     with Working(f"billing {len(found.records):,} rounds"):
         made = bill(found.records, found.spec, table, found.kept)

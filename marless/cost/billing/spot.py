@@ -10,18 +10,14 @@ What a run costs depends on when it begins, so it is begun at many moments, even
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
-from marless.core.errors import SpecError
 from marless.cost.billing.machines import HOUR_US, MICRO, charged_us
 from marless.cost.billing.own import serverful_rounds
 from marless.cost.pricing import Rate, usd
@@ -30,10 +26,6 @@ from marless.jobs.record import RoundRecord
 from marless.jobs.spec import JobSpec
 from marless.jobs.usage import HOST, WHOLE
 
-COLUMNS = ("time", "usd_h")
-KILLED = "killed"
-MOST_ROWS = 100_000
-MOST_USD_H = 10_000
 BEGINNINGS = 1_000
 """Moments of a series at which a run is begun."""
 
@@ -64,35 +56,9 @@ class SpotRun:
 
 @dataclass(frozen=True)
 class SpotSeries:
-    """Prices of one machine over time."""
+    """Prices of one machine over time; `marless.cost.billing.spot_files` reads them."""
 
     rows: tuple[SpotPrice, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> SpotSeries:
-        """Read a CSV file with the columns time (seconds), usd_h and, if machines are killed, killed (0 or 1).
-
-        Lines that begin with # are comments. Raises SpecError for a file that cannot be read or makes no sense.
-        """
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = csv.DictReader(line for line in file if line.strip() and not line.startswith("#"))
-                missing = [each for each in COLUMNS if each not in (rows.fieldnames or ())]
-                if missing:
-                    raise SpecError(f"{path}: has no column {missing[0]!r}; name the columns time,usd_h,killed")
-                found = tuple(_row(row, f"{path}: row {number}") for number, row in enumerate(rows, 1))
-        except OSError as error:
-            raise SpecError(f"{path}: cannot be read ({error.strerror}); give a file of spot prices") from None
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise SpecError(f"{path}: cannot be read as CSV: {error}") from None
-        if not found or len(found) > MOST_ROWS:
-            raise SpecError(f"{path}: has {len(found):,} rows; give 1 to {MOST_ROWS:,}")
-        for before, after in pairwise(found):
-            if after.time_us <= before.time_us:
-                raise SpecError(f"{path}: time {after.time_us / MICRO:g} follows {before.time_us / MICRO:g}; sort rows")
-        if found[-1].killed:
-            raise SpecError(f"{path}: ends with a kill, after which there is no machine; add a row without one")
-        return cls(found)
 
     @cached_property
     def _times_us(self) -> tuple[int, ...]:
@@ -156,17 +122,6 @@ class SpotSeries:
             count=machine.count,
             runs=tuple(runs),
         )
-
-
-def _row(row: dict[str, str], where: str) -> SpotPrice:
-    try:
-        time_s, usd_h = float(row["time"]), Decimal(row["usd_h"].strip())
-        killed = {"": False, "0": False, "1": True}[(row.get(KILLED) or "").strip()]
-    except (ValueError, InvalidOperation, KeyError, TypeError, AttributeError):
-        raise SpecError(f"{where}: give time and usd_h as numbers, and killed as 0 or 1") from None
-    if not (0 <= time_s < 1e10 and usd_h.is_finite() and 0 <= usd_h <= MOST_USD_H):
-        raise SpecError(f"{where}: time must be 0 to 1e10 seconds, and usd_h 0 to {MOST_USD_H:,} US dollars")
-    return SpotPrice(time_us=round(time_s * MICRO), usd_h=round(usd_h, 12), killed=killed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import pytest
 
 from bench.many_jobs import Done, machine_usd, rows_of
 from bench.spot_series import rows
-from marless.cost.billing.spot import SpotSeries
+from marless.cost.billing.spot_files import read_spot_prices
 from tests.docs.blocks import ROOT
 
 
@@ -32,6 +32,6 @@ def test_the_example_of_spot_prices_is_what_its_program_writes_and_says_that_it_
     lines = path.read_text("utf-8").splitlines()
     assert lines == list(rows(1, 360, 60.0))
     assert lines[0].startswith("# SYNTHETIC: made by `python -m bench.spot_series --seed 1`")
-    found = SpotSeries.read(path)
+    found = read_spot_prices(path)
     assert sum(row.killed for row in found.rows) > 5
     assert list(rows(2, 360, 60.0)) != lines

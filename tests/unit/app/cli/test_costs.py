@@ -271,6 +271,17 @@ def test_what_a_run_would_cost_on_spot_machines(marless, folder, tmp_path):
     assert (found["lost_s"]["most"], found["machine"]) == (pytest.approx(4.86), "c6a.16xlarge")
 
 
+def test_a_bid_decides_when_a_spot_machine_is_lost(marless, folder, tmp_path):
+    prices = [("2026-10-01T00:01:00Z", "1.224"), ("2026-10-01T00:00:10Z", "5"), ("2026-10-01T00:00:00Z", "1.224")]
+    machine = {"InstanceType": "c6a.16xlarge", "AvailabilityZone": "us-east-1a", "ProductDescription": "Linux/UNIX"}
+    history = [{"Timestamp": time, "SpotPrice": price, **machine} for time, price in prices]
+    (tmp_path / "history.json").write_text(json.dumps({"SpotPriceHistory": history}))
+    lost = json.loads(marless("cost", "six", "--spot", "history.json", "--bid", "2", "-o", "json")[1])
+    assert (lost["lost_s"]["most"], lost["kills"]["most"]) == (pytest.approx(4.86), 1)
+    dear = json.loads(marless("cost", "six", "--spot", "history.json", "-o", "json")[1])
+    assert dear["kills"]["most"] == 0
+
+
 def test_what_a_run_would_cost_with_slots_of_ones_own(marless, folder):
     code, out, err = marless("cost", "six", "--own", "50")
     assert code == 0
@@ -300,6 +311,7 @@ def test_from_which_idle_share_functions_pay(marless, folder):
         (("--idle", "--own", "2"), "--spot, --own and --idle show a table each: give one of them"),
         (("--spot", "none.csv"), "none.csv: cannot be read (No such file or directory); give a file of spot prices"),
         (("--own", "-1"), "-1 is less than 0"),
+        (("--bid", "0.5"), "--bid is for prices of spot machines: give them with --spot FILE"),
     ],
 )
 def test_mistakes_about_elsewhere_get_a_sentence(marless, folder, words, said):

@@ -1,6 +1,8 @@
 """Bills of a recorded run on spot machines, with slots of one's own, and on a machine that is idle at times."""
 
+import json
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from marless.cost.billing.bill import bill, charged
 from marless.cost.billing.ledger import ReservedMachines
 from marless.cost.billing.own import BUSY, bill_with_own, own_machines, usable_vcpus
 from marless.cost.billing.spot import SpotSeries
+from marless.cost.billing.spot_files import read_spot_prices
 from marless.cost.pricing import usd
 from marless.jobs import prices
 from tests.unit.cost.billing.rounds import invocation, job, paper_round, round_of
@@ -24,7 +27,7 @@ SECOND = 10**6
 def series(tmp_path, text: str) -> SpotSeries:
     path = tmp_path / "series.csv"
     path.write_text(text)
-    return SpotSeries.read(path)
+    return read_spot_prices(path)
 
 
 def run(found: SpotSeries, rounds_s, begin_s=0, *, restart_s=0, minimum_s=0):
@@ -36,6 +39,73 @@ def test_each_moment_is_billed_by_its_price(tmp_path):
     # 3.6 USD an hour is a millidollar a second: 10 s of it, and 20 s of twice that
     found = run(series(tmp_path, "time,usd_h\n0,3.6\n10,7.2\n"), [15, 15])
     assert (usd(found.picos), found.kills, found.lost_us, found.ended_us) == (0.05, 0, 0, 30 * SECOND)
+
+
+def aws(tmp_path, *entries: tuple[str, str], **machine: str):
+    """A file as AWS answers it, with the newest price first."""
+    named = {"InstanceType": "c6a.4xlarge", "AvailabilityZone": "us-east-1a", "ProductDescription": "Linux/UNIX"}
+    prices_ = [{"Timestamp": time, "SpotPrice": price, **named} for time, price in entries]
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"SpotPriceHistory": [*prices_, *([prices_[-1] | machine] if machine else [])]}))
+    return path
+
+
+HISTORY = (
+    ("2026-10-01T00:00:40Z", "7.2"),
+    ("2026-10-01T00:00:25+00:00", "9.0"),
+    ("2026-10-01T02:00:00.000+02:00", "3.6"),
+)
+
+
+def test_prices_as_aws_tells_them(tmp_path):
+    found = read_spot_prices(aws(tmp_path, *HISTORY))
+    begin = found.rows[0].time_us
+    assert [((row.time_us - begin) / SECOND, float(row.usd_h), row.killed) for row in found.rows] == [
+        (0, 3.6, False),
+        (25, 9.0, False),
+        (40, 7.2, False),
+    ]
+
+
+def test_a_price_above_the_bid_takes_the_machine_away(tmp_path):
+    with_bid = read_spot_prices(aws(tmp_path, *HISTORY), Decimal("8"))
+    same = series(tmp_path, "time,usd_h,killed\n0,3.6,0\n25,3.6,1\n40,7.2,0\n")
+    begin = with_bid.rows[0].time_us
+    found = with_bid.run([10 * SECOND] * 3, begin, restart_us=3 * SECOND, minimum_s=0)
+    assert found == run(same, [10, 10, 10], restart_s=3)
+    # What comes after the last price that the bid can pay is no part of the series.
+    assert len(read_spot_prices(aws(tmp_path, *HISTORY), Decimal("3.6")).rows) == 1
+
+
+def test_of_two_prices_of_one_moment_the_first_is_the_newer(tmp_path):
+    found = read_spot_prices(aws(tmp_path, ("2026-10-01T00:00:00Z", "2"), ("2026-10-01T00:00:00Z", "1")))
+    assert [float(row.usd_h) for row in found.rows] == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "bid", "said"),
+    [
+        ('{"SpotPriceHistory": [{"Timestamp": 3}]}', None, "is no answer of `aws ec2 describe-spot-price-history`"),
+        ('{"other": []}', None, "is no answer of"),
+        ("{", None, "is no answer of"),
+        ('{"SpotPriceHistory": []}', None, "has 0 rows; give 1 to 100,000"),
+        ("time,usd_h\n0,2\n", Decimal(1), "no price is as low as the bid of 1 US dollars an hour; raise --bid"),
+        ("time,usd_h\n0,2\n", Decimal("NaN"), "--bid NaN is no price"),
+    ],
+)
+def test_what_is_no_series_is_refused(tmp_path, text, bid, said):
+    path = tmp_path / "series"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_spot_prices(path, bid)
+
+
+def test_prices_without_a_time_zone_and_of_two_machines_are_refused(tmp_path):
+    with pytest.raises(SpecError, match="is no answer of"):
+        read_spot_prices(aws(tmp_path, ("2026-10-01T00:00:00", "2")))
+    two = aws(tmp_path, *HISTORY, AvailabilityZone="us-east-1b")
+    with pytest.raises(SpecError, match=r"prices of 2 machines, such as c6a\.4xlarge us-east-1a Linux/UNIX and c6a"):
+        read_spot_prices(two)
 
 
 def test_work_that_a_kill_loses_is_paid_again(tmp_path):
