@@ -16,7 +16,7 @@ the time of messages.
 All systems learn from equally many rollouts. Each has its own learning rate: the best of `--rates`, with seeds that are
 not used again. Systems:
 - `synchronous`, `pipelined`: rounds of all actors, each followed by one learner's PPO update (epochs and minibatches as
-  usual);
+  usual); `synchronous in parts`: all learners share that update, at best;
 - `sync`: several learners, one gradient of each rollout, and a barrier: every version waits for all of them;
 - `stellaris`; with data of up to 64 versions; with gradients of three rollouts each, and so a third of the versions of
   lag; without its bound; without its weights; with ratios truncated over the learners, as printed and as in the
@@ -56,6 +56,7 @@ LENGTHS = (0.25, 0.5, 1.0, 1.5, 1.75)
 MACHINES = {"even": SpeedSpread(), "uneven": SpeedSpread(slow=0.25, straggling=0.05)}
 SYSTEMS: Mapping[str, System] = {
     "synchronous": System(rounds="synchronous"),
+    "synchronous in parts": System(rounds="synchronous", in_parts=True),
     "pipelined": System(rounds="pipelined"),
     "sync": System(settings={"barrier": True, "aggregation": "sync"}),
     "stellaris": System(settings={"aggregation": "stellaris"}),

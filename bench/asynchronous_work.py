@@ -49,6 +49,8 @@ class System:
     algorithm: Mapping[str, object] = field(default_factory=dict)
     rounds: str = ""
     """Name of a schedule of rounds; "": stellaris."""
+    in_parts: bool = False
+    """With rounds: all learners share each update, whose samples they divide, instead of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +295,11 @@ def _overlapping(system: System, setting: Setting, training: Training, seed: int
 
 
 def _in_rounds(system: System, setting: Setting, training: Training, seed: int) -> Result:
-    """Rounds of all actors, each followed by one learner's update of several epochs."""
+    """Rounds of all actors, each followed by one update of several epochs.
+
+    In parts, each learner computes the gradients of its part of the samples, which takes as much less time; weights are
+    those of one learner. The exchange of gradients takes no time here, so that no real system is sooner.
+    """
     rng, machines, actors = random.Random(seed), setting.machines, setting.actors
     run, ended_s, sampled_s, learned_s = VirtualRun.of(SCHEDULES[system.rounds]), 0.0, 0.0, 0.0
     at_s: list[float] = []
@@ -309,9 +315,11 @@ def _in_rounds(system: System, setting: Setting, training: Training, seed: int) 
             _straggled(rng, machines, rng.choice(setting.durations.sample_s)) * (2 if number < slow else 1)
             for number in range(actors)
         ]
-        update_s = _straggled(rng, machines, rng.choice(setting.update_s))
+        parts = setting.learners if system.in_parts else 1
+        parts_s = [_straggled(rng, machines, rng.choice(setting.update_s) / parts) for _ in range(parts)]
+        update_s = max(parts_s)
         times, run = run.round(partial(_lasting, max(took_s)), partial(_lasting, update_s))
-        ended_s, sampled_s, learned_s = ended_s + times.ended_s, sampled_s + sum(took_s), learned_s + update_s
+        ended_s, sampled_s, learned_s = ended_s + times.ended_s, sampled_s + sum(took_s), learned_s + sum(parts_s)
         if len(training.scores) > len(at_s):
             at_s.append(ended_s)
             worked_s.append(sampled_s + learned_s)
@@ -322,7 +330,7 @@ def _in_rounds(system: System, setting: Setting, training: Training, seed: int) 
         staleness=1.0 if system.rounds == "pipelined" else 0.0,
         versions=round_ + 1,
         actors_busy=sampled_s / (actors * ended_s),
-        learners_busy=learned_s / ended_s,
+        learners_busy=learned_s / (parts * ended_s),
         longest_queue=actors,
         dropped=0,
     )

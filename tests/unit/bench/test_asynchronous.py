@@ -43,6 +43,14 @@ def test_a_round_lasts_as_long_as_its_slowest_actor_and_the_update():
     assert found.actors_busy == pytest.approx(0.2)
 
 
+def test_learners_that_share_an_update_take_as_much_less_time_for_the_same_weights():
+    whole, parts = run("synchronous"), run("synchronous in parts")
+    assert parts.scores == whole.scores
+    assert parts.at_s == pytest.approx((25 * 1.5, 50 * 1.5))  # two learners make half of 2 s each
+    assert parts.worked_s == pytest.approx(whole.worked_s)
+    assert parts.learners_busy == pytest.approx(1.0 / 1.5)
+
+
 def test_a_pipelined_round_hides_its_actors_behind_the_update_before():
     assert run("pipelined").at_s == pytest.approx((0.5 + 25 * 2.0, 0.5 + 50 * 2.0))
 
