@@ -22,6 +22,7 @@ DOCUMENTS = tuple(
     for name in (
         "benchmarks.md",
         "benchmarks_services.md",
+        "cost.md",
         "environments/mujoco.md",
         "environments/wall_model.md",
         "results.md",
