@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from decimal import Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from safetensors import numpy as safetensors
 
+from marless.cost.billing import spot_files
 from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.services.coordinator.jobs import view
@@ -57,6 +59,17 @@ STATUS: dict[str, Any] = {
     **{"job": "tiny", "state": "RUNNING", "reason": "", "accepted_s": 1.0, "random": RETURNS, "resumes": 0},
     "summary_json": '{"rounds": 3, "env_steps": 9, "return": -1.0, "random_return": null}',
 }
+HISTORY: dict[str, Any] = {
+    "SpotPriceHistory": [
+        {
+            "Timestamp": f"2026-10-01T00:0{minute}:00Z",
+            **{"ProductDescription": "Linux/UNIX", "InstanceType": "c6a.large", "AvailabilityZone": "us-east-1b"},
+            "SpotPrice": price,
+        }
+        for minute, price in ((2, "0.25"), (1, "0.75"), (0, "0.5"))
+    ]
+}
+SERIES = "# prices\ntime,usd_h,killed\n0,0.5,0\n60,0.6,1\n120,0.4,0\n"
 PART: dict[str, Any] = {"change": "0123456789abcdef-1", "bytes": 3, "sha256": "a" * 64}
 HEAD: dict[str, Any] = {
     **{"format": 1, "owner": "0123456789abcdef", "holder": "host 1", "serial": 4, "deleted": False, "status": "{}"},
@@ -99,6 +112,19 @@ def rounds(choices: Choices) -> None:
     round_file.RoundReader(path).batch(first)
     list(round_file.read_backwards(path))
     list(round_file.read(path, first))
+
+
+def spot_prices(choices: Choices) -> None:
+    """Prices of a spot machine, as AWS tells them or as CSV, with and without a bid, and what a run costs by them."""
+    told = choices.sometimes(2)
+    made = text(scratch.json_text(document(HISTORY, choices)) if told else SERIES, choices)
+    place = scratch.files({"prices": made.encode("utf-8", "surrogatepass")}) / "prices"
+    found = spot_files.read_spot_prices(
+        place, Decimal(choices.pick(("0.5", "1e-9", "NaN"))) if choices.byte() & 1 else None
+    )
+    assert not found.rows[-1].killed
+    begin_us = found.rows[0].time_us
+    assert found.run([1_000_000] * 3, begin_us, restart_us=10**6, minimum_s=60).picos >= 0
 
 
 def head(choices: Choices) -> None:

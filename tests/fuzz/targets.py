@@ -43,6 +43,7 @@ TARGETS = {
     "checkpoint": Target(files.manifest, 50, "manifests of checkpoints"),
     "head": Target(files.head, 30, "head.json of a run folder in a bucket"),
     "job_file": Target(files.job_file, 30, "job.json of a run folder"),
+    "spot": Target(files.spot_prices, 20, "recorded prices of spot machines"),
     "tokens": Target(files.token_files, 8, "files of tokens, and what callers show"),
     "scheduler": Target(files.scheduler, 10, "files of a trained scheduler"),
     "acting": Target(policies.acting, 25, "acting parts of policies, as actors pull them"),
