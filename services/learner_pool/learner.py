@@ -164,8 +164,17 @@ class Learning:
                 self._discard_learner(other)
         mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
         replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
-        carried = spec.actors.episodes == "carried"
-        context = LearnerContext(spec.nets, spaces, scope, device, replay, carried, precision, spec.learner.graphs)
+        context = LearnerContext(
+            spec.nets,
+            spaces,
+            scope,
+            device,
+            replay=replay,
+            carried=spec.actors.episodes == "carried",
+            precision=precision,
+            lags=spec.schedule.lags,
+            graphs=spec.learner.graphs,
+        )
         learner = algorithm.learner(spec.algorithm, context)
         if similarity := _similarity(spec):
             make_similarity(similarity)  # imports its libraries now, so that no round waits for them

@@ -37,7 +37,9 @@ class OneProcess:
         algorithm = algorithms.algorithm(config.name)
         self._learners: list[tuple[tuple[str, ...], Learner]] = []
         for scope in scopes(algorithm, config, job.spaces):
-            context = LearnerContext(job.spec.nets, job.spaces, scope, "cpu", None, job.carried)
+            context = LearnerContext(
+                job.spec.nets, job.spaces, scope, "cpu", carried=job.carried, lags=job.spec.schedule.lags
+            )
             agents = tuple(agent for each in scope.agent_classes(job.spaces) for agent in each.agents)
             self._learners.append((agents, algorithm.learner(config, context)))
         self._lanes: dict[int, Lane] = {}

@@ -100,6 +100,7 @@ class Synchronous(RoundSchedule):
 class PipelinedConfig(ScheduleConfig):
     """No settings."""
 
+    lags: ClassVar[bool] = True
     name: Literal["pipelined"] = "pipelined"
 
 

@@ -125,6 +125,8 @@ class LearnerContext:
     """True if episodes continue over rounds."""
     precision: Precision = "float32"
     """Of the gradients of nets that torch differentiates; other nets are always computed in float32."""
+    lags: bool = False
+    """True if a round's trajectories are of an earlier version than the one that its update starts from."""
     graphs: bool = True
     """True if a GPU may repeat gradient steps as captured graphs, see `marless.learning.algos.training.captured`."""
 

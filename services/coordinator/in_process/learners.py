@@ -99,7 +99,17 @@ class JobLearners:
             file = replay / scope.name
             allocate(file, schema.file_bytes(capacity))
         device, carried = facts["device"], self._job.carried
-        context = LearnerContext(spec.nets, spaces, scope, device, file, carried, settings.precision, settings.graphs)
+        context = LearnerContext(
+            spec.nets,
+            spaces,
+            scope,
+            device,
+            replay=file,
+            carried=carried,
+            precision=settings.precision,
+            lags=spec.schedule.lags,
+            graphs=settings.graphs,
+        )
         learner = registry.algorithm(spec.algorithm.name).learner(spec.algorithm, context)
         agents = frozenset(agent for each in scope.agent_classes(spaces) for agent in each.agents)
         return _Held(learner, scope, agents, device, facts["computed_by"])

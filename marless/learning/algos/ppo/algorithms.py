@@ -173,6 +173,11 @@ class PPOConfig(ActorCriticConfig):
     learns_from_earlier: ClassVar[bool] = True
     """Its ratios are to the log-probabilities that the actors recorded."""
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")
+    correct_lag: bool = Field(
+        True,
+        description="under schedule pipelined, ratios are to the policies that the update starts from; false: to those "
+        "that acted, a version before",
+    )
     target_kl: float | None = Field(
         None,
         gt=0,

@@ -28,6 +28,7 @@ from marless.learning.algos.ppo.functions import (
     SharedTorsoFunction,
     ValueFunction,
 )
+from marless.learning.algos.ppo.losses import impact_reference
 from marless.learning.algos.ppo.minibatch_training import Metrics, RoundSettings
 from marless.learning.algos.ppo.post_process import (
     Judge,
@@ -67,6 +68,8 @@ _Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_F
 Reports = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""
 _RETURNS = "returns"
+LAG_RHO = 2.0
+"""ρ of the correction for rollouts that lag: the limit of the importance of what acted. IMPACT's default."""
 
 
 class PPOLearner:
@@ -285,10 +288,23 @@ class PPOLearner:
     def _corrected(
         self, policies: Sequence[tuple[Stack, PolicyFunction]], tensors: Tensors, segments: Segments | None
     ) -> tuple[Tensors, Tensor | None]:
-        """The tensors to train on, and the ratios [N, T, B] of V-trace; None without it."""
-        if self._config.advantage == "gae":
+        """The tensors to train on, and the ratios [N, T, B] of V-trace; None without it.
+
+        If rollouts lag, the policies have moved since they acted, mostly as far as clipping let them. Ratios to what
+        acted would so begin at the limit, and many samples would teach nothing. Those of the surrogate are therefore to
+        the policies that the update starts from, with an importance of at most `LAG_RHO` for what acted: IMPACT's
+        ratios (Luo et al. 2020, §3.1), with the newest policy as target [ours].
+        """
+        lags = self._context.lags and isinstance(self._config, PPOConfig) and self._config.correct_lag
+        weighs = self._config.advantage != "gae"
+        if not (lags or weighs):
             return tensors, None
-        return tensors, ratios(log_probs(policies, tensors, segments), tensors)
+        newest_NS = log_probs(policies, tensors, segments)
+        ratio_NTB = ratios(newest_NS, tensors) if weighs else None
+        if lags:
+            reference_NS = impact_reference(newest_NS, tensors["log_prob"].squeeze(1), LAG_RHO)
+            tensors = {**tensors, "log_prob": reference_NS.unsqueeze(1)}
+        return tensors, ratio_NTB
 
     def _passes(
         self, work: RoundWork, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
