@@ -144,8 +144,10 @@ GAMES: Mapping[str, Game] = {
 class Training:
     """Versions, trajectories and gradients of one game, and how good its greedy policies are."""
 
-    def __init__(self, game: Game, seed: int, lr: float, algorithm: Mapping[str, object]) -> None:
-        self._game, self._seed = game, seed
+    def __init__(
+        self, game: Game, seed: int, lr: float, algorithm: Mapping[str, object], *, lags: bool = False
+    ) -> None:
+        self._game, self._seed, self._lags = game, seed, lags
         self._env = registry.make(game.env, game.options, ENVS)
         self._games = registry.make(game.env, game.options, EPISODES)
         self.config = IPPOConfig.model_validate({"lr": lr, "gamma": 0.95, **algorithm})
@@ -167,7 +169,7 @@ class Training:
         """The learner of each agent class, with the groups of that class."""
         spaces, entry, found = self._env.spaces, algorithms.algorithm("ippo"), []
         for scope in scopes(entry, self.config, spaces):
-            context = LearnerContext(ModelSpec.model_validate({}), spaces, scope, "cpu")
+            context = LearnerContext(ModelSpec.model_validate({}), spaces, scope, "cpu", lags=self._lags)
             members = {agent for agents in scope.agent_classes(spaces) for agent in agents.agents}
             own = tuple(each for each in self._groups if members.issuperset(each.agents))
             found.append((entry.learner(self.config, context), own))
@@ -263,7 +265,7 @@ class Functions:
 
 def trained(system: System, setting: Setting, *, seed: int, lr: float) -> Result:
     """Train once; equal arguments give equal results."""
-    training = Training(setting.game, seed, lr, system.algorithm)
+    training = Training(setting.game, seed, lr, system.algorithm, lags=system.rounds == "pipelined")
     try:
         return (_in_rounds if system.rounds else _overlapping)(system, setting, training, seed)
     except CorruptError:
