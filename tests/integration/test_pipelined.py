@@ -58,7 +58,7 @@ async def undisturbed(cluster, tmp_path_factory) -> Runs:
 async def test_services_compute_what_one_process_computes(undisturbed, name):
     folder = await undisturbed(name)
     check_same_weights(folder, staleness=1)
-    if name == "ippo":
+    if name == "impact":  # whose loss depends on what acted; policies of six rounds draw the same discrete actions
         with pytest.raises(AssertionError):
             check_same_weights(folder, staleness=0)
 
