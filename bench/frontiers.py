@@ -106,7 +106,7 @@ TASKS = (
         settings=(),
         schedules="synchronous,pipelined",
         groups="shared",
-        presets="",
+        presets="examples/presets/schedules.yaml:without-correction",
     ),
 )
 

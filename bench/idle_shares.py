@@ -55,8 +55,10 @@ def main() -> None:
     rows = []
     for task in TASKS:
         folder = args.runs_folder / f"frontier-{task.name}"
-        if task.presets and (folder / "frontier.json").exists():
-            frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
+        if not (folder / "frontier.json").exists():
+            continue
+        frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
+        if "auto" in frontier["presets"]:
             runs = [folder / "runs" / each["run"] for each in frontier["presets"]["auto"]["runs"]]
             rows.append(row(task.name, shares_of(runs)))
     harness.report("idle_shares", harness.machine(), rows, {}, args.json)

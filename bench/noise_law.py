@@ -94,9 +94,11 @@ def rows(runs: Path) -> list[Row]:
     found: list[Row] = []
     for task in TASKS:
         folder = runs / f"frontier-{task.name}"
-        if not task.presets or not (folder / "frontier.json").exists():
+        if not (folder / "frontier.json").exists():
             continue
         frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
+        if "auto" not in frontier["presets"]:
+            continue
         autos = [
             from_folder(folder / "runs" / each["run"], records=True) for each in frontier["presets"]["auto"]["runs"]
         ]

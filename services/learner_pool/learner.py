@@ -16,6 +16,7 @@ from marless.core.private_files import Claim
 from marless.core.settings import Measure, SimilarityConfig
 from marless.core.state import REPLAY
 from marless.jobs.job import replay_of
+from marless.jobs.schedules.base import made
 from marless.jobs.sharing.base import SHARING_POLICIES
 from marless.jobs.spec import JobSpec, from_json, spaces_from_json
 from marless.learning.algos import registry
@@ -172,7 +173,7 @@ class Learning:
             replay=replay,
             carried=spec.actors.episodes == "carried",
             precision=precision,
-            lags=spec.schedule.lags,
+            lags=made(spec.schedule).ahead > 0,
             graphs=spec.learner.graphs,
         )
         learner = algorithm.learner(spec.algorithm, context)

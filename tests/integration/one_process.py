@@ -38,7 +38,7 @@ class OneProcess:
         self._learners: list[tuple[tuple[str, ...], Learner]] = []
         for scope in scopes(algorithm, config, job.spaces):
             context = LearnerContext(
-                job.spec.nets, job.spaces, scope, "cpu", carried=job.carried, lags=job.spec.schedule.lags
+                job.spec.nets, job.spaces, scope, "cpu", carried=job.carried, lags=job.schedule.ahead > 0
             )
             agents = tuple(agent for each in scope.agent_classes(job.spaces) for agent in each.agents)
             self._learners.append((agents, algorithm.learner(config, context)))

@@ -18,6 +18,7 @@ from decimal import Decimal
 from functools import cached_property
 from statistics import fmean
 
+from marless.core.errors import SpecError
 from marless.cost.billing.machines import HOUR_US, MICRO, charged_us
 from marless.cost.billing.own import serverful_rounds
 from marless.cost.pricing import Rate, usd
@@ -59,6 +60,8 @@ class SpotSeries:
     """Prices of one machine over time; `marless.cost.billing.spot_files` reads them."""
 
     rows: tuple[SpotPrice, ...]
+    instance: str = ""
+    """The type of the machine, if the file says it."""
 
     @cached_property
     def _times_us(self) -> tuple[int, ...]:
@@ -107,8 +110,13 @@ class SpotSeries:
         return next(max(each.time_us, time_us) for each in self.rows[at:] if not each.killed)
 
     def bill(self, records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> SpotBill:
-        """The bills of a recorded run; raises SpecError as `bill` does."""
+        """The bills of a recorded run; raises SpecError as `bill` does, and for prices of another type of machine."""
         machine, seconds = serverful_rounds(records, spec, prices)
+        if self.instance not in ("", machine.instance):
+            raise SpecError(
+                f"--spot: these are prices of {self.instance}, and the run needs {machine}; give those of "
+                f"{machine.instance}"
+            )
         rounds_us = [round(each * MICRO) for each in seconds]
         restart_us, minimum_s = round(start_s(records) * MICRO), prices.machines.minimum_s
         first_us, span_us = self._times_us[0], self._times_us[-1] - self._times_us[0]

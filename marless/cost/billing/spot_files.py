@@ -45,7 +45,7 @@ def read_spot_prices(path: Path, bid: Decimal | None = None) -> SpotSeries:
         raise SpecError(f"{path}: cannot be read ({error.strerror}); give a file of spot prices") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
-    found = _of_aws(text, path) if text.lstrip().startswith("{") else _of_csv(text, path)
+    found, instance = _of_aws(text, path) if text.lstrip().startswith("{") else (_of_csv(text, path), "")
     if not found or len(found) > MOST_ROWS:
         raise SpecError(f"{path}: has {len(found):,} rows; give 1 to {MOST_ROWS:,}")
     for before, after in pairwise(found):
@@ -55,7 +55,7 @@ def read_spot_prices(path: Path, bid: Decimal | None = None) -> SpotSeries:
         found = _with_bid(found, bid, path)
     if found[-1].killed:
         raise SpecError(f"{path}: ends with a kill, after which there is no machine; add a row without one")
-    return SpotSeries(tuple(found))
+    return SpotSeries(tuple(found), instance)
 
 
 def _with_bid(rows: Iterable[SpotPrice], bid: Decimal, path: Path) -> list[SpotPrice]:
@@ -96,12 +96,14 @@ def _price(time_s: float, usd_h: Decimal, where: str, *, killed: bool = False) -
     return SpotPrice(time_us=round(time_s * MICRO), usd_h=round(usd_h, 12), killed=killed)
 
 
-def _of_aws(text: str, path: Path) -> list[SpotPrice]:
-    """The prices of an answer to DescribeSpotPriceHistory, which begins with the newest, in ascending order."""
+def _of_aws(text: str, path: Path) -> tuple[list[SpotPrice], str]:
+    """The prices of an answer to DescribeSpotPriceHistory, which begins with the newest, in ascending order; and the
+    type of machine.
+    """
     try:
         entries: list[Mapping[str, Any]] = json.loads(text)["SpotPriceHistory"]
         machines = {tuple(str(each[name]) for name in _MACHINE) for each in entries}
-        # Two prices of one moment: the one that AWS tells first is the newer one.
+        # Of two prices of one moment, the first one counts, as the newest is first [inferred].
         prices = {_seconds(each["Timestamp"]): Decimal(each["SpotPrice"]) for each in reversed(entries)}
     except (ValueError, InvalidOperation, KeyError, TypeError, RecursionError):
         raise SpecError(
@@ -113,7 +115,8 @@ def _of_aws(text: str, path: Path) -> list[SpotPrice]:
             f"{path}: has prices of {len(machines)} machines, such as {some}; ask AWS for one, with --instance-types, "
             "--availability-zone and --product-descriptions"
         )
-    return [_price(time_s, usd_h, f"{path}: price {usd_h}") for time_s, usd_h in sorted(prices.items())]
+    found = [_price(time_s, usd_h, f"{path}: price {usd_h}") for time_s, usd_h in sorted(prices.items())]
+    return found, next((instance for instance, _, _ in machines), "")
 
 
 def _seconds(timestamp: str) -> float:

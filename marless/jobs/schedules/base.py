@@ -36,8 +36,6 @@ class ScheduleConfig(Strict):
 
     overlapping: ClassVar[bool] = False
     """True if rollouts belong to no round: any number of them may be under way, and each is learned from on its own."""
-    lags: ClassVar[bool] = False
-    """True if each round but the first is trained on what the version before did. PPO's ratios are corrected then."""
     name: str
 
     def fitted(self, algorithm: AlgorithmConfig) -> Self:

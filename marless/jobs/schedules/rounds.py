@@ -100,7 +100,6 @@ class Synchronous(RoundSchedule):
 class PipelinedConfig(ScheduleConfig):
     """No settings."""
 
-    lags: ClassVar[bool] = True
     name: Literal["pipelined"] = "pipelined"
 
 

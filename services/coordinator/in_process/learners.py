@@ -107,7 +107,7 @@ class JobLearners:
             replay=file,
             carried=carried,
             precision=settings.precision,
-            lags=spec.schedule.lags,
+            lags=self._job.schedule.ahead > 0,
             graphs=settings.graphs,
         )
         learner = registry.algorithm(spec.algorithm.name).learner(spec.algorithm, context)

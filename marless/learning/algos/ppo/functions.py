@@ -39,7 +39,11 @@ from marless.learning.nets.layout import NetLayout
 from marless.learning.nets.learner_states import Row
 
 Score = Callable[..., Tensor]
-"""A function of (log π, log π_old, advantage, weight), each [P, M], and of settings, which are numbers."""
+"""A function of (log π, log π_old, advantage, weight), each [P, M], and of settings, which are numbers.
+
+π_old is the policy that acted, as the actors recorded it; under schedules whose rollouts lag, with `correct_lag`, what
+takes its place (`PPOLearner`).
+"""
 
 
 @dataclass(frozen=True)

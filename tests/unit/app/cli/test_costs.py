@@ -280,6 +280,12 @@ def test_a_bid_decides_when_a_spot_machine_is_lost(marless, folder, tmp_path):
     assert (lost["lost_s"]["most"], lost["kills"]["most"]) == (pytest.approx(4.86), 1)
     dear = json.loads(marless("cost", "six", "--spot", "history.json", "-o", "json")[1])
     assert dear["kills"]["most"] == 0
+    machine["InstanceType"] = "m4.4xlarge"
+    history = [{"Timestamp": time, "SpotPrice": price, **machine} for time, price in prices]
+    (tmp_path / "history.json").write_text(json.dumps({"SpotPriceHistory": history}))
+    code, _, err = marless("cost", "six", "--spot", "history.json")
+    said = "--spot: these are prices of m4.4xlarge, and the run needs c6a.16xlarge; give those of c6a.16xlarge"
+    assert (code, said in " ".join(err.split())) == (2, True)
 
 
 def test_what_a_run_would_cost_with_slots_of_ones_own(marless, folder):

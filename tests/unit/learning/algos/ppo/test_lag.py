@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from marless.jobs.schedules.rounds import PipelinedConfig, SynchronousConfig
-from marless.jobs.schedules.stellaris import StellarisConfig
 from marless.learning.algos import registry
 from marless.learning.algos.algorithm import scopes
 from marless.learning.algos.learner import LearnerContext, UpdateOutput
@@ -60,7 +58,3 @@ def test_an_action_that_the_newest_policy_hardly_takes_counts_less():
 def test_it_can_be_left_out_and_changes_nothing_where_rollouts_do_not_lag():
     assert updated(None, lags=True, correct_lag=False)[0] == updated(None, lags=False)[0]
     assert updated(None, lags=True)[0] != updated(None, lags=False)[0]
-
-
-def test_rollouts_lag_under_pipelined_alone():
-    assert [each.lags for each in (SynchronousConfig, PipelinedConfig, StellarisConfig)] == [False, True, False]
