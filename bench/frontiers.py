@@ -103,7 +103,7 @@ TASKS = (
         job="examples/spread6-long.yaml",
         env_steps=1_000_000,
         actors="4,8,16",
-        settings=(),
+        settings=("actors.count=4", "sharing.groups=shared"),
         schedules="synchronous,pipelined",
         groups="shared",
         presets="examples/presets/schedules.yaml:without-correction",
