@@ -28,9 +28,14 @@ RULES = ("nitro", "gns", "echo", "variance")
 """Scaling policies of other papers, for which a task's groups are chosen in hindsight."""
 
 
+def rules(groups: str) -> tuple[str, ...]:
+    """The rules of other papers in these groups: "apart" or "shared"."""
+    return tuple(f"{_FILE}:{rule}-{groups}" for rule in RULES)
+
+
 def presets(groups: str) -> str:
-    """The presets of a task, with the rules of other papers in these groups: "apart" or "shared"."""
-    return ",".join((*PRESETS, *(f"{_FILE}:{rule}-{groups}" for rule in RULES)))
+    """The presets of a task, with the rules of other papers in these groups."""
+    return ",".join((*PRESETS, *rules(groups)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,7 @@ TASKS = (
         settings=("actors.count=32", "actors.envs=8", "actors.steps=64"),
         schedules="synchronous,pipelined",
         groups="independent",
-        presets="auto",  # rules for groups are refused with one agent
+        presets=",".join(("auto", *rules("apart"))),  # those that also group are refused with one agent
     ),
     Task(
         name="mappo",
