@@ -39,7 +39,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from bench import harness
-from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, trained
+from bench.asynchronous_work import GAMES, Functions, Game, Result, Setting, System, Training, UpdateSeconds, trained
 from bench.harness import Row, spread
 from bench.kept_rows import KeptRows
 from bench.workers import on_one_thread
@@ -74,20 +74,20 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-def durations_of(game: Game, actors: int, file: Path | None) -> tuple[SlotSeconds, list[float]]:
+def durations_of(game: Game, actors: int, learners: int, file: Path | None) -> tuple[SlotSeconds, UpdateSeconds]:
     """The durations of a run file, so that all its runs have the same; measured if there is none."""
     beside = file.with_suffix(".durations.json") if file else None
     if beside and beside.exists():
         row = json.loads(beside.read_text("utf-8"))
-        return TypeAdapter(SlotSeconds).validate_python(row["functions"]), row["update_s"]
-    durations, update_s = measured(game, actors)
+        return TypeAdapter(SlotSeconds).validate_python(row["functions"]), UpdateSeconds(**row["update_s"])
+    durations, update_s = measured(game, actors, learners)
     if beside:
-        beside.write_text(json.dumps({"functions": asdict(durations), "update_s": update_s}), "utf-8")
+        beside.write_text(json.dumps({"functions": asdict(durations), "update_s": asdict(update_s)}), "utf-8")
     return durations, update_s
 
 
-def measured(game: Game, actors: int) -> tuple[SlotSeconds, list[float]]:
-    """CPU seconds of rollouts, gradients and aggregations in this process, and of updates of whole rounds."""
+def measured(game: Game, actors: int, learners: int) -> tuple[SlotSeconds, UpdateSeconds]:
+    """CPU seconds of rollouts, gradients and aggregations in this process, and of updates of rounds."""
     work = Functions(Training(game, 0, 1e-3, {}), truncates=False)
     found: dict[str, list[float]] = {"rollout": [], "learn": [], "publish": []}
     schedule = Stellaris(StellarisConfig.model_validate({"aggregation": "async", "learners": 1}))
@@ -102,14 +102,19 @@ def measured(game: Game, actors: int) -> tuple[SlotSeconds, list[float]]:
     simulate(schedule, SlotCounts(1, 1), durations, SpeedSpread(), gradients=MEASURED, seed=0, work=Clocked())
     later = {name: each[MEASURED // 4 :] for name, each in found.items()}
     publish_s = sorted(later["publish"])[len(later["publish"]) // 2]
-    return SlotSeconds(sample_s=later["rollout"], learn_s=later["learn"], publish_s=publish_s), _updates(game, actors)
+    update_s = UpdateSeconds(
+        whole=_updates(game, actors),
+        part=_updates(game, max(actors // learners, 1)),
+        lagging=_updates(game, actors, lags=True),
+    )
+    return SlotSeconds(sample_s=later["rollout"], learn_s=later["learn"], publish_s=publish_s), update_s
 
 
-def _updates(game: Game, actors: int) -> list[float]:
-    """CPU seconds of updates, without the first one."""
-    one, found = Training(game, 0, 1e-3, {}), []
+def _updates(game: Game, rollouts: int, *, lags: bool = False) -> list[float]:
+    """CPU seconds of updates from so many rollouts, without the first one."""
+    one, found = Training(game, 0, 1e-3, {}, lags=lags), []
     for round_ in range(ROUNDS):
-        taken = [one.sample(actors * round_ + number, one.states) for number in range(actors)]
+        taken = [one.sample(rollouts * round_ + number, one.states) for number in range(rollouts)]
         before_s = time.process_time()
         one.update(round_, taken)
         found.append(time.process_time() - before_s)
@@ -237,7 +242,7 @@ def parsed() -> argparse.Namespace:
 def setting_of(args: argparse.Namespace) -> Setting:
     """What the command line asks for, with durations that are measured now or with the first runs of its file."""
     game = GAMES[args.game]
-    durations, update_s = durations_of(game, args.actors, args.run_file)
+    durations, update_s = durations_of(game, args.actors, args.learners, args.run_file)
     if args.lengths:
         durations = replace(durations, sample_s=[length * each for each in durations.sample_s for length in LENGTHS])
     return Setting(
@@ -276,7 +281,8 @@ def main() -> None:
             "rollout": round(1e3 * spread(durations.sample_s).median, 2),
             "gradient": round(1e3 * spread(durations.learn_s).median, 2),
             "aggregation": round(1e3 * durations.publish_s, 2),
-            "update": round(1e3 * spread(setting.update_s).median, 1),
+            "update": round(1e3 * spread(setting.update_s.whole).median, 1),
+            "part of an update": round(1e3 * spread(setting.update_s.part).median, 1),
         }
     }
     name = args.json.stem if args.json else f"asynchronous_{args.machines}"

@@ -54,6 +54,17 @@ class System:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateSeconds:
+    """CPU seconds of updates of one round, as schedules of rounds make them."""
+
+    whole: Sequence[float]
+    part: Sequence[float]
+    """Of a round that has a learner's part of the rollouts: the time of an update that all learners share."""
+    lagging: Sequence[float]
+    """Of a whole round of an earlier version, whose ratios are corrected."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """The slots, and what they do."""
 
@@ -62,8 +73,7 @@ class Setting:
     learners: int
     machines: SpeedSpread
     durations: SlotSeconds
-    update_s: Sequence[float]
-    """CPU seconds of an update of one round, as a schedule of rounds makes it."""
+    update_s: UpdateSeconds
     rollouts: int
     """How many are learned from in a run."""
 
@@ -299,14 +309,17 @@ def _overlapping(system: System, setting: Setting, training: Training, seed: int
 def _in_rounds(system: System, setting: Setting, training: Training, seed: int) -> Result:
     """Rounds of all actors, each followed by one update of several epochs.
 
-    In parts, each learner computes the gradients of its part of the samples, which takes as much less time; weights are
-    those of one learner. The exchange of gradients takes no time here, so that no real system is sooner.
+    In parts, each learner computes the gradients of its part of the samples; weights are those of one learner. The
+    exchange of gradients takes no time here, so that no real system is sooner.
     """
     rng, machines, actors = random.Random(seed), setting.machines, setting.actors
     run, ended_s, sampled_s, learned_s = VirtualRun.of(SCHEDULES[system.rounds]), 0.0, 0.0, 0.0
     at_s: list[float] = []
     worked_s: list[float] = []
     before = training.states
+    parts = setting.learners if system.in_parts else 1
+    known_s = setting.update_s.lagging if system.rounds == "pipelined" else setting.update_s.whole
+    known_s = setting.update_s.part if system.in_parts else known_s
     for round_ in range(-(-setting.rollouts // actors)):
         acting = before if system.rounds == "pipelined" else training.states
         taken = [training.sample(actors * round_ + number, acting) for number in range(actors)]
@@ -317,8 +330,7 @@ def _in_rounds(system: System, setting: Setting, training: Training, seed: int) 
             _straggled(rng, machines, rng.choice(setting.durations.sample_s)) * (2 if number < slow else 1)
             for number in range(actors)
         ]
-        parts = setting.learners if system.in_parts else 1
-        parts_s = [_straggled(rng, machines, rng.choice(setting.update_s) / parts) for _ in range(parts)]
+        parts_s = [_straggled(rng, machines, rng.choice(known_s)) for _ in range(parts)]
         update_s = max(parts_s)
         times, run = run.round(partial(_lasting, max(took_s)), partial(_lasting, update_s))
         ended_s, sampled_s, learned_s = ended_s + times.ended_s, sampled_s + sum(took_s), learned_s + sum(parts_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.asynchronous import SYSTEMS, Runs, best_rate, last, measured, row
-from bench.asynchronous_work import DIVERGED, GAMES, Result, Setting, System, trained
+from bench.asynchronous_work import DIVERGED, GAMES, Result, Setting, System, UpdateSeconds, trained
 from marless.cost.simulation.asynchronous import SlotSeconds, SpeedSpread
 
 DURATIONS = SlotSeconds(sample_s=[0.5], learn_s=[0.25], publish_s=0.01)
@@ -19,7 +19,7 @@ def setting(rollouts: int = 100, machines: SpeedSpread = SpeedSpread()) -> Setti
         learners=2,
         machines=machines,
         durations=DURATIONS,
-        update_s=[2.0],
+        update_s=UpdateSeconds(whole=[2.0], part=[1.25], lagging=[2.5]),
         rollouts=rollouts,
     )
 
@@ -46,13 +46,13 @@ def test_a_round_lasts_as_long_as_its_slowest_actor_and_the_update():
 def test_learners_that_share_an_update_take_as_much_less_time_for_the_same_weights():
     whole, parts = run("synchronous"), run("synchronous in parts")
     assert parts.scores == whole.scores
-    assert parts.at_s == pytest.approx((25 * 1.5, 50 * 1.5))  # two learners make half of 2 s each
-    assert parts.worked_s == pytest.approx(whole.worked_s)
-    assert parts.learners_busy == pytest.approx(1.0 / 1.5)
+    assert parts.at_s == pytest.approx((25 * 1.75, 50 * 1.75))  # 1.25 s for each of two learners
+    assert parts.worked_s == pytest.approx((25 * 3.5, 50 * 3.5))
+    assert parts.learners_busy == pytest.approx(1.25 / 1.75)
 
 
 def test_a_pipelined_round_hides_its_actors_behind_the_update_before():
-    assert run("pipelined").at_s == pytest.approx((0.5 + 25 * 2.0, 0.5 + 50 * 2.0))
+    assert run("pipelined").at_s == pytest.approx((0.5 + 25 * 2.5, 0.5 + 50 * 2.5))
 
 
 def test_sides_that_compete_are_scored_by_the_weaker_one():
@@ -98,9 +98,12 @@ def test_a_line_counts_the_seeds_that_got_there():
 
 
 def test_durations_are_measured_for_each_kind_of_function():
-    found, update_s = measured(GAMES["spread"], 2)
+    found, update_s = measured(GAMES["spread"], 2, 2)
     assert min(found.sample_s) > 0 and min(found.learn_s) > 0 and found.publish_s > 0
-    assert min(update_s) > min(found.learn_s) / 2  # several epochs; the smallest, because other load raises the others
+    assert min(update_s.part) > 0 and min(update_s.lagging) > 0
+    assert (
+        min(update_s.whole) > min(found.learn_s) / 2
+    )  # several epochs; the smallest, because other load raises the others
 
 
 def test_the_best_rate_is_the_one_with_which_runs_get_there(tmp_path: Path):
