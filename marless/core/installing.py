@@ -9,15 +9,14 @@ from packaging.markers import Marker
 
 _INTEL_MAC = "sys_platform == 'darwin' and platform_machine == 'x86_64'"
 _NO_INTEL = "it has no build for Macs with an Intel processor; use Linux, or a Mac with Apple silicon"
+_TOO_NEW = "python_version >= '3.14'"
+_NO_BOX2D = "its box2d has no build for this Python; use Python 3.13"
 _WITHOUT_WHEELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "torch": (
-            _INTEL_MAC,
-            "it has no build for Macs with an Intel processor; use Linux, or a Mac with Apple silicon",
-        ),
-        "ray": (_INTEL_MAC, "it has no build for Macs with an Intel processor; use Linux, or a Mac with Apple silicon"),
-        "pettingzoo.sisl": ("python_version >= '3.14'", "its box2d has no build for this Python; use Python 3.13"),
-        "gymnasium.envs.box2d": ("python_version >= '3.14'", "its box2d has no build for this Python; use Python 3.13"),
+        "torch": (_INTEL_MAC, _NO_INTEL),
+        "ray": (_INTEL_MAC, _NO_INTEL),
+        "pettingzoo.sisl": (_TOO_NEW, _NO_BOX2D),
+        "gymnasium.envs.box2d": (_TOO_NEW, _NO_BOX2D),
     }
 )
 """What cannot be installed everywhere: where not (PEP 508), and what to do there instead."""

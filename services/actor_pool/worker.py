@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
-_CACHED_ENVS = 4
 _NOT_NEEDED = (StaleError, FencedError, AlreadyExistsError)
 """Refusals of an upload that do not fail the actor, because its trajectory is no longer needed: the round's update is
 done, another coordinator runs the job, or an earlier attempt at this actor has uploaded its trajectory. The actor's

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import psutil
@@ -28,7 +27,6 @@ PATIENCE_S = 30.0
 LONG = {"name": "ippo", "epochs": 1000, "minibatches": 400}
 """An update of more than a minute, if nobody stops it."""
 COMPUTED_S = 0.3
-_serials = count()
 
 
 @pytest.fixture(scope="module")

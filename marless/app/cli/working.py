@@ -5,12 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from marless.app.cli.output import console, duration, harmless, say
-
-if TYPE_CHECKING:
-    pass
 
 QUIET_S = 0.7
 """Seconds before anything is shown. Without a terminal, the first line comes after twice that: within two seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from marless.app.cli import exits
 from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption
 from marless.app.cli.output import console, show_objects
 from marless.app.cli.working import Working
-
-if TYPE_CHECKING:
-    pass
 
 
 class Level(StrEnum):
