@@ -20,6 +20,7 @@ and where the fixed part of a round is dear.
   eighth round after has √2 times as many as decided, or as few, in turn: without differences, no cost can be fitted.
 - Where rounds cost nothing, such as on capacity that is paid anyway, a round gets `actors.count`.
 - A round has at most twice and at least half the actors of the one before.
+- Of other groups, noise and costs are measured anew; the number of actors stays until they are.
 - Where nothing is known of gradients after the first trials, as with algorithms that do not measure them, a round gets
   `actors.count`; so it does where the size of a batch does not depend on the actors: with batches from a replay buffer,
   and under schedule `stellaris`, whose learners take a fixed number of rollouts.
@@ -83,20 +84,15 @@ class CheapestScaling:
         if not history:
             start = self._start
             return ScalingDecision(start, f"first round: {start} actors, between the fewest and the most", {})
-        kept = _Kept.read(remembered(history, "auto"), history[-1], groups)
-        evidence = {
-            group.policy: kept.evidence[group.policy].after(history[-1].metrics.get(group.policy, {}))
-            for group in groups
-        }
-        # The first round loads libraries.
-        sums = kept.sums.after(history[-1], self.functions, self.rates.time) if history[-1].round else kept.sums
-        before = kept.decided or self._start
-        chosen = self._without_evidence(history[-1], sums, evidence, before)
+        kept = _Kept.after(history, groups, self)
+        evidence, sums, before = kept.evidence, kept.sums, kept.decided or self._start
+        chosen = self._without_evidence(history[-1], kept, before)
         chosen = chosen or self._chosen(_noise_actors(history, groups, evidence, self.pooled), sums, before)
         actors = self._tried(chosen.actors, history[-1].round + 1) if chosen.tries else chosen.actors
         why = chosen.why if actors == chosen.actors else f"{chosen.why}; {actors} in this round, as a trial"
         inputs = {
             "decided": chosen.actors,
+            "measured": kept.measured,
             "groups": _named(groups),
             "sums": sums.to_json(),
             "noise_scale": {policy: each.noise_scale for policy, each in evidence.items()},
@@ -109,13 +105,11 @@ class CheapestScaling:
     def _start(self) -> int:
         return self.bounds.whole(self.bounds.clip(math.sqrt(self.bounds.low * self.bounds.high)))
 
-    def _without_evidence(
-        self, newest: RoundRecord, sums: RoundSums, evidence: Mapping[str, GradientEvidence], before: int
-    ) -> _Choice | None:
+    def _without_evidence(self, newest: RoundRecord, kept: _Kept, before: int) -> _Choice | None:
         """The choice while noise or costs are not known, or if they never will be; None if they are known."""
-        most = self.bounds.high
-        if not sums.rounds or any(each.noise_scale is None for each in evidence.values()):
-            if newest.round + 1 < EARLY or any(each.count for each in evidence.values()):
+        most, sums = self.bounds.high, kept.sums
+        if not sums.rounds or any(each.noise_scale is None for each in kept.evidence.values()):
+            if newest.round + 1 < EARLY or kept.measured:
                 return _Choice(before, f"too little is known of gradients and costs: {before} actors")
             return _Choice(most, f"no gradients are measured: all {most} actors", tries=False)
         if sums.cost(self.rates).usd(before) <= 0:
@@ -188,21 +182,31 @@ def _progress_usd(actors: int, scale: float, cost: RoundCostModel) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """What the decision before has kept; anew for other groups, since other learners cost something else."""
+    """What is known of rounds with the next round's groups; others have other learners, which cost something else."""
 
     decided: int | None
+    """The number of actors decided last, without trials, whatever the groups."""
     sums: RoundSums
     evidence: Mapping[str, GradientEvidence]
+    measured: bool
+    """True if gradients of some policy have been measured, also of other groups."""
 
     @classmethod
-    def read(cls, inputs: Mapping[str, Any], newest: RoundRecord, groups: Sequence[Group]) -> _Kept:  # Any: JSON
-        same = inputs.get("groups") == _named(groups) and _named(newest.groups) == _named(groups)
-        kept = inputs.get("evidence", {}) if same else {}
-        return cls(
-            decided=inputs.get("decided"),
-            sums=RoundSums.read(inputs.get("sums", {}) if same else {}),
-            evidence={each.policy: GradientEvidence.read(kept.get(each.policy, {})) for each in groups},
-        )
+    def after(cls, history: Sequence[RoundRecord], groups: Sequence[Group], scaling: CheapestScaling) -> _Kept:
+        """What the decision before has kept, and the newest round, if it had these groups."""
+        inputs, newest = remembered(history, "auto"), history[-1]
+        same = _named(newest.groups) == _named(groups)
+        known = inputs if same and inputs.get("groups") == _named(groups) else {}
+        sums = RoundSums.read(known.get("sums", {}))
+        if same and newest.round:  # the first round loads libraries
+            sums = sums.after(newest, scaling.functions, scaling.rates.time)
+        kept, metrics = known.get("evidence", {}), newest.metrics if same else {}
+        evidence = {
+            each.policy: GradientEvidence.read(kept.get(each.policy, {})).after(metrics.get(each.policy, {}))
+            for each in groups
+        }
+        measured = inputs.get("measured", False) or any("gradient_trace" in each for each in newest.metrics.values())
+        return cls(decided=inputs.get("decided"), sums=sums, evidence=evidence, measured=measured)
 
 
 def _named(groups: Sequence[Any]) -> dict[str, list[str]]:  # Any: Group or GroupRecord

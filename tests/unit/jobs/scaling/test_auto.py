@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from marless.core.group import Group
 from marless.core.settings import FunctionsSpec
 from marless.jobs import prices as price_tables
-from marless.jobs.record import InvocationRecord
+from marless.jobs.record import GroupRecord, InvocationRecord
 from marless.jobs.scaling.auto import SCALING, AutoConfig
 from marless.jobs.scaling.round_costs import FunctionRates, RoundSums
 from tests.unit.jobs.scaling.rounds import context, groups, record
@@ -132,6 +133,39 @@ def test_other_groups_begin_anew_with_as_many_actors():
     decision = policy.decide(history, groups("a", "b"))
     assert (decision.actors, decision.inputs["decided"]) == (12, 12)
     assert decision.reason == "too little is known of gradients and costs: 12 actors"
+
+
+def test_actors_stay_until_the_gradients_of_new_policies_are_measured():
+    policy = make("a+b")
+    history, _ = played(policy, groups("a+b"), 12, fixed_s=9, each_s=1.5, trace=8000)
+    team = (Group("team", ("a", "b")),)
+    named = (GroupRecord(policy="team", agents=("a", "b"), version=1),)
+    history = [
+        replace(
+            each,
+            groups=named,
+            metrics={"team": each.metrics["a"]},
+            decisions=tuple(_renamed(decision) for decision in each.decisions),
+        )
+        for each in history
+    ]
+    assert policy.decide(history, team).inputs["evidence"]["team"]["count"] == 12
+    for number in range(12, 40):
+        decision = policy.decide(history, groups("a", "b"))
+        if number < 34:
+            assert decision.inputs["decided"] == 12
+            assert decision.reason.startswith("too little is known")
+        # Gradients are measured from round 31 on. What a round costs is known from those with these groups.
+        metrics = {name: {"gradient_trace": 8000.0, "gradient_signal": 1.0} for name in "ab"} if number > 30 else {}
+        made = record(number, "a", "b", metrics=metrics, actors=12, env_steps=9000 + number, decided=("auto", decision))
+        history.append(replace(made, invocations=history[5].invocations))
+    assert decision.reason.startswith("noise is worth")
+    assert history[13].decisions[0].inputs["sums"]["rounds"] == 1
+
+
+def _renamed(decision):
+    """A decision on the policy "team" instead of "a"."""
+    return replace(decision, inputs=json.loads(json.dumps(decision.inputs).replace('"a":', '"team":')))
 
 
 def test_all_actors_where_gradients_are_not_measured_or_batches_do_not_depend_on_actors():
