@@ -1,4 +1,4 @@
-"""Whether MARLess's rule for actors pays where C is measured well: held against its own controls on four tasks.
+"""Whether MARLess's rule for actors pays where C is measured well: held against its own controls on six tasks.
 
     python -m bench.exact_curvature --runs runs --seeds 5 --json exact_curvature.json
     python -m bench.report exact_curvature.json
@@ -56,6 +56,8 @@ HELD = (
     Held("mappo", "exact-apart", 60),
     Held("growing", "exact-apart", 60),
     Held("battle8m", "exact-shared", 30),
+    Held("hopper", "exact-apart", 30),
+    Held("slow", "exact-apart", 60),
 )
 
 
@@ -65,7 +67,7 @@ def command(held: Held, options: argparse.Namespace) -> list[str]:
         *held.job.settings,
         f"name={held.name}",
         f"actors.count={ACTORS}",
-        "bill.time=cpu",
+        f"bill.time={held.job.time}",
         "stop.env_steps=null",
         f"stop.rounds={held.rounds}",
         "evaluation.every=0",
