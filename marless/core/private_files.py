@@ -21,7 +21,8 @@ from pathlib import Path
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket: Linux's sun_path without the terminating byte."""
-_LOCK = "lock"
+LOCK = "lock"
+"""The file in a claimed directory that is locked while the claim lasts."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -192,7 +193,7 @@ class Claim:
     def make(cls, path: Path) -> Claim:
         """Create a directory, or take over an unused one. Raises OSError; BlockingIOError if it is in use."""
         with _alone(path.parent):
-            lock = open_own(directory(path) / _LOCK, os.O_RDWR | os.O_CREAT)
+            lock = open_own(directory(path) / LOCK, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -224,7 +225,7 @@ def sweep(home: Path, pattern: str) -> None:
 
 def _remove_unused(path: Path) -> None:
     try:
-        lock = open_own(path / _LOCK, os.O_RDWR)
+        lock = open_own(path / LOCK, os.O_RDWR)
     except FileNotFoundError:
         path.rmdir()  # its process was killed before it could lock it
         return

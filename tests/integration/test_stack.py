@@ -303,6 +303,24 @@ async def test_a_machine_without_descriptors_is_named(stack, monkeypatch):
         await stack.__aenter__()
 
 
+async def test_services_that_outlive_their_directory_are_named(stack, tmp_path, monkeypatch):
+    """The locks in the directory went with it; those services still hold the one beside their sockets."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    stack._sockets = socket_directory(stack._data)
+    private_files.directory(stack._sockets.parent)
+    earlier = Claim.make(stack._sockets)
+    with pytest.raises(UnavailableError) as refusal:
+        await stack.__aenter__()
+    assert str(refusal.value) == (
+        f"services of an earlier start are still running, whose directory {stack._data} has been deleted; "
+        f"`fuser -k {stack._sockets / 'lock'}` ends them"
+    )
+    earlier.release()
+    async with stack:
+        pass
+
+
 @pytest.mark.parametrize("depth", [0, 5, 50])
 def test_sockets_fit_however_long_the_temporary_directory_is(tmp_path, monkeypatch, depth):
     long = tmp_path.joinpath(*(["deep"] * depth))

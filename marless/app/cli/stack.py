@@ -217,6 +217,12 @@ class LocalStack:
             raise UnavailableError(
                 f"{denied(error)}; set TMPDIR to a directory of yours, for the services' sockets"
             ) from None
+        except BlockingIOError:
+            # Their locks in `data` are free: it was deleted while they ran.
+            raise UnavailableError(
+                f"services of an earlier start are still running, whose directory {self._data} has been deleted; "
+                f"`fuser -k {self._sockets / private_files.LOCK}` ends them"
+            ) from None
         self._held.callback(claim.release)
         self._claimed = claim.lock
 
