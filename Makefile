@@ -92,8 +92,11 @@ results: .venv/.dev
 	$(BIN)/python -m bench.frontiers --runs runs --seeds 5 --processes 2 --json runs/frontiers.json
 	$(BIN)/python -m bench.noise_law --runs-folder runs --json runs/noise_law.json
 	$(BIN)/python -m bench.idle_shares --runs-folder runs --json runs/idle_shares.json
+	$(BIN)/python -m bench.schedule_pairs --runs-folder runs --json runs/schedule_pairs.json
 	$(BIN)/python -m bench.agreement --json runs/agreement.json
-	$(BIN)/python -m bench.report runs/frontiers.json runs/noise_law.json runs/idle_shares.json runs/agreement.json
+	$(BIN)/python -m bench.learned_schedulers --runs runs --seeds 3 --json runs/learned_schedulers.json
+	$(BIN)/python -m bench.exact_curvature --runs runs --seeds 5 --json runs/exact_curvature.json
+	$(BIN)/python -m bench.report $(addprefix runs/,$(addsuffix .json,frontiers noise_law idle_shares schedule_pairs agreement learned_schedulers exact_curvature))
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of tests/faults/RESULTS.md,
 # and then simulates the whole system under faults.

@@ -303,22 +303,31 @@ async def test_a_machine_without_descriptors_is_named(stack, monkeypatch):
         await stack.__aenter__()
 
 
-async def test_services_that_outlive_their_directory_are_named(stack, tmp_path, monkeypatch):
-    """The locks in the directory went with it; those services still hold the one beside their sockets."""
+@pytest.fixture
+def outlived(stack, tmp_path, monkeypatch) -> Claim:
+    """The claim of services whose directory was deleted while they ran, and its locks with it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
     stack._sockets = socket_directory(stack._data)
     private_files.directory(stack._sockets.parent)
-    earlier = Claim.make(stack._sockets)
+    return Claim.make(stack._sockets)
+
+
+async def test_services_that_outlive_their_directory_are_waited_for(stack, outlived):
+    asyncio.get_running_loop().call_later(0.3, outlived.release)
+    async with stack:
+        assert outlived.lock == -1
+
+
+async def test_services_that_outlive_their_directory_for_long_are_named(stack, outlived, monkeypatch):
+    monkeypatch.setattr("marless.app.cli.stack.LEFTOVER_S", 0.2)
     with pytest.raises(UnavailableError) as refusal:
         await stack.__aenter__()
     assert str(refusal.value) == (
-        f"services of an earlier start are still running, whose directory {stack._data} has been deleted; "
+        f"services of an earlier start are still running, though {stack._data} has been deleted; "
         f"`fuser -k {stack._sockets / 'lock'}` ends them"
     )
-    earlier.release()
-    async with stack:
-        pass
+    outlived.release()
 
 
 @pytest.mark.parametrize("depth", [0, 5, 50])

@@ -206,25 +206,33 @@ class LocalStack:
         self._lease = lease
         for name in SERVICES:
             Log(self._logs / f"{name}.log").put_aside()
-        self._claim_sockets()
+        await self._claim_sockets()
 
-    def _claim_sockets(self) -> None:
+    async def _claim_sockets(self) -> None:
         """Claim the socket directory, and remove directories that killed stacks have left."""
+        give_up_s = time.monotonic() + LEFTOVER_S
+        while (claim := self._claim()) is None:
+            # Services of an earlier start hold it. Their lock in `data` is free, because `data` was deleted.
+            if time.monotonic() > give_up_s:
+                raise UnavailableError(
+                    f"services of an earlier start are still running, though {self._data} has been deleted; "
+                    f"`fuser -k {self._sockets / private_files.LOCK}` ends them"
+                )
+            await asyncio.sleep(POLL_S)
+        self._held.callback(claim.release)
+        self._claimed = claim.lock
+
+    def _claim(self) -> Claim | None:
+        """The socket directory; None while others use it."""
         try:
             private_files.sweep(private_files.directory(self._sockets.parent), _SOCKETS)
-            claim = Claim.make(self._sockets)
+            return Claim.make(self._sockets)
+        except BlockingIOError:
+            return None
         except UntrustedPathError as error:
             raise UnavailableError(
                 f"{denied(error)}; set TMPDIR to a directory of yours, for the services' sockets"
             ) from None
-        except BlockingIOError:
-            # Their locks in `data` are free: it was deleted while they ran.
-            raise UnavailableError(
-                f"services of an earlier start are still running, whose directory {self._data} has been deleted; "
-                f"`fuser -k {self._sockets / private_files.LOCK}` ends them"
-            ) from None
-        self._held.callback(claim.release)
-        self._claimed = claim.lock
 
     async def _stop_all(self) -> None:
         """Stop the services in reverse start order, so that each can still reach those it depends on. Idempotent."""
