@@ -166,6 +166,24 @@ def summary(task: str, frontier: Mapping[str, Any]) -> list[Row]:  # Any: JSON
     return found
 
 
+def folder_of(runs: Path, task: str) -> Path:
+    """Where the frontier of a task is."""
+    return runs / f"frontier-{task}"
+
+
+def made(runs: Path) -> dict[Task, Mapping[str, Any]]:  # Any: JSON
+    """The frontiers that this directory has."""
+    files = {task: folder_of(runs, task.name) / "frontier.json" for task in TASKS}
+    return {task: json.loads(file.read_text("utf-8")) for task, file in files.items() if file.exists()}
+
+
+def finished(runs: Path) -> dict[Task, Mapping[str, Any]]:  # Any: JSON
+    """The frontiers that this directory has; ends the program with a sentence if there is none."""
+    if not (found := made(runs)):
+        raise SystemExit(f"{runs}: there is no frontier; make some by python -m bench.frontiers --runs {runs}")
+    return found
+
+
 def regret(known: Mapping[str, Any]) -> str:  # Any: JSON
     """A regret with its interval, in per cent, or why there is none."""
     if known["ratio"] is None:
@@ -190,9 +208,8 @@ def main() -> int:
     about = harness.machine()
     environment = harness.own_environments(os.environ)
     codes = [subprocess.call(command(task, options), env=environment) for task in tasks]
-    files = {task.name: options.runs / f"frontier-{task.name}" / "frontier.json" for task in tasks}
-    known = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
-    rows = [row for name, frontier in known.items() for row in summary(name, frontier)]
+    known = made(options.runs)
+    rows = [row for task in tasks if task in known for row in summary(task.name, known[task])]
     harness.report("frontiers", about, rows, {}, options.json)
     return next((code for code in codes if code), 0)
 

@@ -9,12 +9,11 @@ their range (`marless.cost.billing.own`); "always": they are, even beside a mach
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 
 from bench import harness
-from bench.frontiers import TASKS
+from bench.frontiers import finished, folder_of
 from bench.harness import Row
 from marless.app.cli.recorded import from_folder
 from marless.cost.billing.own import own_machines
@@ -53,12 +52,9 @@ def main() -> None:
     parser.add_argument("--runs-folder", type=Path, default=Path("runs"), help="directory of the frontiers' folders")
     args = parser.parse_args()
     rows = []
-    for task in TASKS:
-        folder = args.runs_folder / f"frontier-{task.name}"
-        if not (folder / "frontier.json").exists():
-            continue
-        frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
+    for task, frontier in finished(args.runs_folder).items():
         if "auto" in frontier["presets"]:
+            folder = folder_of(args.runs_folder, task.name)
             runs = [folder / "runs" / each["run"] for each in frontier["presets"]["auto"]["runs"]]
             rows.append(row(task.name, shares_of(runs)))
     harness.report("idle_shares", harness.machine(), rows, {}, args.json)

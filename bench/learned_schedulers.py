@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import frontiers, harness
-from bench.frontiers import TASKS, Task
+from bench.frontiers import TASKS, Task, folder_of
 from bench.harness import Row
 from marless.core.documents import to_yaml
 from marless.jobs import spec as specs
@@ -59,7 +59,7 @@ class Learned:
 
     def frontier(self) -> Mapping[str, Any] | None:  # Any: JSON
         """What was found; None if nothing was made."""
-        file = self.options.runs / f"frontier-{self.name}" / "frontier.json"
+        file = folder_of(self.options.runs, self.name) / "frontier.json"
         return json.loads(file.read_text("utf-8")) if file.exists() else None
 
     def make(self, environment: Mapping[str, str]) -> int:

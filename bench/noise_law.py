@@ -10,7 +10,6 @@ deciding again over the recorded rounds.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench import harness
-from bench.frontiers import TASKS
+from bench.frontiers import finished, folder_of
 from bench.harness import OWN_ENVIRONMENTS, Row
 from marless.app.cli.recorded import from_folder
 from marless.jobs.job import prepare
@@ -92,11 +91,8 @@ def share_of_deciding(records: Sequence[RoundRecord], spec: JobSpec) -> float:
 def rows(runs: Path) -> list[Row]:
     """A row for each task and groups that the runs have."""
     found: list[Row] = []
-    for task in TASKS:
-        folder = runs / f"frontier-{task.name}"
-        if not (folder / "frontier.json").exists():
-            continue
-        frontier = json.loads((folder / "frontier.json").read_text("utf-8"))
+    for task, frontier in finished(runs).items():
+        folder = folder_of(runs, task.name)
         if "auto" not in frontier["presets"]:
             continue
         autos = [

@@ -10,7 +10,6 @@ end is pipelined − synchronous.
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import harness
-from bench.frontiers import TASKS
+from bench.frontiers import finished
 from bench.harness import Row
 from marless.cost.comparison.statistics import MeanInterval, difference, ratio
 
@@ -76,13 +75,8 @@ def main() -> None:
     parser = harness.parser(__doc__, runs=1)
     parser.add_argument("--runs-folder", type=Path, default=Path("runs"), help="directory of the frontiers' folders")
     args = parser.parse_args()
-    files = {task.name: args.runs_folder / f"frontier-{task.name}" / "frontier.json" for task in TASKS}
-    found = [
-        row
-        for task, file in files.items()
-        if file.exists()
-        for row in rows(task, json.loads(file.read_text("utf-8"))["settings"])
-    ]
+    frontiers = finished(args.runs_folder)
+    found = [row for task, known in frontiers.items() for row in rows(task.name, known["settings"])]
     harness.report("schedule_pairs", harness.machine(), found, {}, args.json)
 
 

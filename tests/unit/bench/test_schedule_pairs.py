@@ -1,5 +1,8 @@
 """Pipelined settings are held against the synchronous ones that are like them in all else."""
 
+import pytest
+
+from bench.frontiers import finished, folder_of
 from bench.schedule_pairs import rows
 
 
@@ -49,3 +52,12 @@ def test_what_a_seed_does_not_reach_has_no_ratio():
     (row,) = rows("task", settings)
     assert (row["synchronous there"], row["pipelined there"], row["time to the goal"]) == ("1 of 2", "2 of 2", "")
     assert row["time of the whole run"].startswith("1.00 (0.00 to ")
+
+
+def test_a_directory_without_frontiers_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"there is no frontier; make some by python -m bench.frontiers --runs "):
+        finished(tmp_path)
+    file = folder_of(tmp_path, "hopper") / "frontier.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    assert [task.name for task in finished(tmp_path)] == ["hopper"]
