@@ -160,7 +160,7 @@ async def test_the_socket_directories_of_stacks_that_were_killed_are_removed(sta
     half_made.mkdir()
     strange.mkdir()
     (strange / "file").touch()
-    stack._claim_sockets()
+    await stack._claim_sockets()
     assert sorted(home.iterdir()) == sorted([used, strange, stack._sockets])
     living.release()
     await stack._held.aclose()
