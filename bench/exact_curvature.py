@@ -56,7 +56,7 @@ HELD = (
     Held("mappo", "exact-apart", 60),
     Held("growing", "exact-apart", 60),
     Held("battle8m", "exact-shared", 30),
-    Held("hopper", "exact-apart", 30),
+    Held("hopper", "exact-alone", 30),
     Held("slow", "exact-apart", 60),
 )
 

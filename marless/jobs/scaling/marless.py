@@ -61,9 +61,14 @@ class MarlessScalingConfig(BoundedConfig):
         return self.beta * (bounds.high - bounds.low if self.threshold == "printed" else bounds.high)
 
     def advice(self, context: ScalingContext) -> str:
-        """A warning if a single policy can force the maximum, or if every round takes the maximum."""
+        """A warning if nothing is decided, if a single policy can force the maximum, or if every round takes it."""
         bounds, policies = self.bounds(context), len(context.groups)
         limit = self.limit(bounds)
+        if context.agents == 1 and self.min_actors is None and bounds.high > 1:
+            return (
+                f"scaling: with one agent, the fewest actors of a round, actors.count / agents, are all {bounds.high}, "
+                "so nothing is left to decide; set scaling.min_actors: 1"
+            )
         if policies < 2 or bounds.high - bounds.low <= TOLERANCE or outlier_safe(bounds, policies, limit):
             return ""
         if limit <= bounds.low + TOLERANCE:

@@ -386,6 +386,25 @@ def test_a_threshold_that_one_policy_can_force_is_pointed_out(scaling, said):
     assert note.startswith(said) and bool(note) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "count", "said"),
+    [
+        (
+            "{name: marless}",
+            16,
+            "scaling: with one agent, the fewest actors of a round, actors.count / agents, are all 16, so nothing is "
+            "left to decide; set scaling.min_actors: 1",
+        ),
+        ("{name: marless}", 1, ""),
+        ("{name: marless, min_actors: 1}", 16, ""),
+        ("{name: nitro}", 16, ""),
+    ],
+)
+def test_one_agent_whose_fewest_actors_are_all_is_pointed_out(scaling, count, said):
+    text = f"env: {{name: game/cartpole}}\nactors: {{count: {count}}}\nscaling: {scaling}"
+    assert advice(prepare(spec.parse(document(text), "job.yaml"))) == said
+
+
 @pytest.mark.parametrize(("steps", "said"), [(10, "actors.steps is 10, an episode lasts up to 25"), (25, ""), (60, "")])
 def test_actors_that_never_see_an_episodes_end_are_pointed_out(steps, said):
     note = advice(prepare(spec.parse(document(f"actors: {{steps: {steps}, episodes: fresh}}"), "job.yaml")))
