@@ -9,6 +9,7 @@ INSTALLS = "pip install "
 NOT_RUN = {
     "make ": "they take minutes, or are what runs this test",
     "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
+    "PYTHONPATH=bench/own_environments marless compare ": "so do those on an environment of a benchmark",
     "marless frontier ": "grids over seeds take hours; tests/e2e/test_frontier.py runs a small one",
     "python -m bench.": "benchmarks take minutes to hours; tests/unit/bench runs their parts",
     "python -m tests.faults ": "it takes minutes; tests/faults runs its parts",

@@ -165,15 +165,15 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
 
 
 def _waiting(comparison: Comparison) -> Iterator[str]:
-    """Which runs have durations that other programs have lengthened, and what to do if they are billed by them."""
+    """Which runs are billed by durations in which actors waited, and what to do if other programs made them wait."""
     for column in comparison.columns:
         crowded = [each for each in column.figures if each.waiting > MUCH_WAITING and each.time == "duration"]
         if crowded:
             seeds = ", ".join(f"{each.seed} ({1 + each.waiting:.1f} times)" for each in crowded)
             yield (
-                f"{column.variant}: durations contain waiting for a core: actors took longer than their CPU seconds "
-                f"with seed {seeds}, so that its cost measures other programs, too; bill by CPU time with --set "
-                "bill.time=cpu."
+                f"{column.variant}: durations contain waiting: actors took longer than their CPU seconds with seed "
+                f"{seeds}. If they waited for a core, its cost measures other programs, too: bill by CPU time with "
+                "--set bill.time=cpu. If their environments wait, that is part of its cost."
             )
 
 

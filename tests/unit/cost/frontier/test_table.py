@@ -78,8 +78,8 @@ def test_regrets_are_said_in_words(found):
 def test_durations_that_contain_waiting_are_marked(found):
     crowded = preset("crowded", *(dataclasses.replace(run, waiting=0.5) for run in found.presets[0].runs))
     by_duration = dataclasses.replace(found, contenders=(*found.contenders, crowded), time="duration")
-    said = [each for each in words.statements(by_duration, in_process=True) if "waiting for a core" in each]
-    assert len(said) == 1 and "with crowded (1.5 times); leave" in said[0]
+    said = [each for each in words.statements(by_duration, in_process=True) if "contain waiting" in each]
+    assert len(said) == 1 and "with crowded (1.5 times). If they waited for a core, leave bill.time" in said[0]
     by_cpu = words.statements(dataclasses.replace(by_duration, time="cpu"), in_process=True)
     assert not any("waiting" in each for each in by_cpu) and any("by their CPU seconds" in each for each in by_cpu)
 
