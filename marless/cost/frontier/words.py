@@ -74,8 +74,8 @@ def _waiting(found: Frontier) -> Iterator[str]:
     if crowded:
         yield (
             f"Durations contain waiting: actors took longer than their CPU seconds with {', '.join(crowded)}. If they "
-            "waited for a core, leave bill.time out, so that CPU seconds count. If their environments wait, that is part "
-            "of the cost."
+            "waited for a core, leave bill.time out, so that CPU seconds count. If their environments wait, that is "
+            "part of the cost."
         )
 
 

@@ -238,8 +238,8 @@ def test_runs_whose_actors_waited_are_marked_unless_cpu_time_is_billed():
     said = statements(table.compared("tiny", 64, ways("vanilla,marless"), runs))
     assert [each for each in said if "contain waiting" in each] == [
         "marless: durations contain waiting: actors took longer than their CPU seconds with seed 0 (2.3 times). If "
-        "they waited for a core, its cost measures other programs, too: bill by CPU time with --set bill.time=cpu. If their "
-        "environments wait, that is part of its cost."
+        "they waited for a core, its cost measures other programs, too: bill by CPU time with --set bill.time=cpu. If "
+        "their environments wait, that is part of its cost."
     ]
     by_cpu = [dataclasses.replace(each, time="cpu") for each in runs]
     said = statements(table.compared("tiny", 64, ways("vanilla,marless"), by_cpu))
