@@ -93,6 +93,7 @@ TASKS = (
         env_steps=150_000,
         actors="1,2,4,8,16,32",
         settings=("env.name=slow_spread", "actors.count=32", "actors.envs=20", "evaluation.episodes=20"),
+        presets=presets("apart"),
         time="duration",
     ),
     Task(

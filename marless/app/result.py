@@ -146,7 +146,7 @@ class Result:
         return (
             ("state", f"{self.state}: {self.reason}"),
             ("env steps", f"{self.summary.get('env_steps', 0):,}"),
-            ("greedy return", number(self.greedy_return) + (f" ± {error:.2f}" if error is not None else "")),
+            ("greedy return", number(self.greedy_return, error)),
             ("random policy", number(self.random_return)),
             ("cost", "" if usd is None else f"{usd:.6f} USD ({accounting})"),
             ("run folder", str(self.folder)),

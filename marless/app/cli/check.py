@@ -57,11 +57,12 @@ def _examined(spec: JobSpec) -> tuple[PreparedJob, Trial]:
     """The job, and what its environment showed; both from one process, because making one may take seconds."""
     from marless.jobs.examining import examine
     from marless.jobs.job import prepare
+    from marless.learning.data.trial import SECONDS
 
     played: list[Trial] = []
 
     def examined(name: str, options: Mapping[str, Any]) -> tuple[EnvSpaces, bool]:  # Any: YAML
-        found = examine(name, options, play=True, output=_STDERR)
+        found = examine(name, options, play_s=SECONDS, output=_STDERR)
         assert found.trial is not None  # as asked for
         played.append(found.trial)
         return found.spaces, found.can_be_saved
@@ -83,30 +84,37 @@ def summary(job: PreparedJob) -> list[str]:
 
 def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
     """What random play showed that may go wrong in training, a sentence each."""
+    yield from at_a_glance(job, seen)
     for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
-        largest = max(abs(shown.obs_low), abs(shown.obs_high)) if agents.image is None else 1.0
-        if not job.spec.model.normalise_observations and (largest > _LARGE or 0 < largest < _SMALL):
-            yield (
-                f"class {agents.name} observes numbers from {shown.obs_low:g} to {shown.obs_high:g}; nets learn best "
-                "from numbers near 1, so scale them in the environment"
-            )
-        if shown.constant == agents.obs_size:
-            yield f"class {agents.name} observed the same numbers in every step, so its agents cannot tell states apart"
-        elif shown.still:
+        if shown.still and shown.constant < agents.obs_size:
             yield (
                 f"what class {agents.name} observed stayed the same in each episode, whatever was done, so its agents "
                 "cannot see what they do"
             )
-    if stuck := [agent for agent, shown in zip(job.spaces.agents, seen.agents, strict=True) if shown.without_choice]:
-        yield (
-            f"the mask of {some_of(stuck)} allowed no action at times, and the first one is taken then; if the mask "
-            "marks illegal actions, say so (inverted: true in env.mask), else make an action legal that does nothing"
-        )
     yield from _reward_warnings(job, seen)
     if not seen.episodes and job.spaces.max_steps is None:
         yield (
             f"no episode ended within {seen.env_steps:,} random steps, and the environment declares no limit; "
             "an evaluation counts whole episodes, until evaluation.limit_s"
+        )
+
+
+def at_a_glance(job: PreparedJob, seen: Trial) -> Iterator[str]:
+    """Those of `warnings` that a few steps tell."""
+    for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
+        largest = max(abs(shown.obs_low), abs(shown.obs_high)) if agents.image is None else 1.0
+        if not job.spec.model.normalise_observations and (largest > _LARGE or 0 < largest < _SMALL):
+            how = "set model.normalise_observations: true" if job.spec.algorithm.normalises else ""
+            yield (
+                f"class {agents.name} observes numbers from {shown.obs_low:g} to {shown.obs_high:g}; nets learn best "
+                f"from numbers near 1, so {how}{', or ' if how else ''}scale them in the environment"
+            )
+        if seen.env_steps and shown.constant == agents.obs_size:
+            yield f"class {agents.name} observed the same numbers in every step, so its agents cannot tell states apart"
+    if stuck := [agent for agent, shown in zip(job.spaces.agents, seen.agents, strict=True) if shown.without_choice]:
+        yield (
+            f"the mask of {some_of(stuck)} allowed no action at times, and the first one is taken then; if the mask "
+            "marks illegal actions, say so (inverted: true in env.mask), else make an action legal that does nothing"
         )
     if not seen.repeats:
         yield (

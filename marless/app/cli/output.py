@@ -206,9 +206,11 @@ def cost(summary: Mapping[str, Any]) -> str:  # Any: JSON
     return "" if usd is None else f"{usd:.6f} USD ({accounting})"
 
 
-def number(value: float | None) -> str:
-    """A return for display; "" if unknown."""
-    return "" if value is None else f"{value:,.2f}"
+def number(value: float | None, error: float | None = None) -> str:
+    """A return for display, with its standard error if there is one; "" if unknown."""
+    from marless.learning.data.returns import return_text
+
+    return "" if value is None else return_text(value, error)
 
 
 def percent(share: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless.app.cli.options import RUNS, Output, OutputOption, RunsOption, job_ids, positive, whole
-from marless.app.cli.output import console, data, harmless, percent, say, show_object
+from marless.app.cli.output import console, data, harmless, number, percent, say, show_object
 from marless.app.cli.working import Working
 from marless.core import documents
 from marless.core.errors import SpecError, UnavailableError, denied
@@ -259,17 +259,12 @@ def _show(played: TeamEvaluation, before: EpisodeReturns | None) -> None:
         table.add_column(title, justify="right")
     for agent in played.team.returns.per_agent:
         scores = (
-            _measured(each.returns.per_agent[agent], each.standard_errors[agent])
-            for each in (played.team, played.chance)
+            number(each.returns.per_agent[agent], each.standard_errors[agent]) for each in (played.team, played.chance)
         )
-        table.add_row(agent, *scores, f"{before.per_agent[agent]:,.2f}" if before else "")
+        table.add_row(agent, *scores, number(before.per_agent[agent]) if before else "")
     columns = (played.team.returns, played.chance.returns, before)
-    means = [_measured(returns.mean, returns.standard_error) if returns else "" for returns in columns]
+    means = [number(returns.mean, returns.standard_error) if returns else "" for returns in columns]
     table.add_row("mean", *means, style="bold")
     if played.team.returns.win_rate is not None:
         table.add_row("won", *(percent(returns.win_rate) if returns else "" for returns in columns), style="bold")
     console().print(table)
-
-
-def _measured(mean: float, standard_error: float | None) -> str:
-    return f"{mean:,.2f}" + ("" if standard_error is None else f" ± {standard_error:.2f}")

@@ -240,11 +240,11 @@ class TrainingProgress:
         if steps > 0 and spent_s > 0:
             parts.append(f"{steps / spent_s:,.0f}/s")
         if self._greedy is not None:
-            parts.append(f"greedy return {self._greedy.mean:.2f}")
+            parts.append(f"greedy return {number(self._greedy.mean)}")
             if self._greedy.win_rate is not None:
                 parts.append(f"won {self._greedy.win_rate:.0%}")
         if record.returns:
-            parts.append(f"exploring {record.returns.mean:.2f}")
+            parts.append(f"exploring {number(record.returns.mean)}")
         if record.aggregation:
             parts.append(f"staleness {record.aggregation.mean_staleness:.1f}")
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
@@ -285,9 +285,7 @@ def summary_table(summary: dict[str, object]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     for name, label in _ROWS.items():
-        value = summary.get(name)
-        text = _shown(value)
-        table.add_row(label, text + _precision(summary, name))
+        table.add_row(label, _shown(summary.get(name), summary.get(f"{name}_standard_error")) + _played(summary, name))
     for name, label in (("win_rate", "greedy episodes won"), ("random_win_rate", "random policy won")):
         if (rate := summary.get(name)) is not None:
             table.add_row(label, f"{rate:.0%}")
@@ -296,21 +294,20 @@ def summary_table(summary: dict[str, object]) -> Table:
     return table
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, error: object) -> str:
     match value:
         case None:
             return ""
         case float():
-            return f"{value:,.2f}"
+            return number(value, error if isinstance(error, float) else None)
         case int():
             return f"{value:,}"
     return str(value)
 
 
-def _precision(summary: dict[str, object], name: str) -> str:
-    """Standard error and number of episodes of a mean return, if the summary has them."""
-    error, episodes = summary.get(f"{name}_standard_error"), summary.get(f"{name}_episodes")
+def _played(summary: dict[str, object], name: str) -> str:
+    """The number of episodes of a mean return, if the summary has it."""
+    episodes = summary.get(f"{name}_episodes")
     if not isinstance(episodes, int):
         return ""
-    said = "1 episode" if episodes == 1 else f"{episodes:,} episodes"
-    return f" ± {error:.2f} ({said})" if isinstance(error, float) else f" ({said})"
+    return " (1 episode)" if episodes == 1 else f" ({episodes:,} episodes)"

@@ -362,7 +362,7 @@ def _columns(rows: Sequence[_Row]) -> list[TableColumn]:
         return TableColumn(title=title, cells=cells, right=True, goes=goes)
 
     returns = (row.mean(lambda job: job.greedy_return) for row in rows)
-    shown = [number(mean) + ("" if error is None else f" ± {error:.2f}") for mean, error in returns]
+    shown = [number(mean, error) for mean, error in returns]
     columns = [
         TableColumn(title="job", cells=[harmless(row.name) for row in rows]),
         TableColumn(title="state", cells=[row.state for row in rows]),

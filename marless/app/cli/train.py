@@ -33,11 +33,13 @@ from marless.app.client import AsyncClient, Job
 from marless.app.client.asynchronous import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.core.limits import check_id
-from marless.jobs.examining import examined
+from marless.jobs.examining import glanced
 from marless.jobs.job import PreparedJob, prepare
 from marless.jobs.record import RoundRecord
 from marless.jobs.sinks.base import check_sinks
 from marless.jobs.spec import JobSpec
+from marless.learning.data.trial import Trial
+from marless.learning.envs.base import EnvSpaces
 from marless.storage.checkpoint import DiskCheckpoints
 
 START_S = 120.0
@@ -228,12 +230,20 @@ def claim_job_id(name: str, runs: Path) -> str:
         raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
 
 
-def prepared(spec: JobSpec, where: Where) -> PreparedJob:
-    """Check a job where it will run, by making its environment once; raises SpecError."""
+def prepared(spec: JobSpec, where: Where) -> tuple[PreparedJob, Trial | None]:
+    """Check a job where it will run, by making its environment once, and glance at how that plays; raises SpecError."""
     check_sinks(*spec.sinks)  # the coordinator will have this process's packages and environment
+    seen: Trial | None = None
+
+    def examined(name: str, options: Mapping[str, Any]) -> tuple[EnvSpaces, bool]:  # Any: YAML
+        nonlocal seen
+        found = glanced(name, options)
+        seen = found.trial
+        return found.spaces, found.can_be_saved
+
     # A debugger follows into the constructor of an environment only if that is called here.
     plain = isinstance(where, InProcess) and not where.workers
-    return prepare(spec, None if plain else examined)
+    return prepare(spec, None if plain else examined), seen
 
 
 def train(

@@ -25,6 +25,7 @@ from marless.cost.comparison.table import (
     rows,
 )
 from marless.cost.comparison.verdicts import RULE, control_rows, verdicts
+from marless.learning.data.returns import return_text
 
 EQUAL = (
     "Equal: two one-sided t tests at the 5 % level, paired by seed, show that the difference is within the margin, "
@@ -105,14 +106,14 @@ def _above_random(column: VariantColumn) -> str:
         True: "clearly above random",
         False: "NOT clearly above random: its costs compare nothing",
     }[above_random(column)]
-    gains = ", ".join(f"{what} {gain.text('+.2f')}" for what, gain in column.gains.items())
+    gains = ", ".join(f"{what} {gain.as_returns()}" for what, gain in column.gains.items())
     return f"{column.variant}: {gains}: {verdict}."
 
 
 def _returns(comparison: Comparison, column: VariantColumn) -> Iterator[str]:
     reference = comparison.reference
     for result, found in equivalences(comparison, column).items():
-        begin = f"{column.variant} − {reference.variant}: {result} {found.difference.text('+.2f')}"
+        begin = f"{column.variant} − {reference.variant}: {result} {found.difference.as_returns(found.margin)}"
         if found.p is None:
             yield f"{begin}: one seed gives no interval."
         elif column.figures[0].run == reference.figures[0].run:
@@ -124,14 +125,14 @@ def _returns(comparison: Comparison, column: VariantColumn) -> Iterator[str]:
                 if found.difference.holds(0.0) or found.verdict == "equal"
                 else f"{found.verdict}, not equal"
             )
-            yield f"{begin}: {what} within ±{found.margin:.2f} ({margin}){_hidden(found)}."
+            yield f"{begin}: {what} within ±{return_text(found.margin)} ({margin}){_hidden(found)}."
 
 
 def _hidden(found: Equivalence) -> str:
     """What a difference that is not shown could hide."""
     if found.verdict != "not shown equal" or found.difference.low is None:
         return ""
-    return f"; it could hide a loss of {max(-found.difference.low, 0.0):.2f}"
+    return f"; it could hide a loss of {return_text(max(-found.difference.low, 0.0))}"
 
 
 def _costs(comparison: Comparison) -> Iterator[str]:

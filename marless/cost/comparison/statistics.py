@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
 
 from marless.core.errors import UnavailableError
+from marless.learning.data.returns import return_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +52,10 @@ class MeanInterval:
         if self.low is None or self.high is None:
             return format(self.mean, form)
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
+    def as_returns(self, *beside: float | None) -> str:
+        """A mean difference of returns, "+0.91 [+0.85, +0.97]", with the decimals that those `beside` it have."""
+        return self.text(f"+{return_format(self.mean, self.low, self.high, *beside)}")
 
     def holds(self, value: float) -> bool | None:
         """True if `value` lies in the interval; None without an interval."""

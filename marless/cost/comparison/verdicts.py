@@ -146,7 +146,8 @@ def _control_sentence(name: str, found: ControlVerdict) -> str:
         Outcome.learns_less: f"{name} learned less, too, so neither is better",
         Outcome.unknown: "one seed decides nothing",
     }[found.outcome]
-    returns = ", ".join(f"{what} {each.text('+.2f')}" for what, each in found.returns.items())
+    theirs = found.control.results
+    returns = ", ".join(f"{what} {each.as_returns(*theirs[what])}" for what, each in found.returns.items())
     said = f"{name} beside {found.control.variant} ({found.control.about}): costs {less(found.cost)}"
     return f"{said}, {returns}: {concluded}."
 

@@ -15,6 +15,10 @@ from typing import Protocol
 
 TRUSTED_EPISODES = 30
 """With fewer episodes, the estimate of the standard error is too unreliable to stop by."""
+_TWO_DECIMALS = 0.1
+"""Returns from here on are shown with two decimals."""
+_DECIMALS = 1e-4
+"""Smaller returns are shown as 1.23e-05."""
 _ONE_BY_ONE = 4
 """Most copies per batch if the environment steps them one after another: more save little and finish later."""
 
@@ -37,6 +41,21 @@ class EpisodeReturns:
     def win_rate(self) -> float | None:
         """Fraction of episodes that were won; None if the environment does not report wins."""
         return None if self.wins is None else self.wins / self.episodes
+
+
+def return_text(mean: float, error: float | None = None) -> str:
+    """A return for display, with its standard error if there is one: "-19.20 ± 0.31"."""
+    form = return_format(mean, error)
+    return f"{mean:{form}}" + ("" if error is None else f" ± {error:{form}}")
+
+
+def return_format(*values: float | None) -> str:
+    """The format of returns that stand side by side: two decimals, or three digits of the largest if that says more."""
+    largest = max((abs(each) for each in values if each is not None and math.isfinite(each)), default=0.0)
+    # Where a step pays 0.001, two decimals would show neither the return nor its error.
+    if largest >= _TWO_DECIMALS or not largest:
+        return ",.2f"
+    return f",.{2 - math.floor(math.log10(largest))}f" if largest >= _DECIMALS else ".2e"
 
 
 def returns_of(actors: Iterable[EpisodeSums]) -> EpisodeReturns | None:

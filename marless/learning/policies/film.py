@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from marless.core.errors import SpecError, UnavailableError
+from marless.learning.data.returns import return_text
 from marless.learning.data.rollout import act, begin, step
 from marless.learning.envs.allowed import FILM_OPTION
 from marless.learning.envs.base import BatchedEnv, EnvSpaces, Picture, Pictured, RewardArray
@@ -106,5 +107,8 @@ def _stage(team: Team, env: str | None, options: Mapping[str, object]) -> Batche
 
 
 def _caption(step: int, spaces: EnvSpaces, returns: Sequence[RewardArray]) -> str:
-    means = [f"{agents.name} {total_N.mean():.2f}" for agents, total_N in zip(spaces.classes, returns, strict=True)]
+    means = [
+        f"{agents.name} {return_text(float(total_N.mean()))}"
+        for agents, total_N in zip(spaces.classes, returns, strict=True)
+    ]
     return f"step {step}    return per {', '.join(means)}"

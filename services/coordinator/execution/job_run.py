@@ -18,7 +18,7 @@ from marless.jobs.job import PreparedJob
 from marless.jobs.record import RoundRecord
 from marless.jobs.schedules.base import is_due
 from marless.jobs.schedules.overlapping import OverlappingConfig
-from marless.learning.data.returns import EpisodeReturns
+from marless.learning.data.returns import EpisodeReturns, return_text
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.tracing import within
 from marless.services.coordinator.execution import recording
@@ -281,8 +281,8 @@ class JobRun:
         """Show the baseline so far, but only before the first round and after the last one."""
         present = self.status.reason.partition(_BASELINE)[0]
         if not self._journal.rounds or present == _TRAINED:
-            error = "" if played.standard_error is None else f" ± {played.standard_error:.2f}"
-            self._show(f"{present}{_BASELINE}{played.mean:.2f}{error}, {played.episodes} episodes")
+            measured = return_text(played.mean, played.standard_error)
+            self._show(f"{present}{_BASELINE}{measured}, {played.episodes} episodes")
 
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""

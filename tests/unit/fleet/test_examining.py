@@ -11,7 +11,8 @@ import pytest
 
 from marless.core.errors import SpecError
 from marless.core.process_environment import ENV_MODULES
-from marless.jobs.examining import examine
+from marless.jobs.examining import examine, glanced
+from marless.learning.data.trial import SECONDS
 from tests.misbehaving_env import NAME
 
 LIMIT_S = 8.0
@@ -31,14 +32,27 @@ def test_what_is_seen_equals_what_is_seen_here():
 
 
 def test_with_play_a_moment_of_it_is_seen():
-    seen = examine(NAME, {"call": ""}, play=True).trial
+    seen = examine(NAME, {"call": ""}, play_s=SECONDS).trial
     assert seen.longest == 5
     assert seen.agents[0].reward_high == 1.0
 
 
+def test_a_glance_shows_how_it_plays():
+    assert glanced(NAME, {"call": ""}).trial.longest == 5
+    assert glanced("game/matrix", {}).trial is None
+
+
+@pytest.mark.parametrize("way", ["exit_7", "memory_error", "hold_the_lock", "sigkill"])
+def test_what_goes_wrong_at_a_glance_is_left_to_the_job(way):
+    started_s = time.monotonic()
+    found = glanced(NAME, {"way": way, "call": "step"})
+    assert found.trial is None and len(found.spaces.agents) == 2
+    assert time.monotonic() - started_s < LIMIT_S
+
+
 def test_our_own_are_examined_here(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
-    found = examine("game/matrix", {}, play=True)
+    found = examine("game/matrix", {}, play_s=SECONDS)
     assert found.trial.longest == 1
 
 

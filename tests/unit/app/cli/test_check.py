@@ -108,6 +108,21 @@ def test_large_observations_are_no_trouble_where_they_are_normalised(marless, jo
     assert "observes numbers from" not in marless("check", job, "--set", "model.normalise_observations=true")[2]
 
 
+def test_train_says_what_a_glance_shows(marless, job):
+    """It trained on numbers of 1000 without a word: only `check` told."""
+    ending = ENDLESS.replace("no = dict", "over = dict").replace(
+        "None):\n        self", "None):\n        self.t = 0; self"
+    )
+    ending = ending.replace("self.agents, False)", "self.agents, True)").replace("no, no", "over, over")
+    (job.parent / "endless_game.py").write_text(ending)
+    job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
+    code, _, said = marless("train", job, "--in-process", "--workers", "1")
+    assert code == 0
+    assert "note: class a observes numbers from 1000 to 1000" in said
+    assert "set model.normalise_observations: true, or scale them" in said
+    assert "the reward of each agent" not in said  # which a glance is too short to tell
+
+
 def test_a_reward_for_every_step_is_something_to_learn_where_episodes_differ_in_length(marless, job):
     code, shown, said = marless("check", job, "--set", "env={name: gymnasium/CartPole-v1}", "-o", "json")
     assert (code, said) == (0, "")

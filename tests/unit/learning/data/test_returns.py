@@ -9,8 +9,23 @@ import numpy as np
 import pytest
 
 from marless.learning.data.episodes import EpisodeMeter, EpisodeStats, total
-from marless.learning.data.returns import Sums, returns_of, standard_error
+from marless.learning.data.returns import Sums, return_text, returns_of, standard_error
 from marless.learning.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "text"),
+    [
+        (-19.2, 0.3149, "-19.20 ± 0.31"),
+        (1234.5, None, "1,234.50"),
+        (0.0, 0.0, "0.00 ± 0.00"),
+        (0.0123, 0.00017, "0.0123 ± 0.0002"),
+        (0.0123, 2.5, "0.01 ± 2.50"),
+        (-1.5e-6, 2e-7, "-1.50e-06 ± 2.00e-07"),
+    ],
+)
+def test_small_returns_are_shown_with_three_digits(mean, error, text):
+    assert return_text(mean, error) == text
 
 
 def meter(agents: int, copies: int) -> EpisodeMeter:
