@@ -62,9 +62,9 @@ def examined(name: str, options: Mapping[str, Any], *, limit_s: float = LIMIT_S)
 
 
 def glanced(name: str, options: Mapping[str, Any]) -> Examined:
-    """As `examine`, with a glance at how an environment of others plays; what goes wrong there, the job itself tells.
+    """Make an environment once, as `examine` does, and play it for a moment if it is one of others.
 
-    marless's own environments are not played: what they show is known.
+    What goes wrong in that moment is left to the job itself to tell. marless's own environments are not played: what they show is known.
     """
     if registry.is_ours(name):
         return examine(name, options)

@@ -100,7 +100,7 @@ def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
 
 
 def at_a_glance(job: PreparedJob, seen: Trial) -> Iterator[str]:
-    """Those of `warnings` that a few steps tell."""
+    """What a few random steps showed that may go wrong in training, a sentence each."""
     for agents, shown in zip(job.spaces.classes, seen.classes, strict=True):
         largest = max(abs(shown.obs_low), abs(shown.obs_high)) if agents.image is None else 1.0
         if not job.spec.model.normalise_observations and (largest > _LARGE or 0 < largest < _SMALL):

@@ -53,9 +53,9 @@ class MeanInterval:
             return format(self.mean, form)
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
-    def as_returns(self, *beside: float | None) -> str:
-        """A mean difference of returns, "+0.91 [+0.85, +0.97]", with the decimals that those `beside` it have."""
-        return self.text(f"+{return_format(self.mean, self.low, self.high, *beside)}")
+    def as_returns(self, *others: float | None) -> str:
+        """A mean difference of returns, "+0.91 [+0.85, +0.97]", with the decimals that these `others` need."""
+        return self.text(f"+{return_format(self.mean, self.low, self.high, *others)}")
 
     def holds(self, value: float) -> bool | None:
         """True if `value` lies in the interval; None without an interval."""
