@@ -64,7 +64,8 @@ def examined(name: str, options: Mapping[str, Any], *, limit_s: float = LIMIT_S)
 def glanced(name: str, options: Mapping[str, Any]) -> Examined:
     """Make an environment once, as `examine` does, and play it for a moment if it is one of others.
 
-    What goes wrong in that moment is left to the job itself to tell. marless's own environments are not played: what they show is known.
+    What goes wrong in that moment is left to the job itself to tell. marless's own environments are not played: what
+    they show is known.
     """
     if registry.is_ours(name):
         return examine(name, options)
