@@ -93,9 +93,11 @@ def warnings(job: PreparedJob, seen: Trial) -> Iterator[str]:
             )
     yield from _reward_warnings(job, seen)
     if not seen.episodes and job.spaces.max_steps is None:
+        how = " by env.options.max_episode_steps" if job.spec.env.name.startswith("gymnasium/") else ""
         yield (
             f"no episode ended within {seen.env_steps:,} random steps, and the environment declares no limit; "
-            "an evaluation counts whole episodes, until evaluation.limit_s"
+            "evaluations count whole episodes, and are given up after evaluation.limit_s without one, so if episodes "
+            f"have no end, set one{how}"
         )
 
 

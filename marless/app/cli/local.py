@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -110,6 +110,15 @@ def failure_detail(folder: Path) -> str:
         last = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         return str(json.loads(last).get("detail", ""))
     return ""
+
+
+def _logged(folder: Path, event: str) -> Mapping[str, Any]:  # Any: JSON
+    """The newest line of a job's log with this event; empty without one."""
+    with suppress(OSError, ValueError):
+        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        newest = next((line for line in reversed(lines) if f'"event": "{event}"' in line), "{}")
+        return cast("Mapping[str, Any]", json.loads(newest))
+    return {}
 
 
 @contextmanager
@@ -222,7 +231,7 @@ def _report(outcome: JobOutcome, output: Output) -> None:
     from marless.app.cli.progress import summary_table
 
     job = outcome.job
-    summary = dict(job.summary or {})
+    summary, folder = dict(job.summary or {}), Path(job.run_dir)
     if output is Output.table:
         console().print(summary_table(summary))
     elif output is Output.json:
@@ -230,9 +239,11 @@ def _report(outcome: JobOutcome, output: Output) -> None:
     else:
         show_object(summary, job.job, output)
     try:
-        draw_curve(Path(job.run_dir))
+        draw_curve(folder)
     except (OSError, MarlessError) as error:  # it is only said, because the job itself has not failed
         say(f"curve.png was not drawn: {error}")
+    if job.rounds and job.greedy_return is None and (why := _logged(folder, "evaluation.given_up").get("why")):
+        say(f"no greedy return: {why}")
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")
     elif job.state == "CANCELLED":

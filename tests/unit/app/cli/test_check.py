@@ -123,6 +123,14 @@ def test_train_says_what_a_glance_shows(marless, job):
     assert "the reward of each agent" not in said  # which a glance is too short to tell
 
 
+def test_train_says_why_there_is_no_greedy_return(marless, job):
+    """Its row in the summary was empty, without a word."""
+    job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
+    code, _, said = marless("train", job, "--in-process", "--workers", "1", "--set", "evaluation.limit_s=1.5")
+    assert code == 0
+    assert "no greedy return: no episode ended within evaluation.limit_s = 1.5 s" in said
+
+
 def test_a_reward_for_every_step_is_something_to_learn_where_episodes_differ_in_length(marless, job):
     code, shown, said = marless("check", job, "--set", "env={name: gymnasium/CartPole-v1}", "-o", "json")
     assert (code, said) == (0, "")
