@@ -87,12 +87,20 @@ def positive(given: str | int) -> int:
 
 
 def directory(given: str | Path) -> Path:
-    """Parse a directory of run folders; raises BadParameter for a bucket."""
+    """Parse a directory of run folders; raises BadParameter for a bucket, and for a path that is not UTF-8."""
     if is_address(str(given)):
         raise typer.BadParameter(
             f"{given} is a place in a bucket, where only coordinators keep run folders; give a directory, or name a "
             "run folder there: s3://bucket/prefix/JOB"
         )
+    try:
+        str(Path(given).absolute()).encode()
+    except OSError:
+        pass  # the working directory is gone, which others tell
+    except UnicodeEncodeError:  # messages between services are UTF-8, and name run folders
+        raise typer.BadParameter(
+            f"{str(Path(given).absolute())!a} is not UTF-8; give another directory, by --runs, or set LC_ALL=C.UTF-8"
+        ) from None
     return Path(given)
 
 

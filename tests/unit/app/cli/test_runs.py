@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 
 import pytest
 
@@ -44,3 +45,12 @@ def test_a_directory_in_which_no_run_folder_can_be_made_is_named(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(UnavailableError, match=r"no run folder can be made: .*runs"):
         claim_job_id("tiny", tmp_path / "runs")
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused(marless, tmp_path):
+    """Its job ended with an internal error: messages between the services are UTF-8."""
+    code, _, said = marless(
+        "train", "mpe/simple", "--in-process", "--runs", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    )
+    assert code == 2
+    assert "not UTF-8; give another directory" in " ".join(said.replace("│", "").split())
