@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from marless.app.cli.local import place
+from marless.app.cli.output import say
 from marless.core import documents, process_environment
 from marless.core.errors import JobStateError, MarlessError, SpecError, UnavailableError, shown
 from marless.storage.places import is_address
@@ -174,7 +175,9 @@ def _override(name: object, value: object) -> str:
 def _begun(spec: JobSpec, job: str, runs: Path, where: Where, *, progress: bool) -> Result:
     from marless.app.cli import train as local
 
-    local.prepared(spec, where)
+    _, notes = local.prepared(spec, where)
+    for note in notes if progress else ():
+        say(f"note: {note}")
     job_id = job or local.claim_job_id(spec.name, runs)
     run = partial(local.train, spec, job_id=job_id, runs=runs, where=where, claimed=not job)
     return _result(_attended(job_id, runs, spec.stop, run, progress=progress))

@@ -400,6 +400,7 @@ def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(tra
 def test_a_job_that_hangs_is_left_to_its_command_and_a_second_ctrl_c_does_not_wait(train):
     name = str(10**9 + os.getpid())
     run = train(*hanging(name), PYTHONPATH=str(WITNESS))
+    run.until("round ")  # before it, the environment was played for a moment: its processes are gone by now
     run.one(name)
     code, _, said = train("--resume", run.run_dir.name, job_file=False).end()
     assert code == 1

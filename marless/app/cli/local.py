@@ -145,21 +145,19 @@ def place(workers: int, *, in_process: bool) -> Iterator[Where]:
 
 
 def _begin(job_file: Path, override: list[str], job: str, runs: Path, where: Where) -> JobOutcome:
-    from marless.app.cli.check import at_a_glance, summary
+    from marless.app.cli.check import summary
     from marless.app.cli.train import prepared
     from marless.jobs import spec as specs
-    from marless.jobs.job import advice
 
     spec = specs.load(job_file, override)
     try:
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
-            checked, seen = prepared(spec, where)
+            checked, notes = prepared(spec, where)
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     for line in summary(checked):
         say(line)
-    # What trains wrongly must not do so in silence: few run `marless check` first.
-    for note in filter(None, (advice(checked), *(at_a_glance(checked, seen) if seen else ()))):
+    for note in notes:
         say(f"note: {note}")
     return _run(spec, job, runs, where)
 

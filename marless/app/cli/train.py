@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from marless.app.cli.check import at_a_glance
 from marless.app.cli.recorded import unfinished
 from marless.app.cli.service_process import Starter
 from marless.app.cli.stack import LocalStack, StackOptions
@@ -34,7 +35,7 @@ from marless.app.client.asynchronous import DirectClient
 from marless.core.errors import JobStateError, NotFoundError, SpecError, UnavailableError, denied
 from marless.core.limits import check_id
 from marless.jobs.examining import glanced
-from marless.jobs.job import PreparedJob, prepare
+from marless.jobs.job import PreparedJob, advice, prepare
 from marless.jobs.record import RoundRecord
 from marless.jobs.sinks.base import check_sinks
 from marless.jobs.spec import JobSpec
@@ -230,8 +231,12 @@ def claim_job_id(name: str, runs: Path) -> str:
         raise UnavailableError(f"no run folder can be made: {denied(error)}") from None
 
 
-def prepared(spec: JobSpec, where: Where) -> tuple[PreparedJob, Trial | None]:
-    """Check a job where it will run, by making its environment once, and glance at how that plays; raises SpecError."""
+def prepared(spec: JobSpec, where: Where) -> tuple[PreparedJob, list[str]]:
+    """Check a job where it will run, by making its environment once, and glance at how that plays; raises SpecError.
+
+    Returns the job, and what may be unintended or go wrong, a sentence each: what trains wrongly must not do so in
+    silence, and few look with `marless check` first.
+    """
     check_sinks(*spec.sinks)  # the coordinator will have this process's packages and environment
     seen: Trial | None = None
 
@@ -243,7 +248,8 @@ def prepared(spec: JobSpec, where: Where) -> tuple[PreparedJob, Trial | None]:
 
     # A debugger follows into the constructor of an environment only if that is called here.
     plain = isinstance(where, InProcess) and not where.workers
-    return prepare(spec, None if plain else examined), seen
+    job = prepare(spec, None if plain else examined)
+    return job, [note for note in (advice(job), *(at_a_glance(job, seen) if seen else ())) if note]
 
 
 def train(
