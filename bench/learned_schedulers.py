@@ -38,6 +38,7 @@ GROUPS = {
     "hopper": "independent",
     "mappo": "independent",
     "growing": "independent",
+    "slow": "independent",
 }
 """The tasks, and the groups of the best static setting of each."""
 ACTORS = "1,2,4,8"
