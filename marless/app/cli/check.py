@@ -119,9 +119,10 @@ def at_a_glance(job: PreparedJob, seen: Trial) -> Iterator[str]:
             "marks illegal actions, say so (inverted: true in env.mask), else make an action legal that does nothing"
         )
     if not seen.repeats:
+        carried = ", and actors.episodes: carried may fail; set actors.episodes: fresh"
         yield (
             "equal seeds and actions gave other observations or rewards: the environment is not deterministic under "
-            "its seed, so a run cannot be repeated, and actors.episodes: carried may fail; set actors.episodes: fresh"
+            f"its seed, so a run cannot be repeated{'' if job.spec.actors.episodes == 'fresh' else carried}"
         )
 
 

@@ -102,6 +102,14 @@ def test_agents_that_cannot_see_what_they_do_are_told_of(marless, job):
     assert "observed stayed the same in each episode, whatever was done" in said
 
 
+def test_fresh_episodes_are_advised_only_where_they_are_carried(marless, job):
+    (job.parent / "endless_game.py").write_text(ENDLESS.replace("1000.0", "np.random.random()"))
+    job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
+    advice = "so a run cannot be repeated, and actors.episodes: carried may fail; set actors.episodes: fresh"
+    assert advice in marless("check", job)[2]
+    assert "so a run cannot be repeated\n" in marless("check", job, "--set", "actors.episodes=fresh")[2]
+
+
 def test_large_observations_are_no_trouble_where_they_are_normalised(marless, job):
     job.write_text(DOCUMENT.replace("game/matrix", "pettingzoo/endless_game:Endless"))
     assert "observes numbers from 1000 to 1000" in marless("check", job)[2]
