@@ -34,8 +34,10 @@ LIMIT_S = 60.0
 """Seconds that an environment may take to be made and closed."""
 GLANCE_S = 0.05
 """CPU seconds of play before a job is trained."""
-_GLANCE_LIMIT_S = 0.5
-"""Seconds after which the job is not kept waiting for that."""
+_GLANCE_MADE_S = 0.5
+"""Seconds after which an environment is too slow to make for a glance, which makes it once more."""
+_GLANCE_LIMIT_S = 5.0
+"""Seconds that a glance may take: what is ended before it is closed may leave a lock, a container, shared memory."""
 MOST_BYTES = 2**24
 """Of an answer: ten thousand agents with long names have a tenth of it."""
 _LEAST_MEMORY = 2**31
@@ -69,7 +71,7 @@ def glanced(name: str, options: Mapping[str, Any]) -> Examined:
     """
     if registry.is_ours(name):
         return examine(name, options)
-    with _Child(name, options, GLANCE_S, subprocess.DEVNULL) as child:
+    with _Child(name, options, GLANCE_S, subprocess.DEVNULL, made_s=_GLANCE_MADE_S) as child:
         made = child.made(LIMIT_S)
         with suppress(SpecError):
             return replace(made, trial=child.trial(_GLANCE_LIMIT_S))
@@ -111,8 +113,10 @@ def _played(name: str, options: Mapping[str, Any], play_s: float) -> Trial:
 class _Child:
     """Context of a process that makes an environment; after it, the process and all below it have ended."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], play_s: float, output: int) -> None:
-        """Start the process; raises SpecError if that fails."""
+    def __init__(
+        self, name: str, options: Mapping[str, Any], play_s: float, output: int, made_s: float = LIMIT_S
+    ) -> None:
+        """Start the process, which plays only what was made within `made_s` seconds; raises SpecError if that fails."""
         self._name, self._rest = name, b""
         # within this process's own mark: it may be told to end, and then does not wait for the thread that runs this
         self._mark = orphans.new_mark_within()
@@ -141,7 +145,8 @@ class _Child:
             os.close(there)
         assert self._process.stdin is not None  # as asked for
         with suppress(BrokenPipeError):  # it has ended already; how, is said by its exit code
-            self._process.stdin.write(json.dumps({"name": name, "options": dict(options), "play_s": play_s}))
+            request = {"name": name, "options": dict(options), "play_s": play_s, "made_s": made_s}
+            self._process.stdin.write(json.dumps(request))
             self._process.stdin.close()
 
     def __enter__(self) -> Self:
@@ -228,9 +233,12 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     request = json.load(sys.stdin)
     name, options, play_s = request["name"], request["options"], request["play_s"]
+    started_s = time.monotonic()
     with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as pipe:  # each line at once
         try:
             pipe.write(json.dumps(asdict(Examined(*registry.examined(name, options)))) + "\n")
+            if play_s and time.monotonic() - started_s > request["made_s"]:
+                raise SpecError(f"environment {name}: takes too long to make")
             if play_s:
                 pipe.write(json.dumps(asdict(_played(name, options, play_s))) + "\n")
         except SpecError as error:

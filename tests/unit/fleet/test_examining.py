@@ -50,6 +50,36 @@ def test_what_goes_wrong_at_a_glance_is_left_to_the_job(way):
     assert time.monotonic() - started_s < LIMIT_S
 
 
+@pytest.mark.parametrize(("slow", "times"), [("make", 1), ("step", 2)])
+def test_what_a_glance_makes_is_closed(tmp_path, monkeypatch, slow, times):
+    """Ended in between, it would leave its lock to the actors, or a container."""
+    (tmp_path / "locking.py").write_text(f"""
+import time
+from pathlib import Path
+from tests.misbehaving_env import Misbehaving
+
+NOTES = Path({str(tmp_path / "notes")!r})
+
+class Locking(Misbehaving):
+    def __init__(self):
+        super().__init__(call="")
+        time.sleep({0.7 if slow == "make" else 0})
+        NOTES.open("a").write("made ")
+
+    def step(self, actions):
+        time.sleep({0.3 if slow == "step" else 0})
+        return super().step(actions)
+
+    def close(self):
+        NOTES.open("a").write("closed ")
+""")
+    monkeypatch.setenv(ENV_MODULES, "locking")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    found = glanced("pettingzoo/locking:Locking", {})
+    assert (found.trial is None) == (slow == "make")
+    assert (tmp_path / "notes").read_text() == "made closed " * times
+
+
 def test_our_own_are_examined_here(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     found = examine("game/matrix", {}, play_s=SECONDS)
